@@ -1,0 +1,79 @@
+"""What a runtime is: it builds argv and environment, names its ports and its outputs, and nothing else.
+
+Staging, rendezvous, supervision and exit are the launcher's, the same for every runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from launcher.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class Gang:
+    """One attempt of one run, as one rank sees it."""
+
+    rank: int
+    trainers: int
+    hosts: tuple[str, ...]
+    """One advertised name or address a rank, in rank order, the same on every rank."""
+    settings: TrainSettings
+    data_dir: Path
+    """The staged shard: train.txt, test.txt, train.list, test.list, tables/."""
+    program_dir: Path
+    """The staged program."""
+    output_dir: Path
+    """On the shared storage."""
+    work_dir: Path
+    """On the pod's own disk; the trainer writes `progress.json` here."""
+    attempt: int
+    """0 for the first start of a run, one more for each later one."""
+    resume_pass: int | None
+    """The newest whole pass, to go on from; None begins at pass 0."""
+
+    @property
+    def host(self) -> str:
+        """This rank's own entry of `hosts`."""
+        return self.hosts[self.rank]
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start."""
+
+    name: str
+    """Shown to people: `pserver 0`, `trainer`."""
+    role: Literal["pserver", "trainer"]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The whole environment (start from `settings.environ`)."""
+    cwd: Path
+    log: Path
+    """Takes stdout and stderr."""
+    ready_ports: tuple[int, ...] = ()
+    """Ports on this rank's host that accept connections when the process is ready; empty: ready at once."""
+    ends_itself: bool = True
+    """False for servers that never end by themselves: they are stopped once all trainers are done."""
+
+
+class Runtime(Protocol):
+    """The protocol behind `runtime: fleet|v1`."""
+
+    def check(self, settings: TrainSettings) -> None:
+        """Raises `SettingsError` for settings or images that cannot work, before anything is made."""
+
+    def pservers(self, gang: Gang) -> list[ProcessSpec]:
+        """The pserver processes of this rank, in port order."""
+
+    def trainer(self, gang: Gang) -> ProcessSpec:
+        """The trainer process of this rank."""
+
+    def newest_pass(self, output_dir: Path) -> int | None:
+        """The number of the newest whole pass below `output_dir`, or None."""
+
+    def complete(self, output_dir: Path, passes: int) -> bool:
+        """Whether nothing is left to do: all passes are whole and the runtime's final outputs exist."""
