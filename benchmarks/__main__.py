@@ -1,7 +1,9 @@
-"""`make bench`: every side-by-side measurement, one after the other, each line `name ratio=… ours=… theirs=…`.
+"""`make bench`: every side-by-side measurement, one after the other, each line
+`name ratio=… ours=… theirs=…`.
 
 Each measurement is a program of its own, so that a person can run one alone:
-`python -m benchmarks data_prepare`. A measurement that fails makes this command fail, after the others have run.
+`python -m benchmarks data_prepare`. One that fails makes
+this command fail, after the others have run.
 """
 
 import subprocess
@@ -22,7 +24,9 @@ def main() -> int:
     failed = []
     for name in wanted:
         print(f"# {name}", flush=True)
-        if subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False).returncode:
+        if subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False
+        ).returncode:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

@@ -1,0 +1,45 @@
+{{/* All that is immutable in the data Job. Takes (dict "root" $ "job" <its name, or the digest's placeholder>). */}}
+{{- define "paddle-training.dataSpec" -}}
+{{- $root := .root -}}
+{{- $data := $root.Values.data -}}
+{{ include "paddle-training.podFailurePolicy" $root }}
+podReplacementPolicy: Failed
+template:
+  metadata:
+    labels: {{- include "paddle-training.selectorLabels" (dict "root" $root "component" "data") | nindent 6 }}
+  spec:
+    automountServiceAccountToken: false
+    {{- include "paddle-training.podCommon" $root | nindent 4 }}
+    containers:
+      - name: prepare
+        {{- include "paddle-training.containerCommon" (dict "root" $root "command" "prepare") | nindent 8 }}
+        env:
+          {{- include "paddle-training.commonEnv" . | nindent 10 }}
+          {{- range $name, $value := dict
+            "OUT_DIR" (printf "%s/%s" (trimSuffix "/" $root.Values.jobPath) $root.Values.jobName)
+            "SPLIT_COUNT" (include "paddle-training.splitCount" $root)
+            "PADDLE_LAUNCHER_DATA_SOURCE" $data.source
+            "PADDLE_LAUNCHER_DATA_SHA256" (lower $data.sha256)
+            "PADDLE_LAUNCHER_DATA_MEMBER" $data.member
+            "PADDLE_LAUNCHER_DATA_TABLES" (toJson $data.tables)
+            "PADDLE_LAUNCHER_DATA_FORMAT" $data.format
+            "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" $root)
+            "PADDLE_LAUNCHER_DATA_HEADER" $data.header
+            "PADDLE_LAUNCHER_DATA_COLUMNS" (toJson $data.columns)
+            "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
+            "PADDLE_LAUNCHER_DATA_SEED" (int64 $data.seed)
+            "PADDLE_LAUNCHER_DATA_TEST_FRACTION" $data.testFraction
+            "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (int64 $data.deadlineSeconds) }}
+          - name: {{ $name }}
+            value: {{ $value | toString | quote }}
+          {{- end }}
+        {{- include "paddle-training.resources" $data.resources | nindent 8 }}
+        volumeMounts:
+          - {name: jobpath, mountPath: {{ $root.Values.jobPath | quote }}}
+          - {name: tmp, mountPath: /tmp}
+    volumes:
+      - name: jobpath
+        persistentVolumeClaim: {claimName: {{ include "paddle-training.claim" $root | quote }}}
+      - name: tmp
+        emptyDir: {}
+{{- end -}}

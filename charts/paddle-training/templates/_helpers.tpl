@@ -1,0 +1,57 @@
+{{/* Name of the service account of all pods. */}}
+{{- define "paddle-training.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default .Release.Name -}}
+{{- end -}}
+
+{{/* Labels that select: they never change in the life of a release. Takes (dict "root" $ "component" "training"). */}}
+{{- define "paddle-training.selectorLabels" -}}
+app.kubernetes.io/name: paddle-training
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{- with .component }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels of an object. Pod templates get the selector labels only: a chart version in them would change the
+     Jobs' names with every release of the chart. */}}
+{{- define "paddle-training.labels" -}}
+{{ include "paddle-training.selectorLabels" . }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* The first port behind the parameter servers' ones, unless one is given. */}}
+{{- define "paddle-training.peerPort" -}}
+{{- if kindIs "invalid" .Values.peerPort -}}
+{{- add .Values.port .Values.portsNum .Values.portsNumSparse -}}
+{{- else -}}
+{{- .Values.peerPort | int64 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Gradient servers: null means one a trainer. */}}
+{{- define "paddle-training.gradientNum" -}}
+{{- ternary .Values.trainers .Values.gradientNum (kindIs "invalid" .Values.gradientNum) | int64 -}}
+{{- end -}}
+
+{{/* Shards: null means one a trainer. */}}
+{{- define "paddle-training.splitCount" -}}
+{{- ternary .Values.trainers .Values.data.splitCount (kindIs "invalid" .Values.data.splitCount) | int64 -}}
+{{- end -}}
+
+{{/* The program's folder: training.config up to the "/". */}}
+{{- define "paddle-training.configDir" -}}
+{{- (splitList "/" .Values.training.config) | first -}}
+{{- end -}}
+
+{{/* The program's file: training.config after the "/". */}}
+{{- define "paddle-training.configFile" -}}
+{{- $parts := splitList "/" .Values.training.config -}}
+{{- if gt (len $parts) 1 -}}{{ index $parts 1 }}{{- else -}}trainer_config.py{{- end -}}
+{{- end -}}
+
+{{/* A tab may be given as itself or as backslash and t; pods and digests see the latter. */}}
+{{- define "paddle-training.delimiter" -}}
+{{- .Values.data.delimiter | replace "\t" "\\t" -}}
+{{- end -}}

@@ -1,0 +1,58 @@
+{{/*
+Names and the digests in them. A Job's pod template cannot be changed, so its name carries a digest of all that is
+immutable in it: other values make another Job, the same values change nothing.
+*/}}
+
+{{/* Digest (sha256, hex) of what decides the data, and of nothing else: the manifest carries it. */}}
+{{- define "paddle-training.dataDigest" -}}
+{{- $data := .Values.data -}}
+{{- dict
+  "jobName" .Values.jobName
+  "source" $data.source
+  "sha256" (lower $data.sha256)
+  "member" $data.member
+  "tables" $data.tables
+  "format" $data.format
+  "delimiter" (include "paddle-training.delimiter" .)
+  "header" $data.header
+  "columns" $data.columns
+  "encoding" $data.encoding
+  "seed" ($data.seed | int64)
+  "testFraction" (toString $data.testFraction)
+  "splitCount" (include "paddle-training.splitCount" .)
+  | toJson | sha256sum -}}
+{{- end -}}
+
+{{/* Name of the training Job. The digest is taken of the spec with a placeholder for the name itself, parsed, so
+     that a comment or an order of keys changes nothing. */}}
+{{- define "paddle-training.trainingJob" -}}
+{{- $spec := include "paddle-training.trainingSpec" (dict "root" . "job" "@") | fromYaml | toJson -}}
+{{- printf "%s-%s" .Values.jobName (printf "%s\n%s" .Values.runId $spec | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* Name of the data Job. */}}
+{{- define "paddle-training.dataJob" -}}
+{{- $spec := include "paddle-training.dataSpec" (dict "root" . "job" "@") | fromYaml | toJson -}}
+{{- printf "%s-data-%s" .Values.jobName ($spec | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* Name of volume and claim. A volume's source and a claim's volume are immutable and volumes are cluster-wide.
+     Namespace and release are in the digest as well: "a-b" + "c" and "a" + "b-c" are two releases. */}}
+{{- define "paddle-training.volume" -}}
+{{- $own := dict
+  "efs-csi" .Values.storage.efsCsi "nfs" .Values.storage.nfs "hostPath" .Values.storage.hostPath -}}
+{{- $what := dict
+  "namespace" .Release.Namespace "release" .Release.Name "type" .Values.storage.type
+  "size" .Values.storage.size "source" (get $own .Values.storage.type) -}}
+{{- $prefix := printf "%s-%s" .Release.Namespace .Release.Name | trunc 200 | trimSuffix "-" -}}
+{{- printf "%s-%s" $prefix ($what | toJson | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* Name of the claim that the pods mount. */}}
+{{- define "paddle-training.claim" -}}
+{{- if eq .Values.storage.type "existingClaim" -}}
+{{- .Values.storage.existingClaim.name -}}
+{{- else -}}
+{{- include "paddle-training.volume" . -}}
+{{- end -}}
+{{- end -}}

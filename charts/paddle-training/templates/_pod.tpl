@@ -1,0 +1,79 @@
+{{/* What every pod is told. Takes (dict "root" $ "job" <name of the pod's Job>). */}}
+{{- define "paddle-training.commonEnv" -}}
+- name: JOB_NAME
+  value: {{ .root.Values.jobName | quote }}
+- name: JOB_PATH
+  value: {{ .root.Values.jobPath | quote }}
+- name: JOB_NAMESPACE
+  value: {{ .root.Release.Namespace | quote }}
+- name: PADDLE_LAUNCHER_RELEASE
+  value: {{ .root.Release.Name | quote }}
+- name: PADDLE_LAUNCHER_K8S_JOB
+  value: {{ .job | quote }}
+- name: PADDLE_LAUNCHER_DATA_DIGEST
+  value: {{ include "paddle-training.dataDigest" .root | quote }}
+- name: PADDLE_LAUNCHER_POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: PADDLE_LAUNCHER_POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: PADDLE_LAUNCHER_NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+# Libraries keep small files at home, and the pods' user has none in the image.
+- name: HOME
+  value: /tmp
+{{- end -}}
+
+{{/* What both pods' specs have in common. */}}
+{{- define "paddle-training.podCommon" -}}
+restartPolicy: Never
+serviceAccountName: {{ include "paddle-training.serviceAccount" . }}
+# Services of a namespace would otherwise appear as PADDLE_…_PORT variables, which Paddle reads.
+enableServiceLinks: false
+securityContext:
+  runAsNonRoot: true
+  runAsUser: {{ .Values.podSecurity.runAsUser | int64 }}
+  runAsGroup: {{ .Values.podSecurity.runAsGroup | int64 }}
+  fsGroup: {{ .Values.podSecurity.fsGroup | int64 }}
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.scheduling.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.scheduling.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.scheduling.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* What all containers have in common. Takes (dict "root" $ "command" "train"). */}}
+{{- define "paddle-training.containerCommon" -}}
+image: {{ .root.Values.image | quote }}
+imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+command: ["python", "-m", "launcher", {{ .command | quote }}]
+# The launcher writes the cause of an end itself; should it be killed, the log's last lines stand for it.
+terminationMessagePolicy: FallbackToLogsOnError
+securityContext:
+  allowPrivilegeEscalation: false
+  capabilities: {drop: [ALL]}
+  readOnlyRootFilesystem: {{ .root.Values.podSecurity.readOnlyRootFilesystem }}
+{{- end -}}
+
+{{/* Requests and limits as given. Takes .Values.resources or .Values.data.resources. */}}
+{{- define "paddle-training.resources" -}}
+resources: {{- toYaml . | nindent 2 }}
+{{- end -}}
+
+{{/* The launcher's final exit codes fail a Job at once; a pod that was drained or evicted is not counted. */}}
+{{- define "paddle-training.podFailurePolicy" -}}
+podFailurePolicy:
+  rules:
+    - action: Ignore
+      onPodConditions: [{type: DisruptionTarget, status: "True"}]
+    - action: FailJob
+      onExitCodes: {operator: In, values: [64, 65, 70, 75]}
+{{- end -}}

@@ -1,0 +1,87 @@
+"""Renders the chart with the helm on PATH. No cluster is asked."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "paddle-training"
+SCENARIOS = sorted((CHART / "ci").glob("*.yaml"))
+EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
+ONE_MACHINE = CHART / "ci" / "one-machine.yaml"
+KUBE_VERSION = "1.35.4"  # a helm built from source without flags believes in Kubernetes 1.20
+
+Manifest = dict[str, Any]
+
+
+def tool(name: str) -> str:
+    """The path of a tool that must be on PATH."""
+    found = shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not on PATH; `make env` prints the exports that put the pinned one there")
+    return found
+
+
+def run(*argv: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a tool to its end and gives what it wrote."""
+    return subprocess.run(
+        [str(item) for item in argv], input=stdin, text=True, capture_output=True, timeout=120, check=False
+    )
+
+
+def helm_template(
+    *files: Path, values: Any = None, release: str = "demo", namespace: str = "paddle", chart: Path = CHART
+) -> subprocess.CompletedProcess[str]:
+    """`helm template` with values files and, over them, `values`."""
+    argv: list[str | Path] = [tool("helm"), "template", release, chart, "--namespace", namespace]
+    argv += ["--kube-version", KUBE_VERSION]
+    for file in files:
+        argv += ["--values", file]
+    if values is not None:
+        argv += ["--values", "-"]
+    return run(*argv, stdin=None if values is None else json.dumps(values))
+
+
+@functools.cache
+def _rendered(files: tuple[Path, ...], values: str, release: str, namespace: str, chart: Path) -> str:
+    done = helm_template(*files, values=json.loads(values), release=release, namespace=namespace, chart=chart)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(
+    *files: Path, values: Any = None, release: str = "demo", namespace: str = "paddle", chart: Path = CHART
+) -> list[Manifest]:
+    """The objects that the chart makes of these values."""
+    text = _rendered(files or (ONE_MACHINE,), json.dumps(values or {}), release, namespace, chart)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def one(manifests: list[Manifest], kind: str, component: str | None = None) -> Manifest:
+    """The one object of a kind (and component)."""
+    found = [
+        item
+        for item in manifests
+        if item["kind"] == kind
+        and component in (None, item["metadata"]["labels"].get("app.kubernetes.io/component"))
+    ]
+    assert len(found) == 1, f"{len(found)} objects of kind {kind} {component or ''}"
+    return found[0]
+
+
+def run_json(manifests: list[Manifest]) -> dict[str, Any]:
+    """What the command line reads."""
+    return json.loads(one(manifests, "ConfigMap")["data"]["run.json"])
+
+
+def env(container: Manifest) -> dict[str, str]:
+    """Variables with a plain value, by name."""
+    return {item["name"]: item.get("value", "<downward>") for item in container["env"]}

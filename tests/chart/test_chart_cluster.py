@@ -1,0 +1,94 @@
+"""A real API server takes what the chart makes, under the Pod Security level that it is meant for."""
+
+from __future__ import annotations
+
+import copy
+import json
+import uuid
+
+import pytest
+from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
+
+pytestmark = pytest.mark.e2e
+
+CASES = [(path,) for path in SCENARIOS] + [(ONE_MACHINE, path) for path in EXAMPLES]
+
+
+def kubectl(*argv: str, stdin: str | None = None):
+    return run(tool("kubectl"), *argv, stdin=stdin)
+
+
+@pytest.fixture(scope="module")
+def namespaces():
+    """One namespace for each Pod Security level, removed again."""
+    made = {level: f"chart-{level}-{uuid.uuid4().hex[:6]}" for level in ("restricted", "privileged")}
+    for level, name in made.items():
+        labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+        done = kubectl("create", "-f", "-", stdin=json.dumps(body))
+        assert done.returncode == 0, f"is KUBECONFIG the local cluster's? {done.stderr}"
+    yield made
+    for name in made.values():
+        kubectl("delete", "namespace", name, "--wait=false")
+
+
+def pods(manifests):
+    """The pods that the Jobs' controller would make: only these does Pod Security refuse."""
+    for item in manifests:
+        if item["kind"] == "Job":
+            template = copy.deepcopy(item["spec"]["template"])
+            template["spec"]["serviceAccountName"] = "default"  # the chart's own does not exist in a dry run
+            name = {"name": item["metadata"]["name"], "namespace": item["metadata"]["namespace"]}
+            yield {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": template["metadata"] | name,
+                "spec": template["spec"],
+            }
+
+
+@pytest.mark.parametrize("files", CASES, ids=lambda files: files[-1].stem)
+def test_the_api_server_accepts_each_scenario_without_a_warning(files, namespaces):
+    host_ports = files[-1].stem == "host-ports"
+    namespace = namespaces["privileged" if host_ports else "restricted"]
+    manifests = render(*files, namespace=namespace)
+    body = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*manifests, *pods(manifests)]})
+    done = kubectl("create", "--dry-run=server", "-f", "-", stdin=body)
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr, done.stderr
+
+
+def test_a_restricted_namespace_refuses_host_ports_so_the_check_above_is_real(namespaces):
+    manifests = render(CHART / "ci" / "host-ports.yaml", namespace=namespaces["restricted"])
+    training = next(pod for pod in pods(manifests) if "data" not in pod["metadata"]["name"])
+    done = kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(training))
+    assert done.returncode != 0
+    assert "violates PodSecurity" in done.stderr
+
+
+def test_host_ports_on_a_restricted_namespace_are_told_by_the_chart_itself(namespaces):
+    argv = ["install", "demo", CHART, "-n", namespaces["restricted"], "-f", CHART / "ci" / "host-ports.yaml"]
+    done = run(tool("helm"), *argv, "--dry-run=server")
+    assert "hostPorts is true, but must be false in namespace" in done.stderr, done.stdout + done.stderr
+
+
+def test_a_claim_that_one_node_only_can_write_is_told_by_the_chart_itself(namespaces):
+    namespace = namespaces["restricted"]
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "",
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "shared"},
+        "spec": spec,
+    }
+    assert kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(claim)).returncode == 0
+    argv = ["install", "demo", CHART, "-n", namespace, "-f", CHART / "ci" / "existing-claim.yaml"]
+    done = run(tool("helm"), *argv, "--dry-run=server")
+    assert (
+        'storage.existingClaim.name is "shared", but must be a claim with access mode ReadWriteMany'
+        in done.stderr
+    )

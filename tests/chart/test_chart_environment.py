@@ -1,0 +1,98 @@
+"""What the pods are told is what docs/contracts.md says."""
+
+from __future__ import annotations
+
+import re
+
+from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, one, render
+
+CONTRACT = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+
+
+def containers(values=None, *files):
+    """Containers (init ones first) of the training and the data pod."""
+    manifests = render(*(files or (ONE_MACHINE,)), values=values)
+    pods = {c: one(manifests, "Job", c)["spec"]["template"]["spec"] for c in ("training", "data")}
+    return pods["training"]["initContainers"] + pods["training"]["containers"], pods["data"]["containers"]
+
+
+def contract_of_all() -> set[str]:
+    line = re.search(r"^All pods: (.*)$", CONTRACT, re.MULTILINE).group(1)
+    return set(re.findall(r"`([A-Z][A-Z0-9_]+)`", line))
+
+
+def contract_of_training() -> dict[str, str]:
+    rows = re.findall(r"^\| `([A-Z0-9_]+)` \|[^|]*\|([^|]*)\|$", CONTRACT, re.MULTILINE)
+    return {name: default.strip().strip("`") for name, default in rows}
+
+
+def contract_of_data() -> set[str]:
+    line = re.search(r"^Data pod: (.*)$", CONTRACT, re.MULTILINE).group(1)
+    suffixes = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", line.split("+", 1)[1]))
+    return {"OUT_DIR", "SPLIT_COUNT"} | {f"PADDLE_LAUNCHER_DATA_{suffix}" for suffix in suffixes}
+
+
+def test_training_containers_get_exactly_the_contracts_variables():
+    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
+    wanted = (contract_of_all() | set(contract_of_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
+    for container in containers()[0]:
+        assert set(env(container)) == wanted, container["name"]
+
+
+def test_training_defaults_are_the_contracts_defaults():
+    found = env(containers()[0][1])
+    special = {"JOB_COMPLETION_INDEX", "PADDLE_LAUNCHER_SERVICE"}
+    for name, default in contract_of_training().items():
+        if name not in special:
+            assert found[name] == ("" if default == "empty" else default), name
+    assert found["PADDLE_LAUNCHER_SERVICE"] == one(render(ONE_MACHINE), "Service")["metadata"]["name"]
+
+
+def test_the_data_container_gets_exactly_the_contracts_variables():
+    assert set(env(containers()[1][0])) == contract_of_all() | contract_of_data() | {"HOME"}
+
+
+def test_every_variable_is_text():
+    """An env value that YAML reads as a number or a boolean is refused by the API server."""
+    for container in [item for group in containers() for item in group]:
+        assert all(isinstance(item.get("value", ""), str) for item in container["env"])
+
+
+def test_settings_reach_their_variables():
+    values = {
+        "nic": "ens5",
+        "port": 8000,
+        "portsNum": 3,
+        "portsNumSparse": 4,
+        "trainerCount": 5,
+        "training": {"config": "mine/net.py", "extraArgs": ["--a=b c", '--q="x"'], "batchSize": 1000000},
+    }
+    found = env(containers(values)[0][1])
+    expected = {
+        "CONF_PADDLE_NIC": "ens5",
+        "CONF_PADDLE_PORT": "8000",
+        "CONF_PADDLE_PORTS_NUM": "3",
+        "CONF_PADDLE_PORTS_NUM_SPARSE": "4",
+        "PADDLE_LAUNCHER_PEER_PORT": "8007",
+        "TRAINER_COUNT": "5",
+        "TRAIN_CONFIG_DIR": "mine",
+        "PADDLE_LAUNCHER_CONFIG_FILE": "net.py",
+        "PADDLE_LAUNCHER_EXTRA_ARGS": '["--a=b c","--q=\\"x\\""]',
+        "PADDLE_LAUNCHER_BATCH_SIZE": "1000000",
+    }
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
+    """Its own parsers accept the environment of each example."""
+    from launcher.settings import DataSettings, TrainSettings
+
+    for example in EXAMPLES:
+        training, data = containers(None, ONE_MACHINE, example)
+        told = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
+        settings = TrainSettings.from_environ(told)
+        cut = DataSettings.from_environ(env(data[0]))
+        assert settings.trainers == cut.split_count == 3
+        assert settings.data_digest == cut.data_digest
+        if example.stem == "recommendation":
+            assert cut.delimiter == "\t"

@@ -1,0 +1,123 @@
+"""Names and their digests: the same values change nothing, other values make another Job."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, one, render, run_json
+
+
+def names(values=None, **where):
+    return run_json(render(ONE_MACHINE, values=values, **where))
+
+
+def changed(values, **where):
+    """Which of the names differ from those of the plain values."""
+    before, after = names(), names(values, **where)
+    return {key for key in ("k8sJob", "k8sDataJob", "dataDigest", "claim") if before[key] != after[key]}
+
+
+def test_the_same_values_give_the_same_names():
+    assert names({"trainers": 3}) == names()
+
+
+def test_the_run_names_the_objects_that_are_made():
+    manifests = render(ONE_MACHINE)
+    run = run_json(manifests)
+    assert run["k8sJob"] == one(manifests, "Job", "training")["metadata"]["name"]
+    assert run["k8sDataJob"] == one(manifests, "Job", "data")["metadata"]["name"]
+    assert run["claim"] == one(manifests, "PersistentVolumeClaim")["metadata"]["name"]
+    assert len(run["dataDigest"]) == 64
+    assert set(run) == {
+        *("jobName", "jobPath", "claim", "image", "imagePullPolicy", "imagePullSecrets", "serviceAccount"),
+        *("trainers", "passes", "k8sJob", "k8sDataJob", "dataDigest", "uid", "gid"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"training": {"passes": 11}}, {"k8sJob"}),
+        ({"training": {"restarts": 1}}, {"k8sJob"}),
+        ({"runId": "again"}, {"k8sJob"}),
+        ({"rendezvousSeconds": 700}, {"k8sJob"}),
+        ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
+        ({"podSecurity": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
+        ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
+        ({"data": {"seed": 8}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"sha256": "0" * 64}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"member": "a"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"tables": ["a"]}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"format": "csv"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"delimiter": ";"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"header": False}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"format": "csv", "columns": ["a"]}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"encoding": "latin-1"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"testFraction": 0.2}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),
+        ({"storage": {"size": "1Gi"}}, {"k8sJob", "k8sDataJob", "claim"}),
+        # What Kubernetes lets be changed in a Job that exists, or what is in no pod, renames nothing.
+        ({"training": {"deadlineSeconds": 5}}, set()),
+        ({"ttlSecondsAfterFinished": 100}, set()),
+        ({"scheduling": {"suspend": True}}, set()),
+        ({"networkPolicy": {"enabled": False}}, set()),
+        ({"storage": {"nfs": {"server": "unused"}}}, set()),
+        # The same meaning in other words.
+        ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),
+    ],
+    ids=str,
+)
+def test_a_change_renames_exactly_what_it_must(values, expected):
+    assert changed(values) == expected
+
+
+def test_a_tab_and_its_escape_are_the_same_data():
+    csv = {"format": "csv"}
+    tab, escape = ({"data": {**csv, "delimiter": text}} for text in ("\t", "\\t"))
+    assert names(tab) == names(escape)
+
+
+def test_upper_and_lower_case_checksums_are_the_same_data():
+    assert names({"data": {"sha256": "AB" * 32}}) == names({"data": {"sha256": "ab" * 32}})
+
+
+def test_a_newer_chart_alone_starts_no_training(tmp_path):
+    """Neither the chart's version nor a comment in a template is in a pod template or in a name."""
+    copy = tmp_path / "paddle-training"
+    shutil.copytree(CHART, copy)
+    chart = copy / "Chart.yaml"
+    chart.write_text(
+        chart.read_text(encoding="utf-8").replace("version: 0.1.0", "version: 0.2.0"), encoding="utf-8"
+    )
+    pod = copy / "templates" / "_pod.tpl"
+    pod.write_text(
+        pod.read_text(encoding="utf-8").replace("# Libraries", "# All libraries"), encoding="utf-8"
+    )
+    assert names(chart=copy) == names()
+    old, new = (one(render(ONE_MACHINE, chart=path), "Job", "training")["spec"] for path in (CHART, copy))
+    assert old == new
+
+
+def test_releases_whose_joined_names_are_equal_get_different_volumes():
+    """Volumes are cluster-wide: "a-b" + "c" and "a" + "b-c" must not meet."""
+    first = names(namespace="a-b", release="c")["claim"]
+    second = names(namespace="a", release="b-c")["claim"]
+    assert first.startswith("a-b-c-")
+    assert second.startswith("a-b-c-")
+    assert first != second
+
+
+def test_the_longest_names_still_fit_into_kubernetes_limits():
+    namespace, release = "n" * 63, "r" * 53
+    manifests = render(
+        ONE_MACHINE, values={"jobName": "j" * 45, "trainers": 1000}, namespace=namespace, release=release
+    )
+    for item in manifests:
+        limit = 253 if item["kind"].startswith(("Persistent", "ConfigMap", "Network")) else 63
+        assert len(item["metadata"]["name"]) <= limit, item["kind"]
+    run = run_json(manifests)
+    assert len(f"{run['k8sJob']}-999") <= 63, "the pod's name is its host name"

@@ -1,0 +1,172 @@
+"""The chart as a whole: it lints, renders, uses each of its values, and says the same in its README."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+from chart_tools import (
+    CHART,
+    EXAMPLES,
+    KUBE_VERSION,
+    ONE_MACHINE,
+    SCENARIOS,
+    helm_template,
+    render,
+    run,
+    tool,
+)
+
+
+def leaves(values: object, path: str = "") -> list[str]:
+    """Dotted paths of all values that a person can set."""
+    if isinstance(values, dict) and values:
+        return [leaf for key, value in values.items() for leaf in leaves(value, f"{path}.{key}")]
+    return [path.lstrip(".")]
+
+
+def defaults() -> dict:
+    return yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_each_scenario_passes_strict_lint_and_renders(scenario):
+    """A scenario is what the chart promises to do."""
+    done = run(tool("helm"), "lint", "--strict", CHART, "-f", scenario, "--kube-version", KUBE_VERSION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert render(scenario)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_each_example_renders_over_what_a_stack_sets(example):
+    """The jobName of an example is the name that documents and other parts use."""
+    manifests = render(ONE_MACHINE, example)
+    job_name = {"quick_start": "quick-start", "recommendation": "recommendation"}[example.stem]
+    assert [item["kind"] for item in manifests].count("Job") == 2
+    assert all(
+        item["metadata"]["name"].startswith(job_name) for item in manifests if item["kind"] == "Job"
+    ), "the Jobs are called after jobName"
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_no_rendering_leaves_a_template_error_or_an_exponent(scenario):
+    """Helm reads numbers as floats, so a large one easily becomes 1e+06."""
+    text = helm_template(
+        scenario, values={"training": {"batchSize": 4000000}, "data": {"seed": 12345678901}}
+    ).stdout
+    assert not re.search(r"<no value>|<nil>|%!|[0-9]e\+[0-9]", text)
+    assert '"4000000"' in text
+
+
+def test_every_value_is_used_by_a_template():
+    """A value that does nothing is a promise that is not kept."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
+    text = re.sub(r"\$(?:root|v)(?:\.Values)?\.|\.root\.Values\.", ".Values.", text)
+    text = text.replace("$data.", ".Values.data.").replace("$storage.", ".Values.storage.")
+    unused = []
+    for leaf in leaves(defaults()):
+        parts = leaf.split(".")
+        # A whole map that is passed on (toYaml) uses all that is below it.
+        paths = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+        if not any(re.search(rf"\.Values\.{re.escape(path)}(?![\w.])", text) for path in paths):
+            unused.append(leaf)
+    assert not unused
+
+
+def test_the_schema_knows_exactly_the_values_with_their_defaults_and_a_description_each():
+    """Schema, values and the table of settings must not drift apart."""
+
+    def of_schema(node: dict, path: str = "") -> dict:
+        if "default" in node:
+            assert node["description"], path
+            return {path.lstrip("."): node["default"]}
+        assert node["additionalProperties"] is False, f"{path} is open"
+        return {
+            k: v
+            for key, child in node["properties"].items()
+            for k, v in of_schema(child, f"{path}.{key}").items()
+        }
+
+    schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
+    assert schema["properties"].pop("global")
+    found = of_schema(schema)
+    for path, default in found.items():
+        value = defaults()
+        for part in path.split("."):
+            value = value[part]
+        assert value == default, path
+    covered = set(found)
+    for leaf in leaves(defaults()):
+        assert any(leaf == path or leaf.startswith(f"{path}.") for path in covered), (
+            f"{leaf} is not in the schema"
+        )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trainer": 3},
+        {"training": {"pass": 3}},
+        {"data": {"splitcount": 3}},
+        {"storage": {"nfs": {"host": "a"}}},
+        {"resources": {"request": {}}},
+        {"scheduling": {"nodeselector": {}}},
+        {"podSecurity": {"privileged": True}},
+        {"serviceAccount": {"token": "x"}},
+        {"imagePullSecrets": [{"nam": "x"}]},
+    ],
+    ids=json.dumps,
+)
+def test_an_unknown_key_is_refused_by_name(values):
+    """A misspelt key would otherwise be ignored."""
+    key = re.findall(r'"(\w+)": ', json.dumps(values))[-1 if "resources" not in values else 1]
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0
+    assert key in done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"trainers": "3"},
+        {"hostPorts": "yes"},
+        {"runtime": "v2"},
+        {"training": {"mode": "fast"}},
+        {"training": {"passes": 0}},
+        {"training": {"batchSize": 1.5}},
+        {"data": {"testFraction": 0.6}},
+        {"data": {"format": "json"}},
+        {"podSecurity": {"runAsUser": 0}},
+        {"storage": {"type": "efs"}},
+        {"storage": {"size": "many"}},
+        {"nic": "eth 0"},
+    ],
+    ids=json.dumps,
+)
+def test_a_wrong_type_or_range_is_refused_with_its_key(values):
+    """Before anything is made."""
+    key = re.findall(r'"(\w+)": ', json.dumps(values))[-1]
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0
+    assert key in done.stderr
+
+
+def test_the_readme_is_what_helm_docs_writes(tmp_path):
+    """The table of values is generated, so it cannot be out of date."""
+    copy = tmp_path / "paddle-training"
+    shutil.copytree(CHART, copy)
+    (copy / "README.md").unlink()
+    done = run(tool("helm-docs"), "--chart-search-root", copy, "--sort-values-order", "file")
+    assert done.returncode == 0, done.stderr
+    assert (copy / "README.md").read_text(encoding="utf-8") == (CHART / "README.md").read_text(
+        encoding="utf-8"
+    ), "run: helm-docs --chart-search-root charts/paddle-training --sort-values-order file"
+
+
+def test_the_suites_of_helm_unittest_pass():
+    """One reason a test; see charts/paddle-training/tests."""
+    done = run(shutil.which("untt") or tool("helm-unittest"), CHART)
+    assert done.returncode == 0, done.stdout + done.stderr

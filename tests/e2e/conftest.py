@@ -1,0 +1,67 @@
+"""One local cluster for all end-to-end tests; a namespace, a release and a folder of its own for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.naming import image_reference
+from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged, run
+
+STATE = Path("/var/lib/paddle-training")
+SHARED = STATE / "shared"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster that `make cluster` started, with the image that `make image` put on its nodes."""
+    kubeconfig = STATE / "kubeconfig"
+    if not kubeconfig.exists():
+        pytest.fail(
+            f"there is no local cluster ({kubeconfig} is missing); start it with `make cluster image`"
+        )
+    env = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)}
+    return Cluster(env, image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher"), SHARED)
+
+
+@pytest.fixture
+def train(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Training]]:
+    """Makes trainings: an example's values, changes, and a namespace that allows what they need."""
+    made: list[Training] = []
+    slug = request.node.name.replace("_", "-").lower().removeprefix("test-")
+    slug = "".join(c for c in slug if c.isalnum() or c == "-")[:32].strip("-")
+
+    def make(example: str = "quick_start", level: str = "restricted", **changes: Any) -> Training:
+        name = f"e2e-{slug}-{len(made)}"
+        labels = f'{{"pod-security.kubernetes.io/enforce": "{level}"}}'
+        cluster.kubectl(
+            "apply",
+            "-f",
+            "-",
+            given=f'{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"{name}","labels":{labels}}}}}',
+        )
+        values = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
+        base = {
+            "image": cluster.image,
+            "imagePullPolicy": "Never",
+            "jobName": name,
+            "storage": {"type": "hostPath", "hostPath": {"path": str(SHARED)}},
+        }
+        training = Training(cluster, name, merged(merged(values, base), changes))
+        made.append(training)
+        return training
+
+    yield make
+    for training in made:
+        if not training.uninstalled:
+            run(["helm", "uninstall", training.release, "-n", training.namespace], cluster.env, check=False)
+        cluster.kubectl(
+            "delete", "namespace", training.namespace, "--ignore-not-found", "--timeout=80s", seconds=90
+        )
+        shutil.rmtree(training.job, ignore_errors=True)

@@ -1,0 +1,189 @@
+"""What the end-to-end tests do with a cluster: kubectl, helm, one namespace and one release a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "paddle-training"
+POLL = 0.5
+
+
+def run(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    seconds: float = 120,
+    check: bool = True,
+    given: str | None = None,
+    cwd: Path = ROOT,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command; a failing one fails the test with all that it said."""
+    ended = subprocess.run(
+        list(argv),
+        env=dict(env),
+        cwd=cwd,
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    if check and ended.returncode:
+        raise AssertionError(
+            f"{' '.join(argv)} ended with {ended.returncode}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+        )
+    return ended
+
+
+@dataclass
+class Cluster:
+    """The local cluster as a person reaches it: an environment with PATH and KUBECONFIG."""
+
+    env: dict[str, str]
+    image: str
+    shared: Path
+
+    def kubectl(self, *words: str, check: bool = True, given: str | None = None, seconds: float = 60) -> str:
+        return run(["kubectl", *words], self.env, check=check, given=given, seconds=seconds).stdout
+
+    def get(self, kind: str, namespace: str, *words: str) -> list[dict[str, Any]]:
+        text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
+        return list(json.loads(text)["items"])
+
+    def launcher(
+        self, *words: str, check: bool = True, seconds: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m launcher …` as a person types it."""
+        return run(["python", "-m", "launcher", *words], self.env, check=check, seconds=seconds)
+
+    def until(self, what: str, seconds: float, seen: Callable[[], object]) -> Any:
+        """Waits until `seen()` is true and returns it; fails the test naming `what` and the last answer."""
+        deadline = time.monotonic() + seconds
+        while True:
+            last = seen()
+            if last:
+                return last
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not seen within {seconds:.0f} s: {what}; last: {last!r}")
+            time.sleep(POLL)
+
+
+@dataclass
+class Training:
+    """One release of the chart, installed by hand, in its namespace."""
+
+    cluster: Cluster
+    namespace: str
+    values: dict[str, Any]
+    release: str = "paddle-training"
+    uninstalled: bool = field(default=False, init=False)
+
+    @property
+    def job(self) -> Path:
+        """The job's folder on the shared storage, as the host sees it."""
+        return self.cluster.shared / str(self.values["jobName"])
+
+    @property
+    def output(self) -> Path:
+        return self.job / "output"
+
+    def upgrade(
+        self, changes: Mapping[str, Any] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """`helm upgrade --install` with the values, and `changes` merged into them for good."""
+        self.values = merged(self.values, changes or {})
+        return run(
+            ["helm", "upgrade", "--install", self.release, str(CHART), "-n", self.namespace, "-f", "-"],
+            self.cluster.env,
+            given=yaml.safe_dump(self.values),
+            check=check,
+        )
+
+    def uninstall(self) -> None:
+        run(
+            ["helm", "uninstall", self.release, "-n", self.namespace, "--wait", "--timeout", "90s"],
+            self.cluster.env,
+        )
+        self.uninstalled = True
+
+    def described(self) -> dict[str, Any]:
+        """The release's run ConfigMap."""
+        text = self.cluster.kubectl(
+            "get", "configmap", f"{self.release}-run", "-n", self.namespace, "-o", "json"
+        )
+        return dict(json.loads(json.loads(text)["data"]["run.json"]))
+
+    def k8s_job(self) -> dict[str, Any]:
+        """The training Job."""
+        name = self.described()["k8sJob"]
+        return dict(json.loads(self.cluster.kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))
+
+    def condition(self) -> str:
+        """Complete, Failed, or empty while it runs."""
+        for condition in self.k8s_job().get("status", {}).get("conditions", []):
+            if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+                return str(condition["type"])
+        return ""
+
+    def pods(self, component: str = "training") -> list[dict[str, Any]]:
+        labels = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component={component}"
+        return self.cluster.get("pods", self.namespace, "-l", labels)
+
+    def ended(self, seconds: float = 180) -> str:
+        """Waits for the training Job's end: Complete or Failed."""
+        return str(self.cluster.until(f"the end of training {self.namespace}", seconds, self.condition))
+
+    def complete(self, seconds: float = 180) -> None:
+        """Waits for the Job to be Complete; a failed one fails the test with the pods' own words."""
+        if self.ended(seconds) != "Complete":
+            raise AssertionError(f"the training Job failed:\n{self.words()}")
+
+    def words(self) -> str:
+        """What the pods said last, for a failing test."""
+        said = []
+        for component in ("data", "training"):
+            for pod in self.pods(component):
+                name = pod["metadata"]["name"]
+                log = self.cluster.kubectl("logs", name, "-n", self.namespace, "--tail=25", check=False)
+                said.append(f"--- {name} ({pod['status'].get('phase')})\n{log}")
+        return "\n".join(said)
+
+    def messages(self) -> list[str]:
+        """The termination messages of the training pods."""
+        found = []
+        for pod in self.pods():
+            for status in pod["status"].get("containerStatuses", []):
+                ended = status["state"].get("terminated") or {}
+                found.append(str(ended.get("message", "")))
+        return found
+
+    def pass_of(self, rank: int = 0) -> int:
+        """The pass that status.json shows for a rank; -1 before the first."""
+        path = self.output / "status.json"
+        if not path.exists():
+            return -1
+        status = json.loads(path.read_text())
+        if status["state"] != "training":
+            return -1
+        return next(
+            (int(r["pass"]) for r in status["ranks"] if r["rank"] == rank and r["pass"] is not None), -1
+        )
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` over `base`, mapping by mapping, as helm merges values."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+    return result

@@ -1,0 +1,103 @@
+"""`make demo` and what a person does next: preview, a hand-made upgrade, `pulumi up` again, destroy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube import ROOT, Cluster, Training, run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+IGNORED = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.pyc", "venv", ".venv", ".hypothesis")
+
+
+def person_env(cluster: Cluster) -> dict[str, str]:
+    """What `eval "$(make -s env)"` gives a person's shell."""
+    printed = run(["make", "-s", "env"], cluster.env).stdout
+    shell = run(["sh", "-c", f"{printed}\nenv -0"], cluster.env).stdout
+    return dict(entry.split("=", 1) for entry in shell.split("\0") if "=" in entry)
+
+
+def pulumi(
+    env: dict[str, str], *words: str, cwd: Path = ROOT, check: bool = True, seconds: float = 240
+) -> str:
+    ended = run(
+        ["pulumi", *words, "--non-interactive", "--color=never"], env, cwd=cwd, check=check, seconds=seconds
+    )
+    return ended.stdout + ended.stderr
+
+
+def git_status() -> str:
+    ended = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return ended.stdout
+
+
+def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster, tmp_path: Path) -> None:
+    before = git_status()
+    demo = run(["make", "demo"], cluster.env, seconds=600).stdout
+    assert git_status() == before, "the demo leaves the clone as it was"
+    quick_start = Training(cluster, "paddle", {"jobName": "quick-start"})
+    assert (quick_start.output / "model").is_dir()
+    assert "curve.png" in demo
+    score = json.loads((quick_start.output / "run.json").read_text())["score"]
+    assert 0 < score["error"] < 0.3
+
+    env = person_env(cluster)
+    pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes")
+    other = tmp_path / "another" / "clone"
+    shutil.copytree(ROOT, other, ignore=IGNORED)
+    pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes", cwd=other)
+
+    upgrade = (
+        "helm upgrade paddle-training charts/paddle-training -n paddle --reset-then-reuse-values "
+        "-f charts/paddle-training/examples/recommendation.yaml"
+    )
+    run(shlex.split(upgrade), env)
+    other_training = Training(cluster, "paddle", {"jobName": "recommendation"})
+    other_training.complete()
+    manifest = json.loads((other_training.job / "manifest.json").read_text())
+    assert "recbole" in manifest["source"], "the other training, on its own data"
+    assert manifest["dataDigest"] != json.loads((quick_start.job / "manifest.json").read_text())["dataDigest"]
+    assert (quick_start.output / "model").is_dir(), "the first training's output stays"
+
+    drift = pulumi(env, "preview", "-s", "local", "--refresh", "--diff")
+    assert "recommendation" in drift
+    assert "quick-start" in drift
+    pulumi(env, "up", "-s", "local", "--yes", "--refresh", "--skip-preview")
+    assert quick_start.described()["jobName"] == "quick-start"
+    quick_start.complete()
+    pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes")
+
+    pulumi(env, "destroy", "-s", "local", "--yes", "--skip-preview")
+    left = cluster.kubectl("get", "namespace", "paddle", "--ignore-not-found", "-o", "name")
+    assert not left or cluster.get("pods", "paddle") == [], "destroy waits for the pods"
+    assert (quick_start.output / "model").is_dir(), "destroy leaves the data"
+
+
+def test_the_program_refuses_bad_settings_before_it_makes_anything(cluster: Cluster, tmp_path: Path) -> None:
+    env = person_env(cluster)
+    config = tmp_path / "Pulumi.bad.yaml"
+    config.write_text(
+        "config:\n  paddle-training:target: kubeconfig\n  paddle-training:image: x\n"
+        "  paddle-training:kubeconfig: {path: /nowhere/kubeconfig}\n"
+        "  paddle-training:storage: {type: hostPath, path: relative}\n  paddle-training:colour: red\n"
+    )
+    backend = tmp_path / "backend"
+    backend.mkdir()
+    env = {**env, "PULUMI_BACKEND_URL": f"file://{backend}", "PULUMI_CONFIG_PASSPHRASE": "test"}
+    env.pop("PULUMI_CONFIG_PASSPHRASE_FILE", None)
+    pulumi(env, "stack", "init", "bad", "--config-file", str(config))
+    said = pulumi(env, "preview", "-s", "bad", "--config-file", str(config), check=False)
+    for word in ("paddle-training:colour", "storage.path", "relative"):
+        assert word in said, said
+    assert "Traceback" not in said
+    state = pulumi(env, "stack", "export", "-s", "bad", "--config-file", str(config))
+    assert not json.loads(state)["deployment"].get("resources")

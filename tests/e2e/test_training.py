@@ -1,0 +1,209 @@
+"""Real Jobs on the local cluster: both programs, the seeds' ports, two releases, resume, deaths."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube import Cluster, Training
+
+pytestmark = pytest.mark.e2e
+
+Make = Callable[..., Training]
+DEATH_SECONDS = 30
+"""A death anywhere ends the job on all pods within this; Kubernetes has 15 s more to say so."""
+
+
+def rows(output: Path) -> list[dict[str, str]]:
+    with (output / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def run_json(output: Path) -> dict[str, object]:
+    return dict(json.loads((output / "run.json").read_text()))
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_recommendation_trains_with_the_seeds_host_ports_one_trainer_a_node(train: Make) -> None:
+    """hostPorts 7164-7167 and 7168 on every node, two pservers a pod, the seeds' output tree."""
+    training = train(
+        "recommendation",
+        level="privileged",
+        hostPorts=True,
+        port=7164,
+        portsNum=2,
+        portsNumSparse=2,
+        training={"passes": 2},
+    )
+    training.upgrade()
+    training.complete()
+    pods = training.pods()
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 3, "one training pod a node"
+    ports = {p["hostPort"] for p in pods[0]["spec"]["containers"][0]["ports"]}
+    assert ports == {7164, 7165, 7166, 7167, 7168}
+    for rank in range(3):
+        for name in ("server.log", "server-1.log", "train.log"):
+            assert (training.output / f"node_{rank}" / name).stat().st_size > 0, name
+    for number in range(2):
+        folder = training.output / f"pass-{number:05d}"
+        assert (folder / "done").exists()
+        assert (folder / "path.txt").exists()
+        assert list(folder.glob("trainer_config*"))
+    found = rows(training.output)
+    assert {(row["pass"], row["rank"]) for row in found} == {
+        (str(p), str(r)) for p in range(2) for r in range(3)
+    }
+    score = run_json(training.output)["score"]
+    assert isinstance(score, dict)
+    assert 0 < float(score["rmse"]) < 1.2
+
+
+def test_each_shard_holds_its_own_lines_and_the_manifest_tells_the_truth(train: Make) -> None:
+    training = train("quick_start", training={"passes": 1})
+    training.upgrade()
+    training.complete()
+    manifest = json.loads((training.job / "manifest.json").read_text())
+    assert manifest["dataDigest"] == training.described()["dataDigest"]
+    counts = [shard["lines"] for shard in manifest["shards"]]
+    assert max(counts) - min(counts) <= 1, "even to one line"
+    for shard in manifest["shards"]:
+        path = training.job / str(shard["index"]) / "data" / "train.txt"
+        assert sha256(path) == shard["sha256"]
+    texts = [(training.job / str(i) / "data" / "train.txt").read_text().splitlines() for i in range(3)]
+    assert [len(lines) for lines in texts] == counts
+    shares = [
+        sum(line.split("\t")[0].startswith("neg") or line[0] == "0" for line in t) / len(t) for t in texts
+    ]
+    assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
+
+
+def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: Make) -> None:
+    training = train("quick_start", training={"passes": 1})
+    training.upgrade()
+    training.complete()
+    first = training.described()
+    before = run_json(training.output)
+    pass_zero = sha256(training.output / "pass-00000" / "done")
+
+    training.upgrade({"runId": "again"})
+    again = training.described()
+    assert again["k8sJob"] != first["k8sJob"]
+    assert again["dataDigest"] == first["dataDigest"]
+    training.complete()
+    assert run_json(training.output)["score"] == before["score"]
+    assert not (training.output / "node_0" / "attempt-0" / "train.log").exists() or (
+        sha256(training.output / "pass-00000" / "done") == pass_zero
+    ), "a complete run is not trained again"
+
+    training.upgrade({"runId": "", "training": {"passes": 2}})
+    assert training.described()["dataDigest"] == first["dataDigest"], "more passes fetch no data"
+    training.complete()
+    assert sha256(training.output / "pass-00000" / "done") == pass_zero, "pass 0 was kept"
+    assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
+    assert run_json(training.output)["fingerprint"] == before["fingerprint"]
+
+
+def test_another_mode_moves_the_old_output_aside_and_a_rollback_brings_it_back(train: Make) -> None:
+    training = train("quick_start", training={"passes": 1})
+    training.upgrade()
+    training.complete()
+    first = run_json(training.output)
+    training.upgrade({"training": {"mode": "sync"}})
+    training.complete()
+    moved = [path.name for path in (training.job / "runs").iterdir()]
+    assert moved == [first["runId"]]
+    assert run_json(training.output)["fingerprint"] != first["fingerprint"]
+    training.upgrade({"training": {"mode": "async"}})
+    training.complete()
+    assert run_json(training.output)["fingerprint"] == first["fingerprint"]
+    assert not (training.job / "runs" / str(first["runId"])).exists()
+
+
+def test_two_releases_train_at_once_and_a_third_with_a_taken_job_name_is_refused(train: Make) -> None:
+    small = {"trainers": 2, "training": {"passes": 2}}
+    one = train("quick_start", **small)
+    two = train("recommendation", **small)
+    one.upgrade()
+    two.upgrade()
+    one.complete(300)
+    two.complete(300)
+    assert run_json(one.output)["release"] == run_json(two.output)["release"] == "paddle-training"
+    assert run_json(one.output)["namespace"] != run_json(two.output)["namespace"]
+    assert "error" in dict(run_json(one.output)["score"])  # type: ignore[call-overload]
+    assert "rmse" in dict(run_json(two.output)["score"])  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("victim", ["trainer", "pserver"])
+def test_a_process_that_dies_ends_the_job_on_all_pods_with_its_cause(
+    train: Make, cluster: Cluster, victim: str
+) -> None:
+    training = train("recommendation", training={"passes": 500})
+    training.upgrade()
+    cluster.until("rank 1 in training", 180, lambda: training.pass_of(1) >= 0)
+    pod = next(
+        p
+        for p in training.pods()
+        if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "1"
+    )
+    kill = (
+        "import os,signal,pathlib\n"
+        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    try: words = p.joinpath('environ').read_bytes().split(b'\\0')\n"
+        "    except OSError: continue\n"
+        f"    if b'TRAINING_ROLE={victim.upper()}' in words: os.kill(int(p.name), signal.SIGKILL)\n"
+    )
+    began = time.monotonic()
+    cluster.kubectl("exec", pod["metadata"]["name"], "-n", training.namespace, "--", "python3", "-c", kill)
+    assert training.ended(DEATH_SECONDS + 15) == "Failed"
+    assert time.monotonic() - began < DEATH_SECONDS + 15
+    status = json.loads((training.output / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "rank 1" in status["cause"]
+    assert victim in status["cause"]
+    assert "SIGKILL" in status["cause"]
+    assert any("SIGKILL" in message and victim in message for message in training.messages())
+
+
+def test_a_deleted_pod_ends_the_job_with_its_rank_in_the_cause(train: Make, cluster: Cluster) -> None:
+    training = train("recommendation", training={"passes": 500})
+    training.upgrade()
+    cluster.until("rank 2 in training", 180, lambda: training.pass_of(2) >= 0)
+    pod = next(
+        p
+        for p in training.pods()
+        if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "2"
+    )
+    cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", training.namespace, "--wait=false")
+    assert training.ended(DEATH_SECONDS + 15) == "Failed"
+    status = json.loads((training.output / "status.json").read_text())
+    assert "rank 2" in status["cause"]
+
+
+def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:
+    training = train("quick_start", data={"sha256": "0" * 64})
+    training.upgrade()
+    assert training.ended(90) == "Failed"
+    failed = json.loads((training.job / "data-failed.json").read_text())
+    assert "0" * 64 in failed["reason"]
+    assert not (training.job / "manifest.json").exists()
+    init = [s for pod in training.pods() for s in pod["status"].get("initContainerStatuses", [])]
+    words = [(s["state"].get("terminated") or {}).get("message", "") for s in init]
+    assert any("sha256" in text for text in words), words
+
+
+def test_the_nic_decides_and_an_unknown_one_is_refused_with_the_list(train: Make) -> None:
+    training = train("quick_start", nic="eth9", training={"passes": 1})
+    training.upgrade()
+    assert training.ended(120) == "Failed"
+    assert any("eth9" in message and "eth0" in message for message in training.messages()), (
+        training.messages()
+    )
