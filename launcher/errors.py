@@ -4,12 +4,12 @@ LauncherError                 70  anything below; `exit_code` is what the proces
 ├── SettingsError             64  a setting is wrong: nothing was made yet
 ├── DataError                 65  the data is wrong or missing
 ├── GangError                 70  the job's processes failed as a whole
-│   ├── ProcessFailed             a pserver or trainer ended when it should not have
-│   ├── PeerLost                  another rank's launcher is silent or gone
-│   ├── PeerFailed                another rank said why it ends (carries that rank's exit code)
-│   └── DeadlinePassed            something that was waited for did not come
+│   ├── ProcessError              a pserver or trainer ended when it should not have
+│   ├── PeerLostError             another rank's launcher is silent or gone
+│   ├── PeerError                 another rank said why it ends (carries that rank's exit code)
+│   └── DeadlineError             something that was waited for did not come
 ├── StorageError              75  no space, or storage that cannot be written
-└── Stopped                  143  told to stop (SIGTERM or SIGINT)
+└── StoppedError             143  told to stop (SIGTERM, SIGINT)
 
 64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them.
 """
@@ -46,7 +46,7 @@ class GangError(LauncherError):
     """The gang cannot go on."""
 
 
-class ProcessFailed(GangError):
+class ProcessError(GangError):
     """A child ended when it should not have.
 
     The launcher's own final codes (64, 65, 75) of a child are kept, so that a row which a program cannot
@@ -59,11 +59,11 @@ class ProcessFailed(GangError):
             self.exit_code = returncode
 
 
-class PeerLost(GangError):
+class PeerLostError(GangError):
     """A rank's launcher closed its connection or was silent for too long."""
 
 
-class PeerFailed(GangError):
+class PeerError(GangError):
     """Another rank gave up and told why; everybody ends with that rank's code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
@@ -71,7 +71,7 @@ class PeerFailed(GangError):
         self.exit_code = exit_code
 
 
-class DeadlinePassed(GangError):
+class DeadlineError(GangError):
     """What was waited for did not come in time; the message says what, how long, and why it may be late."""
 
 
@@ -81,7 +81,7 @@ class StorageError(LauncherError):
     exit_code = EXIT_STORAGE
 
 
-class Stopped(LauncherError):
+class StoppedError(LauncherError):
     """The launcher was told to stop."""
 
     exit_code = EXIT_STOPPED

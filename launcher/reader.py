@@ -2,8 +2,8 @@
 
 `python3 -m launcher reader` sleeps until its deadline. The command line then starts the subcommands `tar`,
 `untar`, `cat` and `ls` in that pod; with `--path` it starts the same ones on its own machine. Payload goes
-over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people over stderr; the exit code
-says whether it worked. Only the standard library is used: this file runs in the image.
+over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people over stderr; the exit
+code says whether it worked. Only the standard library is used: this file runs in the image.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tar protocol of the command line's copies, for both of their ends.
 
 An archive ends with the member `SUMS`, a JSON object {name: sha256}. The receiver compares it with what
-arrived, so that a stream which was cut or garbled is never taken for whole. Only regular files travel, and the
+arrived, so that a stream that was cut or garbled is never taken for whole. Only regular files travel, and the
 archive's own end mark ends it, because the exec protocol before version 5 cannot close stdin.
 
 Standard library only: this runs in the image too. Memory does not grow with what is copied.
@@ -51,7 +51,10 @@ class _Counted(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         wanted = self._left if size < 0 else min(size, self._left)
-        block = self._source.read(min(wanted, COPY_BYTES)) if wanted else b""
+        try:
+            block = self._source.read(min(wanted, COPY_BYTES)) if wanted else b""
+        except tarfile.TarError as error:
+            raise ReaderError(f"the stream ended early or is damaged ({error})") from error
         self._left -= len(block)
         self._sum.update(block)
         return block
@@ -123,7 +126,7 @@ def write_tar(
                     if counted.left and not isinstance(error, BrokenPipeError):
                         raise ReaderError(f"{file} became shorter while it was read; try again") from error
                     raise
-            archive.members.clear()  # needed only to read an archive back; here it would grow
+            archive.members.clear()  # type: ignore[attr-defined]  # it would only grow
             sums[name] = counted.sha256()
         listing = json.dumps(sums).encode()
         info = tarfile.TarInfo(SUMS)
@@ -136,8 +139,8 @@ def write_tar(
 def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
     """(name, bytes, content) of each file of an archive of `write_tar`.
 
-    Raises ReaderError for anything but regular files below the folder, for a stream that ends early, and at its
-    end when a sum differs: nothing may get its final name before this iterator is exhausted.
+    Raises ReaderError for anything but regular files below the folder, for a stream that ends early, and
+    at its end when a sum differs: nothing may get its final name before this iterator is exhausted.
     """
     sums: dict[str, str] = {}
     told: dict[str, str] | None = None
@@ -169,7 +172,7 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def save_tar(source: IO[bytes], into: Path) -> dict[str, int]:
-    """Write an archive's files below the (temporary) folder `into`, flushed to disk. Returns {name: bytes}."""
+    """Write an archive's files below the (temporary) folder `into`, synced. Returns {name: bytes}."""
     saved: dict[str, int] = {}
     for name, size, content in read_tar(source):
         target = into / name

@@ -53,7 +53,11 @@ def ok(argv: Sequence[str | Path], seconds: float = 60) -> bool:
     """Whether the command ends with 0; what it writes is dropped."""
     try:
         ended = subprocess.run(
-            [str(w) for w in argv], stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False
+            [str(w) for w in argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False

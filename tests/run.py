@@ -24,7 +24,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": ((*PYTEST, "-m", "not e2e", "tests/launcher", "tests/local", "tests/infra"),),
+    "unit": ((*PYTEST, "-m", "not e2e", "tests/docs", "tests/launcher", "tests/local", "tests/infra"),),
     "chart": ((*PYTEST, "-m", "not e2e", "tests/chart"),),
     "emulated": ((*PYTEST, "-m", "not e2e", "tests/aws_emulator", "tests/infra_emulated"),),
     "cluster": (

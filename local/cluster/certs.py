@@ -38,7 +38,9 @@ def _private(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     )
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey
+) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -60,7 +62,13 @@ def _name(organisation: str, common: str) -> x509.Name:
 
 def _fresh(folder: Path) -> bool:
     """Whether all files are there and the authority has a month left."""
-    wanted = ["ca.key", "ca.crt", "sa.key", "sa.pub", *(f"{n}.{end}" for n in CLIENTS for end in ("key", "crt"))]
+    wanted = [
+        "ca.key",
+        "ca.crt",
+        "sa.key",
+        "sa.pub",
+        *(f"{n}.{end}" for n in CLIENTS for end in ("key", "crt")),
+    ]
     if not all((folder / name).is_file() for name in wanted):
         return False
     authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())

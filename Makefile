@@ -1,0 +1,60 @@
+# Every target works on a bare machine: it first makes the Python environment (outside the clone), then what it needs.
+PYTHON ?= python3
+CONFIG ?= quick_start
+NODES ?= 3
+CLUSTER_KUBECONFIG ?=
+CONTEXT ?=
+IMAGE ?=
+
+LOCAL = $(PYTHON) local/bootstrap.py
+# Looked up when a recipe runs, so that `make help` installs nothing.
+ENVIRONMENT = $$($(LOCAL))
+RUN = env="$(ENVIRONMENT)" && PYTHONPATH=. PATH="$$env/bin:$$PATH" "$$env/bin/python"
+
+.DEFAULT_GOAL := help
+.PHONY: help venv tools cluster image sources demo status down env test bench lint fmt docs
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+
+venv: ## the Python environment, from requirements/dev.lock
+	@$(LOCAL) > /dev/null
+
+tools: ## what is missing of Debian packages and Go tools (the first time 30 minutes on two cores)
+	@$(LOCAL) tools
+
+cluster: ## a Kubernetes of NODES=1..5 nodes on this machine
+	@NODES=$(NODES) $(LOCAL) up
+
+image: ## the launcher image, in every node of the cluster
+	@$(LOCAL) image
+
+sources: ## the examples' data, on the shared storage
+	@$(LOCAL) sources
+
+demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
+	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
+
+status: ## what runs, and how far the training is
+	@$(LOCAL) status
+
+down: ## stop all of it; data and results stay
+	@$(LOCAL) down
+
+env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
+	@$(LOCAL) env
+
+test: tools ## every test
+	@$(RUN) tests/run.py
+
+bench: venv ## side-by-side measurements
+	@$(RUN) -m benchmarks
+
+lint: venv ## ruff and mypy
+	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
+
+fmt: venv ## format and sort
+	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
+
+docs: tools ## the chart's README from its values
+	@eval "$$($(LOCAL) env)" && helm-docs --chart-search-root charts

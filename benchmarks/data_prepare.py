@@ -1,0 +1,233 @@
+"""Preparing 1 GB of text (10 million lines) into 8 shards, against coreutils and the tutorial's own way.
+
+`python -m benchmarks.data_prepare` prints, after interleaved runs on this machine:
+
+- `data_prepare_wall_coreutils`: our wall time over that of `sha256sum`, `split -n r/8`, `sha256sum` of the
+  parts, one after the other (the same work: a checksum of the source and of every shard). Limit 0.8.
+- `data_prepare_wall_tutorial`: over that of the tutorial's way, which verifies nothing: split by bytes, copy
+  everything into every shard folder, rename. Limit 1.3.
+- `data_prepare_bytes_written`: bytes of the files we made, over the input and the test set once a shard.
+  Limit 1.05. `theirs` is the tutorial's, over the same.
+- `data_prepare_memory_mb_<size>`: peak resident memory (VmHWM) in MB for 0.1 and 1 GB. Limit 150.
+
+Ours ends with an fsync of every file, theirs without any; what earlier runs left to be written is synced
+before each run. The ratio is between the medians. `--python` names the interpreter with the image's packages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARDS = 8
+LINES = 10_000_000
+LINE_BYTES = 100  # on average, with the newline
+TEST_FRACTION = 0.01
+LIMITS = {"wall_coreutils": 0.8, "wall_tutorial": 1.3, "bytes_written": 1.05, "memory_mb": 150.0}
+
+
+def image_python() -> str:
+    """The interpreter of `local/`'s environment with the image's packages, or this one."""
+    cache = Path(os.environ.get("PADDLE_TRAINING_CACHE", Path.home() / ".cache" / "paddle-training"))
+    python = cache / "paddle" / "bin" / "python"
+    return str(python) if python.exists() else sys.executable
+
+
+def make_text(path: Path, lines: int) -> None:
+    """Lines of 51 to 149 bytes in words, a label first; the same for everybody."""
+    rng = random.Random(1)
+    words = [f"w{number}" for number in range(50_000)]
+    block = []
+    for number in range(100_000):
+        text = f"{number % 2}\t{' '.join(rng.choices(words, k=24))}"
+        block.append(text[: rng.randrange(LINE_BYTES - 50, LINE_BYTES + 49)].rstrip())
+    whole = "\n".join(block) + "\n"
+    with path.open("w") as file:
+        for _ in range(lines // len(block)):
+            file.write(whole)
+
+
+def ours(python: str, storage: Path) -> tuple[float, dict[str, object], int]:
+    """Wall seconds, the manifest and the peak memory in KB of one `prepare` of `sources/in.txt`."""
+    log = storage / "log"
+    environ = {
+        "PATH": os.environ["PATH"],
+        "JOB_NAME": "bench",
+        "JOB_PATH": str(storage),
+        "JOB_NAMESPACE": "bench",
+        "PADDLE_LAUNCHER_RELEASE": "bench",
+        "PADDLE_LAUNCHER_K8S_JOB": "bench-data",
+        "PADDLE_LAUNCHER_DATA_DIGEST": "bench",
+        "PADDLE_LAUNCHER_TERMINATION_LOG": str(storage / "termination"),
+        "SPLIT_COUNT": str(SHARDS),
+        "PADDLE_LAUNCHER_DATA_SOURCE": "file://in.txt",
+        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": str(TEST_FRACTION),
+    }
+    code = (
+        "import runpy, sys; sys.argv = ['launcher', 'prepare']\n"
+        "try: runpy.run_module('launcher', run_name='__main__')\n"
+        "finally: print(open('/proc/self/status').read())\n"
+    )
+    with log.open("w") as file:
+        begin = time.monotonic()
+        subprocess.run([python, "-c", code], cwd=ROOT, env=environ, stdout=file, stderr=file, check=True)
+        seconds = time.monotonic() - begin
+    peak = re.search(r"VmHWM:\s+(\d+) kB", log.read_text())
+    assert peak is not None
+    return seconds, json.loads((storage / "bench" / "manifest.json").read_text()), int(peak[1])
+
+
+def coreutils(source: Path, folder: Path) -> float:
+    """Wall seconds of checksum, split in turn, checksums."""
+    folder.mkdir()
+    begin = time.monotonic()
+    subprocess.run(["sha256sum", source], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(["split", "-n", f"r/{SHARDS}", source, folder / "x"], check=True)
+    subprocess.run(["sha256sum", *sorted(folder.iterdir())], stdout=subprocess.DEVNULL, check=True)
+    return time.monotonic() - begin
+
+
+def tutorial(source: Path, folder: Path) -> float:
+    """Wall seconds of the tutorial's way: everything is copied into every shard's folder."""
+    first = folder / "0" / "data"
+    first.mkdir(parents=True)
+    begin = time.monotonic()
+    subprocess.run(["split", "-d", f"--number=l/{SHARDS}", "-a", "5", source, first / "train."], check=True)
+    for index in range(1, SHARDS):
+        target = folder / str(index) / "data"
+        target.mkdir(parents=True)
+        subprocess.run(["cp", "-r", f"{first}/.", target], check=True)
+    for index in range(SHARDS):
+        data = folder / str(index) / "data"
+        (data / f"train.{index:05d}").rename(data / "train.txt")
+    return time.monotonic() - begin
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def verify(source: Path, storage: Path) -> None:
+    """Every line of the source is in the shards or the test set exactly once: equal sums of hashes."""
+
+    def total(paths: list[Path]) -> tuple[int, int]:
+        lines = hashes = 0
+        for path in paths:
+            with path.open("rb") as file:
+                for line in file:
+                    lines += 1
+                    hashes += int.from_bytes(hashlib.blake2b(line, digest_size=8).digest(), "big")
+        return lines, hashes
+
+    job = storage / "bench"
+    parts = [job / str(index) / "data" / "train.txt" for index in range(SHARDS)]
+    assert total([source]) == total([*parts, job / "0" / "data" / "test.txt"])
+
+
+def main() -> int:
+    """Prints the lines; returns 1 when a limit is not kept."""
+    parser = argparse.ArgumentParser(description="preparing data, side by side")
+    parser.add_argument("--python", default=image_python())
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--lines", type=int, default=LINES)
+    parser.add_argument("--verify", action="store_true", help="also compare every line (some 30 s)")
+    options = parser.parse_args()
+    needed = options.lines * LINE_BYTES * 11
+    with tempfile.TemporaryDirectory(prefix="data-prepare-") as name:
+        folder = Path(name)
+        free = shutil.disk_usage(folder).free
+        if free < needed:
+            print(
+                f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed",
+                file=sys.stderr,
+            )
+            return 1
+        return measure(options, folder)
+
+
+def measure(options: argparse.Namespace, folder: Path) -> int:
+    """Runs everything in `folder`."""
+    storage = folder / "storage"
+    source = storage / "sources" / "in.txt"
+    source.parent.mkdir(parents=True)
+    kept = True
+
+    def say(name: str, ratio: float, mine: str, theirs: str, limit: float) -> None:
+        nonlocal kept
+        kept = kept and ratio <= limit
+        verdict = "ok" if ratio <= limit else "TOO MUCH"
+        print(
+            f"data_prepare_{name} ratio={ratio:.2f} ours={mine} theirs={theirs} limit={limit} {verdict}",
+            flush=True,
+        )
+
+    def timed(run: Callable[[], float]) -> float:
+        os.sync()
+        return run()
+
+    peaks = {}
+    make_text(source, options.lines // 10)
+    _, _, peaks["0.1gb"] = ours(options.python, storage)
+    shutil.rmtree(storage / "bench")
+    make_text(source, options.lines)
+    seconds: dict[str, list[float]] = {"ours": [], "coreutils": [], "tutorial": []}
+    written = {}
+    manifest: dict[str, object] = {}
+    for _ in range(options.runs):
+
+        def one() -> float:
+            nonlocal manifest
+            wall, manifest, peaks["1gb"] = ours(options.python, storage)
+            return wall
+
+        seconds["ours"].append(timed(one))
+        written["ours"] = size_of(storage / "bench")
+        if options.verify and len(seconds["ours"]) == 1:
+            verify(source, storage)
+        shutil.rmtree(storage / "bench")
+        for way in (coreutils, tutorial):
+            target = folder / way.__name__
+            seconds[way.__name__].append(timed(lambda way=way, target=target: way(source, target)))  # type: ignore[misc]
+            # `split` wrote the input once, then each further folder is a copy of all of it.
+            written[way.__name__] = size_of(target)
+            shutil.rmtree(target)
+    median = {name: statistics.median(values) for name, values in seconds.items()}
+    for way in ("coreutils", "tutorial"):
+        ratio = median["ours"] / median[way]
+        say(f"wall_{way}", ratio, f"{median['ours']:.2f}s", f"{median[way]:.2f}s", LIMITS[f"wall_{way}"])
+    test = manifest["test"]
+    assert isinstance(test, dict)
+    allowed = source.stat().st_size + test["bytes"] * SHARDS
+    mine, theirs = written["ours"] / allowed, written["tutorial"] / allowed
+    say(
+        "bytes_written",
+        mine,
+        f"{written['ours']}",
+        f"{written['tutorial']}({theirs:.2f}x)",
+        LIMITS["bytes_written"],
+    )
+    for size, peak in peaks.items():
+        mb = peak * 1024 / 1e6
+        say(f"memory_mb_{size}", mb, f"{mb:.0f}MB", "-", LIMITS["memory_mb"])
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"# runs={options.runs} all={seconds} children_cpu={own.ru_utime + own.ru_stime:.0f}s", flush=True)
+    return 0 if kept else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

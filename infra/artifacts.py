@@ -1,0 +1,109 @@
+"""The bucket: data sources in, finished models out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import naming, policies
+from infra.aws_settings import Artifacts as ArtifactsSettings
+from infra.context import Context
+
+# Parts of an upload that was broken off cost money and are seen by nobody.
+BROKEN_UPLOAD_DAYS = 7
+
+
+@dataclass(frozen=True)
+class ArtifactsArgs:
+    """`uploads` of the settings are read relative to `project_folder`."""
+
+    key_arn: pulumi.Input[str]
+    settings: ArtifactsSettings
+    project_folder: Path
+
+
+class Artifacts(pulumi.ComponentResource):
+    """paddle:infra:Artifacts: private, encrypted, versioned; only TLS."""
+
+    def __init__(
+        self, context: Context, args: ArtifactsArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("paddle:infra:Artifacts", context.named("artifacts"), None, opts)
+        kept = context.keep(self)
+        name = context.named("artifacts")
+        # An unprotected bucket is emptied by its removal; a protected one is kept with all that guards it.
+        bucket = aws.s3.Bucket(
+            name, force_destroy=not context.protect, tags=context.tagged("artifacts"), opts=kept
+        )
+        block = aws.s3.BucketPublicAccessBlock(
+            name,
+            bucket=bucket.id,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=kept,
+        )
+        aws.s3.BucketOwnershipControls(
+            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=kept
+        )
+        encryption = aws.s3.BucketServerSideEncryptionConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "bucket_key_enabled": True,
+                    "apply_server_side_encryption_by_default": {
+                        "sse_algorithm": "aws:kms",
+                        "kms_master_key_id": args.key_arn,
+                    },
+                }
+            ],
+            opts=kept,
+        )
+        versioning = aws.s3.BucketVersioning(
+            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=kept
+        )
+        aws.s3.BucketLifecycleConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "id": "leftovers",
+                    "status": "Enabled",
+                    "filter": {"prefix": ""},
+                    "noncurrent_version_expiration": {"noncurrent_days": args.settings.keep_versions_days},
+                    "abort_incomplete_multipart_upload": {"days_after_initiation": BROKEN_UPLOAD_DAYS},
+                }
+            ],
+            opts=pulumi.ResourceOptions(
+                parent=self, depends_on=[versioning], retain_on_delete=context.protect
+            ),
+        )
+        # Two changes of one bucket's access at once are refused by S3.
+        aws.s3.BucketPolicy(
+            name,
+            bucket=bucket.id,
+            policy=bucket.arn.apply(policies.bucket_policy),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[block], retain_on_delete=context.protect),
+        )
+        for key, path in args.settings.uploads.items():
+            file = args.project_folder / path
+            if not file.is_file():
+                continue  # only in a preview: an update refuses it (infra/stack.py)
+            aws.s3.BucketObjectv2(
+                context.named(f"object-{key.replace('/', '-')}"),
+                bucket=bucket.id,
+                key=key,
+                source=pulumi.FileAsset(path),
+                source_hash=naming.file_digest(file),
+                opts=pulumi.ResourceOptions(
+                    parent=self, depends_on=[encryption, versioning], retain_on_delete=context.protect
+                ),
+            )
+        self.arn = bucket.arn
+        self.bucket = bucket.bucket
+        self.register_outputs({"bucket": self.bucket})

@@ -1,0 +1,165 @@
+"""The EKS control plane, who may use it, and the add-ons that must be there before and after the nodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import policies, versions
+from infra.aws_settings import Cluster as ClusterSettings
+from infra.context import Context, role
+
+LOG_TYPES = ("api", "audit", "authenticator")
+ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
+# Sees everything, secrets too: the releases that a preview compares are stored in secrets.
+VIEW_POLICY = "AmazonEKSAdminViewPolicy"
+
+
+@dataclass(frozen=True)
+class ClusterArgs:
+    """What the control plane is attached to."""
+
+    subnet_ids: Sequence[pulumi.Input[str]]
+    service_cidr: str
+    key_arn: pulumi.Input[str]
+    settings: ClusterSettings
+
+
+class Cluster(pulumi.ComponentResource):
+    """paddle:infra:Cluster.
+
+    `before_nodes` are what nodes wait for; `entries` are what using the cluster waits for.
+    """
+
+    def __init__(
+        self, context: Context, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("paddle:infra:Cluster", context.named("cluster"), None, opts)
+        self._context = context
+        own = pulumi.ResourceOptions(parent=self)
+        settings = args.settings
+        service_role = role(context, "cluster", "eks.amazonaws.com", self)
+        attached = aws.iam.RolePolicyAttachment(
+            context.named("cluster"),
+            role=service_role.name,
+            policy_arn=context.managed_policy("AmazonEKSClusterPolicy"),
+            opts=own,
+        )
+        key_use = aws.iam.RolePolicy(
+            context.named("cluster-key"),
+            role=service_role.name,
+            policy=pulumi.Output.from_input(args.key_arn).apply(policies.use_key),
+            opts=own,
+        )
+        # Before the cluster, which would make it itself, without an end to what it keeps.
+        logs = aws.cloudwatch.LogGroup(
+            context.named("logs"),
+            name=f"/aws/eks/{context.prefix}/cluster",
+            retention_in_days=settings.log_retention_days,
+            tags=context.tagged("logs"),
+            opts=own,
+        )
+        public = len(settings.public_cidrs) > 0
+        self.cluster = aws.eks.Cluster(
+            context.named("cluster"),
+            name=context.prefix,
+            version=settings.version,
+            role_arn=service_role.arn,
+            # Extended support costs six times as much, and is what AWS chooses unasked.
+            upgrade_policy={"support_type": "STANDARD"},
+            access_config={
+                "authentication_mode": "API",
+                # Whoever deploys is listed, or is nobody: a session is no principal that could stay.
+                "bootstrap_cluster_creator_admin_permissions": False,
+            },
+            bootstrap_self_managed_addons=False,
+            enabled_cluster_log_types=list(LOG_TYPES),
+            encryption_config={"provider": {"key_arn": args.key_arn}, "resources": ["secrets"]},
+            kubernetes_network_config={"service_ipv4_cidr": args.service_cidr, "ip_family": "ipv4"},
+            vpc_config={
+                "subnet_ids": list(args.subnet_ids),
+                "endpoint_private_access": True,
+                "endpoint_public_access": public,
+                "public_access_cidrs": list(settings.public_cidrs) if public else None,
+            },
+            tags=context.tagged("cluster"),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_use, logs]),
+        )
+        self.name = self.cluster.name
+        self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(
+            lambda vpc: vpc.cluster_security_group_id if vpc.cluster_security_group_id is not None else ""
+        )
+        self.entries = [
+            entry
+            for policy, names in ((ADMIN_POLICY, settings.admins), (VIEW_POLICY, settings.viewers))
+            for name in names
+            for entry in self._entry(name, policy)
+        ]
+        self.before_nodes: list[pulumi.Resource] = [
+            self.addon(versions.ADDON_VPC_CNI, {"enableNetworkPolicy": "true"}, [self.cluster]),
+            self.addon(versions.ADDON_KUBE_PROXY, None, [self.cluster]),
+            self.addon(versions.ADDON_POD_IDENTITY, None, [self.cluster]),
+        ]
+        self.register_outputs({"name": self.name})
+
+    def _entry(self, name: str, policy: str) -> list[pulumi.Resource]:
+        own = pulumi.ResourceOptions(parent=self)
+        part = f"access-{name.rpartition(':')[2].replace('/', '-')}"
+        arn = self._context.principal(name)
+        entry = aws.eks.AccessEntry(
+            self._context.named(part),
+            cluster_name=self.cluster.name,
+            principal_arn=arn,
+            type="STANDARD",
+            tags=self._context.tagged(part),
+            opts=own,
+        )
+        association = aws.eks.AccessPolicyAssociation(
+            self._context.named(part),
+            cluster_name=self.cluster.name,
+            principal_arn=entry.principal_arn,
+            policy_arn=f"arn:{self._context.partition}:eks::aws:cluster-access-policy/{policy}",
+            access_scope={"type": "cluster"},
+            opts=own,
+        )
+        return [entry, association]
+
+    def addon(
+        self, name: str, configuration: dict[str, object] | None, after: Sequence[pulumi.Resource]
+    ) -> aws.eks.Addon:
+        """One EKS add-on, made after and removed before what it depends on."""
+        return aws.eks.Addon(
+            self._context.named(name),
+            cluster_name=self.cluster.name,
+            addon_name=name,
+            configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
+            resolve_conflicts_on_create="OVERWRITE",
+            resolve_conflicts_on_update="OVERWRITE",
+            tags=self._context.tagged(name),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
+        )
+
+    def identity(
+        self, part: str, namespace: str, account: str, policy: pulumi.Input[str], parent: pulumi.Resource
+    ) -> aws.eks.PodIdentityAssociation:
+        """A role of its own for one service account, by pod identity; it may do what `policy` says."""
+        pod_role = role(self._context, part, "pods.eks.amazonaws.com", parent)
+        allowed = aws.iam.RolePolicy(
+            self._context.named(part),
+            role=pod_role.name,
+            policy=policy,
+            opts=pulumi.ResourceOptions(parent=parent),
+        )
+        return aws.eks.PodIdentityAssociation(
+            self._context.named(part),
+            cluster_name=self.cluster.name,
+            namespace=namespace,
+            service_account=account,
+            role_arn=pod_role.arn,
+            tags=self._context.tagged(part),
+            opts=pulumi.ResourceOptions(parent=parent, depends_on=[allowed]),
+        )

@@ -1,0 +1,95 @@
+"""What every AWS component shares: names, the one tag set, the account, and how roles are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import policies
+
+
+@dataclass(frozen=True)
+class Context:
+    """The stack's place in AWS.
+
+    Attributes:
+        prefix: what every name begins with; carries project and stack.
+        tags: the one tag set.
+        region, account, partition: where everything is.
+        protect: whether destroy keeps file system, bucket, registry and their key.
+        permissions_boundary: ARN of every role's boundary, or empty.
+        iam_path: path of every role.
+    """
+
+    prefix: str
+    tags: Mapping[str, str]
+    region: str
+    account: str
+    partition: str
+    protect: bool
+    permissions_boundary: str
+    iam_path: str
+
+    def named(self, part: str) -> str:
+        """The name of a part of the stack."""
+        return f"{self.prefix}-{part}"
+
+    def tagged(self, part: str) -> dict[str, str]:
+        """The tag set of a resource, with its name as AWS consoles show it."""
+        return {**self.tags, "Name": self.named(part)}
+
+    def keep(self, parent: pulumi.Resource) -> pulumi.ResourceOptions:
+        """Options of a resource that holds a person's data: a protected one outlives its stack."""
+        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect)
+
+    def arn(self, service: str, resource: str) -> str:
+        """ARN of something in this account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+
+    def principal(self, name: str) -> str:
+        """`role/NAME` or `user/NAME` as an ARN of this account; an ARN stays as it is."""
+        return name if name.startswith("arn:") else f"arn:{self.partition}:iam::{self.account}:{name}"
+
+    def managed_policy(self, name: str) -> str:
+        """ARN of one of AWS's own policies."""
+        return f"arn:{self.partition}:iam::aws:policy/{name}"
+
+
+def role(context: Context, part: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
+    """A role that one AWS service assumes, with the stack's path and boundary."""
+    boundary = context.permissions_boundary
+    return aws.iam.Role(
+        context.named(part),
+        assume_role_policy=policies.trust(service),
+        path=context.iam_path,
+        permissions_boundary=boundary if boundary != "" else None,
+        tags=context.tagged(part),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
+
+
+def rule_in(
+    name: str,
+    *,
+    group: pulumi.Input[str],
+    port: int,
+    source: pulumi.Input[str],
+    why: str,
+    opts: pulumi.ResourceOptions,
+    tags: Mapping[str, str],
+) -> aws.vpc.SecurityGroupIngressRule:
+    """Lets one security group reach one TCP port of another."""
+    return aws.vpc.SecurityGroupIngressRule(
+        name,
+        security_group_id=group,
+        referenced_security_group_id=source,
+        ip_protocol="tcp",
+        from_port=port,
+        to_port=port,
+        description=why,
+        tags=dict(tags),
+        opts=opts,
+    )

@@ -1,0 +1,101 @@
+"""The shared file system: EFS, a mount target per zone, an access point that enforces the pods' user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import versions
+from infra.context import Context, rule_in
+from infra.settings import Storage as StorageSettings
+
+
+@dataclass(frozen=True)
+class StorageArgs:
+    """`subnets`: one subnet of each zone in use, by a name that stays (EFS takes one mount target a zone)."""
+
+    vpc_id: pulumi.Input[str]
+    subnets: Mapping[str, pulumi.Input[str]]
+    key_arn: pulumi.Input[str]
+    settings: StorageSettings
+
+
+class Storage(pulumi.ComponentResource):
+    """paddle:infra:Storage: outlives cluster and nodes; who may mount it is added by `admit`."""
+
+    def __init__(
+        self, context: Context, args: StorageArgs, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        super().__init__("paddle:infra:Storage", context.named("storage"), None, opts)
+        self._context = context
+        own = pulumi.ResourceOptions(parent=self)
+        days = args.settings.archive_after_days
+        policies: list[aws.efs.FileSystemLifecyclePolicyArgs] = []
+        if days > 0:
+            period = "AFTER_1_DAY" if days == 1 else f"AFTER_{days}_DAYS"
+            # Read again, a file comes back, so that a resumed training does not pay for each access.
+            policies = [
+                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_ia=period),
+                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_primary_storage_class="AFTER_1_ACCESS"),
+            ]
+        self.file_system = aws.efs.FileSystem(
+            context.named("efs"),
+            encrypted=True,
+            kms_key_id=args.key_arn,
+            performance_mode="generalPurpose",
+            throughput_mode=args.settings.throughput,
+            lifecycle_policies=policies,
+            tags=context.tagged("efs"),
+            opts=context.keep(self),
+        )
+        aws.efs.BackupPolicy(
+            context.named("efs"),
+            file_system_id=self.file_system.id,
+            backup_policy={"status": "ENABLED" if args.settings.backup else "DISABLED"},
+            opts=own,
+        )
+        self.group = aws.ec2.SecurityGroup(
+            context.named("efs"),
+            vpc_id=args.vpc_id,
+            description="NFS from the nodes to the file system",
+            tags=context.tagged("efs"),
+            opts=own,
+        )
+        self.mount_targets = [
+            aws.efs.MountTarget(
+                context.named(f"efs-{name}"),
+                file_system_id=self.file_system.id,
+                subnet_id=subnet,
+                security_groups=[self.group.id],
+                opts=own,
+            )
+            for name, subnet in args.subnets.items()
+        ]
+        user = {"uid": versions.POD_UID, "gid": versions.POD_GID}
+        self.access_point = aws.efs.AccessPoint(
+            context.named("pods"),
+            file_system_id=self.file_system.id,
+            posix_user=user,
+            root_directory={
+                "path": "/paddle-training",
+                "creation_info": {"owner_uid": user["uid"], "owner_gid": user["gid"], "permissions": "0775"},
+            },
+            tags=context.tagged("pods"),
+            opts=context.keep(self),
+        )
+        self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
+
+    def admit(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
+        """Opens NFS, and nothing else, to one security group."""
+        return rule_in(
+            self._context.named(f"efs-from-{who}"),
+            group=self.group.id,
+            port=versions.NFS_PORT,
+            source=group,
+            why=f"NFS from the {who}",
+            opts=pulumi.ResourceOptions(parent=self),
+            tags=self._context.tagged(f"efs-from-{who}"),
+        )

@@ -1,0 +1,112 @@
+"""The namespace and the Helm release, on whichever cluster. The same for every target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulumi
+import pulumi_kubernetes as k8s
+
+from infra import naming
+from infra.chart_values import CHART
+from infra.preflight import ENFORCE_LABEL
+
+# What helm waits for without release.wait: objects that are ready at once. Its own default, said aloud.
+READY_SECONDS = 300
+# Beyond the Jobs' own deadlines: pulling the image and starting pods.
+START_SECONDS = 900
+
+LOST = (
+    "Destroying or replacing this release stops a running training: what came after its newest saved pass is "
+    "lost; data, passes and models on the shared storage stay."
+)
+
+
+@dataclass(frozen=True)
+class TrainingArgs:
+    """What the release needs.
+
+    Attributes:
+        kubeconfig: path or content; with `context`, the only cluster that is ever talked to.
+        context: its context.
+        namespace: name of the namespace; made here when `create_namespace`.
+        labels: labels of the namespace when it is made here.
+        privileged: whether pods need host ports, which Pod Security `restricted` refuses.
+        release: the release's name.
+        values: the chart's values.
+        wait_seconds: None, or how long `up` waits for the Jobs to complete.
+        keep_manual_values: leave the values of the release as they are in the cluster.
+        cluster_name: what makes a cluster another one, when its kubeconfig's text may change.
+        delete_unreachable: let a destroy go on when the cluster is gone already.
+    """
+
+    kubeconfig: pulumi.Input[str]
+    context: str
+    namespace: str
+    create_namespace: bool
+    labels: Mapping[str, str]
+    privileged: bool
+    release: str
+    values: pulumi.Input[Mapping[str, Any]]
+    project_folder: Path
+    wait_seconds: int | None = None
+    keep_manual_values: bool = False
+    cluster_name: str | None = None
+    delete_unreachable: bool = False
+    after: Sequence[pulumi.Resource] = field(default_factory=tuple)
+
+
+def wait_seconds(values: Mapping[str, Any]) -> int:
+    """Both deadlines and the start: how long `up` waits with release.wait. Seconds."""
+    data, training = values.get("data") or {}, values.get("training") or {}
+    prepare = int(data.get("deadlineSeconds") or 0) if data.get("enabled", True) else 0
+    return prepare + int(training.get("deadlineSeconds") or 0) + START_SECONDS
+
+
+class Training(pulumi.ComponentResource):
+    """paddle:infra:Training: provider, namespace, release."""
+
+    def __init__(self, name: str, args: TrainingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("paddle:infra:Training", name, None, opts)
+        self.provider = k8s.Provider(
+            name,
+            kubeconfig=args.kubeconfig,
+            context=args.context,
+            cluster_identifier=args.cluster_name,
+            delete_unreachable=True if args.delete_unreachable else None,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(args.after)),
+        )
+        inside = pulumi.ResourceOptions(parent=self, provider=self.provider)
+        self.namespace: k8s.core.v1.Namespace | None = None
+        if args.create_namespace:
+            level = "privileged" if args.privileged else "restricted"
+            self.namespace = k8s.core.v1.Namespace(
+                f"{name}-namespace",
+                metadata={"name": args.namespace, "labels": {**args.labels, ENFORCE_LABEL: level}},
+                opts=inside,
+            )
+        # The digest is here because the provider's own checksum never reaches the diff: without it an edit of
+        # a template would change nothing. The path is relative, so that every clone sees the same input.
+        digest = naming.folder_digest(args.project_folder / CHART)
+        manual = args.keep_manual_values
+        self.release = k8s.helm.v3.Release(
+            f"{name}-release",
+            name=args.release,
+            chart=f"./{CHART}",
+            namespace=self.namespace.metadata.name if self.namespace is not None else args.namespace,
+            description=f"chart {digest}. {LOST}",
+            values={} if manual else args.values,
+            reuse_values=True if manual else None,
+            skip_await=False,
+            wait_for_jobs=args.wait_seconds is not None,
+            timeout=READY_SECONDS if args.wait_seconds is None else args.wait_seconds,
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                provider=self.provider,
+                depends_on=[*args.after, *([self.namespace] if self.namespace is not None else [])],
+            ),
+        )
+        self.register_outputs({"release": self.release.name})

@@ -1,0 +1,32 @@
+"""Versions and fixed numbers that more than one component needs, each with its reason."""
+
+from __future__ import annotations
+
+# Newest EKS version in standard support when this was written (until 2027-03-27; 1.34 left it on 2026-12-02).
+# Only a default: an unknown newer minor is passed on, since AWS knows its versions better than this file.
+KUBERNETES = "1.35"
+
+# EKS add-ons. None pinned by build: AWS picks the default build for the cluster's Kubernetes version.
+ADDON_VPC_CNI = "vpc-cni"
+ADDON_KUBE_PROXY = "kube-proxy"
+ADDON_POD_IDENTITY = "eks-pod-identity-agent"
+ADDON_COREDNS = "coredns"
+ADDON_EFS_CSI = "aws-efs-csi-driver"
+
+# Taint that keeps pods away from a new node until the EFS driver runs there; the driver removes it itself.
+EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
+
+# The efs-csi node daemon starts one proxy a mount; 150 Mi, its old size, ends in out-of-memory kills under
+# writes.
+EFS_CSI_MEMORY = "512Mi"
+
+NFS_PORT = 2049
+HTTPS_PORT = 443
+
+# uid and gid of every pod of the chart; the EFS access point enforces the same.
+POD_UID = 10001
+POD_GID = 10001
+
+# The NFS mount options of the tutorial, with noresvport, without which a client that lost its mount target
+# hangs.
+NFS_MOUNT_OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"

@@ -1,0 +1,154 @@
+"""Puts Jobs, pods, events and the files on the storage together into one `View`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.cli import reasons
+from launcher.cli.view import (
+    FINAL,
+    JobView,
+    Object,
+    Run,
+    View,
+    first_cause,
+    job_view,
+    owned_by,
+    progress_of,
+    ranks_of,
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was read of one release. `events` go by the name of the object that they are about."""
+
+    run: Run
+    jobs: Mapping[str, Object]
+    pods: Sequence[Object]
+    events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
+    claim: str = ""
+    files: Mapping[str, Any] = field(default_factory=dict)
+
+
+def of_cluster(seen: Seen) -> View:
+    """The view of one release.
+
+    `seen.files` has the parsed status, run, manifest and failure files, or None each.
+    """
+    run = seen.run
+    status = seen.files.get("status")
+    progress = progress_of(status, run.k8s_job)
+    data_pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
+    pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
+    data = _data(seen, data_pods)
+    training = job_view(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
+    told = status.get("ranks") if status and progress else None
+    ranks = ranks_of(run.trainers, pods, seen.events, told)
+    state, cause = _state(seen, data, training, pods)
+    return View(
+        where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
+        run_id=run.k8s_job,
+        state=state,
+        cause=cause,
+        data=data,
+        training=training,
+        ranks=ranks,
+        progress=progress,
+        notes=tuple(_notes(seen, progress is not None, data, state)),
+    )
+
+
+def _data(seen: Seen, pods: Sequence[Object]) -> JobView:
+    run, manifest = seen.run, seen.files.get("manifest") or {}
+    if not run.k8s_data_job:
+        return JobView("", "none", "this release has no data Job (data.enabled is false)")
+    job = seen.jobs.get(run.k8s_data_job)
+    if job is None and manifest.get("dataDigest") == run.data_digest:
+        return JobView(run.k8s_data_job, "complete", "the Job is gone; its manifest is there")
+    return job_view(run.k8s_data_job, job, pods, seen.events)
+
+
+def _state(seen: Seen, data: JobView, training: JobView, pods: Sequence[Object]) -> tuple[str, str]:
+    """(state, cause) of the run. What the Jobs say goes before what the files say: it is newer."""
+    run = seen.run
+    progress = progress_of(seen.files.get("status"), run.k8s_job)
+    told = str((seen.files.get("status") or {}).get("cause") or "") if progress else ""
+    said = progress.state if progress else ""
+    if data.state == "failed" and training.state != "complete":
+        failure = seen.files.get("failure") or {}
+        reason = failure.get("reason") if failure.get("dataDigest") == run.data_digest else None
+        state = "failed", f"the data Job failed: {reason or data.reason}"
+    elif training.state == "failed":
+        state = "failed", told or first_cause(pods) or training.reason
+    elif training.state == "missing":
+        state = (said if said in FINAL else "missing"), told
+    elif training.state in ("complete", "suspended"):
+        state = training.state, training.reason
+    elif said and said not in FINAL:
+        state = said, ""
+    elif data.state in ("running", "waiting"):
+        state = "preparing", ""
+    else:
+        state = ("finishing" if said == "complete" else "pending"), ""
+    return state
+
+
+def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[str]:
+    run, notes = seen.run, []
+    if seen.claim:
+        notes.append(seen.claim)
+    if data.state in ("running", "waiting"):
+        notes.append(f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else ""))
+    if state == "missing":
+        notes.append(f"the training Job {run.k8s_job} does not exist; it was deleted, or has expired")
+    status = seen.files.get("status")
+    if status and not has_progress:
+        notes.append(
+            f"output/ still belongs to run {status.get('runId')}; this run moves it aside when it starts"
+        )
+    for name, job in sorted(seen.jobs.items()):
+        if name not in (run.k8s_job, run.k8s_data_job):
+            going = (
+                "being removed"
+                if job.get("metadata", {}).get("deletionTimestamp")
+                else reasons.job_state(job)[0]
+            )
+            notes.append(f"an earlier Job of this release is still there: {name} ({going})")
+    if seen.files.get("unreadable"):
+        notes.append(f"no progress shown: {seen.files['unreadable']}")
+    return notes
+
+
+def of_folder(folder: str, files: Mapping[str, Any]) -> View:
+    """The view of a job's folder, from its files alone."""
+    status, manifest, failure = files.get("status"), files.get("manifest"), files.get("failure")
+    digest = (manifest or failure or {}).get("dataDigest", "")
+    if failure:
+        data = JobView(f"data {digest[:8]}", "failed", str(failure.get("reason", "")))
+    elif manifest:
+        shards = f"{manifest.get('splitCount')} shards, {manifest.get('lines', 0):,} lines"
+        data = JobView(f"data {digest[:8]}", "complete", shards)
+    else:
+        data = JobView("data", "missing", "no manifest.json yet: the data Job has not finished")
+    progress = progress_of(status, None)
+    notes: list[str] = []
+    if progress:
+        state, cause = progress.state, str((status or {}).get("cause") or "")
+    elif failure:
+        state, cause = "failed", f"the data Job failed: {failure.get('reason')}"
+    else:
+        state, cause = ("pending" if manifest else "preparing"), ""
+        notes.append("no output/status.json: the training has not started here")
+    return View(
+        where=folder,
+        run_id=(status or files.get("run") or {}).get("runId"),
+        state=state,
+        cause=cause,
+        data=data,
+        ranks=ranks_of((status or {}).get("trainers") or 0, [], {}, (status or {}).get("ranks")),
+        progress=progress,
+        notes=tuple(notes),
+    )

@@ -1,0 +1,208 @@
+"""The Kubernetes API as this command line uses it: plain JSON objects in, plain JSON objects out.
+
+Everything above this module works on dicts as the API server sends them, so that it is tested by value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from launcher.cli.problems import CliError, UsageError, api_problem
+
+NAME_LABEL = "app.kubernetes.io/name"
+RELEASE_LABEL = "app.kubernetes.io/instance"
+COMPONENT_LABEL = "app.kubernetes.io/component"
+CHART = "paddle-training"
+FOLLOW_SECONDS = 24 * 3600.0  # without a line before following a log is given up
+TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between two answers of one call
+
+Object = dict[str, Any]
+
+
+def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Cluster:
+    """A client by the usual kubeconfig rules ($KUBECONFIG, ~/.kube/config, else the pod's own account).
+
+    Raises UsageError for a file or context that is not there or cannot be read.
+    """
+    import kubernetes
+    from kubernetes.config import ConfigException
+
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retry warnings would go between our lines
+    if kubeconfig is not None and not kubeconfig.is_file():
+        raise UsageError(f"--kubeconfig {kubeconfig} is not there. Name an existing kubeconfig file.")
+    configuration = kubernetes.client.Configuration()
+    named = str(kubeconfig) if kubeconfig else None
+    used = named or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    try:
+        contexts, current = kubernetes.config.list_kube_config_contexts(config_file=named)
+    except ConfigException as error:
+        try:
+            kubernetes.config.load_incluster_config(client_configuration=configuration)
+        except ConfigException:
+            raise UsageError(
+                f"no usable kubeconfig at {used} ({error}). Name one with --kubeconfig FILE, or read a job's "
+                "folder directly with --path DIR."
+            ) from error
+        return Cluster(kubernetes.client.ApiClient(configuration), namespace, "this pod's cluster")
+    except Exception as error:  # YAML errors of many kinds
+        raise UsageError(f"{used} cannot be read as a kubeconfig: {error}") from error
+    names = [entry["name"] for entry in contexts]
+    if context is not None and context not in names:
+        raise UsageError(
+            f"--context {context} is not in {used}, which has: {', '.join(sorted(names)) or 'no contexts'}."
+        )
+    try:
+        kubernetes.config.load_kube_config(
+            config_file=named, context=context, client_configuration=configuration, persist_config=False
+        )
+    except (ConfigException, OSError) as error:
+        raise UsageError(f"{used} cannot be used: {error}") from error
+    configuration.retries = False  # a wait of ours decides what is tried again
+    chosen = context or (current or {}).get("name", "")
+    return Cluster(
+        kubernetes.client.ApiClient(configuration), namespace, f"context {chosen} ({configuration.host})"
+    )
+
+
+def labels(release: str, component: str | None = None) -> str:
+    """A label selector for one release's objects."""
+    selector = f"{NAME_LABEL}={CHART},{RELEASE_LABEL}={release}"
+    return selector + (f",{COMPONENT_LABEL}={component}" if component else "")
+
+
+class Cluster:
+    """One namespace of one cluster.
+
+    Every method raises CliError with a clear message instead of a traceback.
+    """
+
+    def __init__(self, api: Any, namespace: str, name: str) -> None:
+        self.api = api
+        self.namespace = namespace
+        self.name = name
+
+    def _call(self, method: str, doing: str, *arguments: Any, **options: Any) -> Any:
+        """The raw answer of one of the client's API methods, whose errors become messages."""
+        import urllib3
+        from kubernetes.client import BatchV1Api, CoreV1Api
+        from kubernetes.client.rest import ApiException
+
+        api = BatchV1Api(self.api) if method.endswith("_job") else CoreV1Api(self.api)
+        try:
+            answer = getattr(api, method)(
+                *arguments, **{"_preload_content": False, "_request_timeout": TIMEOUT, **options}
+            )
+            status, body = answer.status, b"" if answer.status < 400 else answer.read()
+        except ApiException as error:
+            status, body = int(error.status or 0), error.body or str(error.reason).encode()
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise UnreachableError(
+                f"cannot {doing}: {self.name} cannot be reached ({_short(error)}). Is the cluster running, "
+                "and is this the right --kubeconfig and --context?"
+            ) from error
+        if 200 <= status < 300:
+            return answer
+        text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+        if status == 404:
+            raise NotThereError(f"cannot {doing}: {self.name} answered 404: {text}")
+        raise api_problem(status, text, doing, self.name)
+
+    def _json(self, method: str, doing: str, *arguments: Any, **options: Any) -> Object:
+        import urllib3
+
+        answer = self._call(method, doing, *arguments, **options)
+        try:
+            return cast(Object, json.loads(answer.read()))
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise UnreachableError(f"cannot {doing}: the answer of {self.name} broke off") from error
+        finally:
+            answer.release_conn()
+
+    def items(self, kind: str, doing: str, selector: str = "", everywhere: bool = False) -> list[Object]:
+        """Objects of one kind, by the client's name for it (pod, job, config_map), here or everywhere."""
+        options = {"label_selector": selector} if selector else {}
+        if everywhere:
+            found = self._json(f"list_{kind}_for_all_namespaces", doing, **options)
+        else:
+            found = self._json(f"list_namespaced_{kind}", doing, self.namespace, **options)
+        return cast(list[Object], found.get("items", []))
+
+    def find(self, kind: str, name: str, doing: str) -> Object | None:
+        """One object of this namespace, or None."""
+        try:
+            return self._json(f"read_namespaced_{kind}", doing, name, self.namespace)
+        except NotThereError:
+            return None
+
+    def events(self, name: str) -> list[Object]:
+        """Events about one object, oldest first; none when they may not be read, for they only explain."""
+        selector = f"involvedObject.name={name}"
+        try:
+            found = self._json(
+                "list_namespaced_event", "read events", self.namespace, field_selector=selector
+            )
+        except UnreachableError:
+            raise
+        except CliError:
+            return []
+        events = cast(list[Object], found.get("items") or [])
+        return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+
+    def create_pod(self, pod: Object) -> None:
+        """Make a pod in this namespace."""
+        self._json("create_namespaced_pod", "start the reader pod", self.namespace, pod)
+
+    def delete_pod(self, name: str) -> None:
+        """Delete a pod of ours; nothing happens when it is gone already."""
+        with contextlib.suppress(NotThereError):
+            doing = f"delete the reader pod {name}"
+            self._json("delete_namespaced_pod", doing, name, self.namespace, grace_period_seconds=1)
+
+    def pod_log(self, pod: str, container: str, follow: bool) -> Iterator[bytes]:
+        """A container's log as it comes."""
+        import urllib3
+
+        doing = f"read the log of {pod}"
+        timeout = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
+        answer = self._call(
+            "read_namespaced_pod_log",
+            doing,
+            pod,
+            self.namespace,
+            container=container,
+            follow=follow,
+            **timeout,
+        )
+        try:
+            while block := answer.read1(65536):
+                yield block
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise CliError(f"the log of {pod} broke off: {_short(error)}") from error
+        finally:
+            answer.close()
+
+    def exec(self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle: float) -> Any:
+        """Start `argv` in a container; see `launcher.cli.execstream.ExecStream`."""
+        from launcher.cli.execstream import ExecStream
+
+        return ExecStream(self, pod, container, argv, stdin=stdin, idle=idle)
+
+
+class NotThereError(CliError):
+    """404."""
+
+
+class UnreachableError(CliError):
+    """No answer at all: `wait` tries again for a while, everything else says so."""
+
+
+def _short(error: Exception) -> str:
+    reason = getattr(error, "reason", None) or error
+    text = str(reason)
+    return text.split(": ", 1)[1] if text.startswith("<urllib3") and ": " in text else text

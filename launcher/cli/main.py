@@ -1,0 +1,297 @@
+"""The commands a person types. Exit codes: 0 done, 1 the training failed, 2 the deadline of `wait` passed,
+3 the cluster or storage could not be asked, 64 wrong usage."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.live import Live
+
+from launcher.cli import logs as logs_of
+from launcher.cli import push as pushing
+from launcher.cli import render, waiting
+from launcher.cli import results as results_of
+from launcher.cli.cluster import connect
+from launcher.cli.problems import EXIT_USAGE, CliError, UsageError
+from launcher.cli.session import COPY_SECONDS, ClusterSession, FolderSession, Session
+from launcher.cli.view import View
+from launcher.errors import LauncherError
+from launcher.tarstream import ReaderError
+
+
+class Output(StrEnum):
+    """How answers are printed."""
+
+    text = "text"
+    json = "json"
+
+
+class Role(StrEnum):
+    """Whose log."""
+
+    trainer = "trainer"
+    pserver = "pserver"
+    data = "data"
+
+
+PathOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
+    ),
+]
+Release = Annotated[str, typer.Option(help="Helm release.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+Format = Annotated[Output, typer.Option("--output", "-o", help="json for scripts.")]
+
+PARSER_USAGE = 2
+
+typer_app = typer.Typer(
+    name="python -m launcher",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Look at and fetch the results of a PaddlePaddle training on Kubernetes. Exit codes: 0 done, "
+    "1 the training failed, 2 --timeout passed, 3 cluster or storage could not be asked, 64 wrong usage.",
+)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def open_session(
+    path: Path | None, release: str, namespace: str, kubeconfig: Path | None, context: str | None
+) -> Session:
+    """The folder of `--path`, else the release on the cluster."""
+    if path is None:
+        return ClusterSession(connect(kubeconfig, context, namespace), release, _say)
+    if kubeconfig is not None or context is not None:
+        raise UsageError("--path reads a folder and asks no cluster: leave out --kubeconfig and --context.")
+    return FolderSession(path)
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan: a loss that is none becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@typer_app.command()
+def status(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    output: Format = Output.text,
+) -> None:
+    """State of the data Job and the training, rank by rank, and why what waits does not run."""
+    view = open_session(path, release, namespace, kubeconfig, context).look()
+    if output is Output.json:
+        _print_json(view.as_json())
+    else:
+        render.consoles()[0].print(render.screen(view))
+
+
+@typer_app.command()
+def logs(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    rank: Annotated[int, typer.Option(min=0, help="Which rank.")] = 0,
+    role: Annotated[
+        Role | None, typer.Option(help="trainer or pserver: that process's log. Default: the pod's own log.")
+    ] = None,
+    server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank.")] = 0,
+    attempt: Annotated[int | None, typer.Option(min=0, help="An earlier attempt's log.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+) -> None:
+    """Print a log: of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    for block in logs_of.read(
+        session,
+        rank=rank,
+        role=role.value if role else None,
+        server=server,
+        attempt=attempt,
+        following=follow,
+        say=_say,
+    ):
+        sys.stdout.buffer.write(block)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _shower(output: Output) -> Iterator[Callable[[View], None]]:
+    out, _ = render.consoles()
+    if output is Output.text and out.is_terminal:
+        with Live(console=out, auto_refresh=False) as live:
+            yield lambda view: live.update(render.screen(view), refresh=True)
+    else:
+        said = _say if output is Output.json else lambda text: print(text, flush=True)
+        yield waiting.Teller(said).tell
+
+
+@typer_app.command()
+def wait(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Give up after so many seconds (exit code 2).")
+    ] = 7200.0,
+    output: Format = Output.text,
+) -> None:
+    """Follow the run: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with _shower(output) as show:
+        view = waiting.follow(session.glance, show, _say, timeout)
+    if output is Output.json:
+        _print_json(view.as_json())
+
+
+@typer_app.command()
+def results(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Copy model, curve, metrics and logs there.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there already.")] = False,
+    output: Format = Output.text,
+) -> None:
+    """Score and table of passes; with --to a verified copy of model, curve.png, metrics.csv and logs."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with session.storage(seconds=COPY_SECONDS, fresh=to is not None) as storage:
+        found = results_of.load(storage, storage.where)
+        if to is not None and not found.has_model:
+            _say(f"the run is {found.state} and has no output/model yet; copying what there is")
+        copied = results_of.copy(storage, to, force, _say) if to is not None else {}
+    if output is Output.json:
+        _print_json({**found.__dict__, "copied": {"to": str(to), "files": copied} if to else None})
+        return
+    out, _ = render.consoles()
+    out.print(f"run {found.run_id}: {found.state}")
+    out.print(f"score on the test set: {render.scores(found.score) or 'none yet'}")
+    if found.passes:
+        out.print(_pass_table(found.passes))
+    if to is None:
+        out.print(
+            f"on the storage: {found.where}/output (model/, curve.png, metrics.csv, node_*/); --to DIR "
+            "copies it"
+        )
+    else:
+        out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
+
+
+def _pass_table(passes: list[dict[str, Any]]) -> Any:
+    tests = results_of.best_columns(passes)
+    columns = [">pass", ">samples", ">seconds", ">samples/s", ">train loss", *(f">{name}" for name in tests)]
+    rows = [
+        [
+            str(row["pass"]),
+            f"{row['samples']:,}",
+            f"{row['seconds']:.1f}",
+            render.rate(row["samples_per_second"]),
+            render.number(row["train_loss"]),
+            *(render.number(row.get(name)) for name in tests),
+        ]
+        for row in passes
+    ]
+    return render.table(columns, rows)
+
+
+@typer_app.command()
+def push(
+    src: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
+    ],
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Its name on the storage.")] = None,
+    source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what has that name already.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="See first whether the program has all its parts.")
+    ] = True,
+    output: Format = Output.text,
+) -> None:
+    """Bring a program or a data file onto the shared storage, and say which values name it."""
+    parcel = pushing.source(src, name) if source else pushing.program(src, name, check)
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
+        where = pushing.send(storage, parcel, force, _say)
+    if output is Output.json:
+        _print_json({"path": where, "values": parcel.values})
+        return
+    print(f"{where} is there. Use it with these values:")
+    for key, value in parcel.values.items():
+        print(f"  --set-string {key}={value}")
+
+
+def app(args: list[str] | None = None, prog_name: str = "python -m launcher") -> NoReturn:
+    """Run one command and end the process with its exit code."""
+    sys.exit(run(args, prog_name))
+
+
+def run(args: list[str] | None = None, prog_name: str = "python -m launcher") -> int:
+    """Run one command and return its exit code; every foreseeable trouble is one message on stderr."""
+    signal.signal(signal.SIGINT, _interrupted)
+    try:
+        typer_app(args, prog_name=prog_name)
+    except (
+        SystemExit
+    ) as end:  # 2 is the parser's own code for wrong usage, which is `wait`'s for its deadline here
+        code = end.code if isinstance(end.code, int) else 0
+        return EXIT_USAGE if code == PARSER_USAGE else code
+    except LauncherError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except ReaderError as error:
+        _say(f"error: {error}")
+        return CliError.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        _say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        return CliError.exit_code
+    return 0
+
+
+def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)  # the parser would end with 1, which means that the training failed

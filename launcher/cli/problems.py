@@ -1,0 +1,91 @@
+"""What the command line ends with when it cannot do what was asked: one message on stderr, no traceback.
+
+CliError              3   the cluster or the storage could not be asked, or refused
+├── UsageError       64   an option or argument is wrong; nothing was done
+├── RunFailed         1   the training itself failed (`wait`)
+└── WaitedTooLong     2   `wait --timeout` passed
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from launcher.errors import LauncherError
+
+EXIT_RUN_FAILED = 1
+EXIT_TIMEOUT = 2
+EXIT_UNKNOWN = 3
+EXIT_USAGE = 64
+
+
+class CliError(LauncherError):
+    """The cluster or the storage could not be asked."""
+
+    exit_code = EXIT_UNKNOWN
+
+
+class UsageError(CliError):
+    """An option or argument is wrong."""
+
+    exit_code = EXIT_USAGE
+
+
+class RunFailed(CliError):  # noqa: N818 - the training failed, not this program
+    """The training that was followed failed."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+class WaitedTooLong(CliError):  # noqa: N818 - see above
+    """The deadline of `wait` passed."""
+
+    exit_code = EXIT_TIMEOUT
+
+
+_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
+
+
+def api_problem(status: int, body: str, doing: str, context: str) -> CliError:
+    """The message for an API call that was refused.
+
+    `status` is the HTTP status, `body` the API server's answer (a Status object as JSON, or text), `doing`
+    what was tried ("start the reader pod"), `context` names the cluster.
+    """
+    answer = _message(body)
+    if status == 401:
+        return CliError(
+            f"cannot {doing}: {context} does not accept the credentials (401). They may have expired: "
+            "log in again, or name another --kubeconfig or --context."
+        )
+    denied = _DENIED.search(answer)
+    if status == 403 and denied:
+        return CliError(
+            f"cannot {doing}: {denied['user']} may not {denied['verb']} {denied['resource']} on "
+            f"{context} (403). Ask for a role with verb {denied['verb']} on {denied['resource']}. "
+            f"The server says: {answer}"
+        )
+    return CliError(f"cannot {doing}: {context} answered {status}: {answer}")
+
+
+def _message(body: str) -> str:
+    try:
+        value: Any = json.loads(body)
+    except ValueError:
+        return body.strip()[:1000] or "nothing"
+    if isinstance(value, dict) and value.get("message"):
+        return str(value["message"])
+    return str(value)
+
+
+_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d{3})")
+
+
+def handshake(reason: str) -> tuple[int, str] | None:
+    """(HTTP status, answer) of a refused websocket, which the client reports as text; None if it is none."""
+    found = _HANDSHAKE.search(reason)
+    if not found:
+        return None
+    answer = re.search(r"\{\"kind\":\"Status\".*\}", reason, re.DOTALL)
+    return int(found["status"]), (answer[0] if answer else reason).replace('\\\\"', '"').replace('\\"', '"')

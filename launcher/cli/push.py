@@ -1,0 +1,158 @@
+"""`push`: bring a person's program, or a data file, onto the shared storage, whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from launcher.cli.problems import CliError, UsageError
+from launcher.cli.storage import Storage, buffered
+from launcher.files import folder_files, sha256_file
+from launcher.layout import RESERVED_FOLDERS
+from launcher.tarstream import ReaderError, write_tar
+from launcher.worker.program import FUNCTIONS, VALUES
+
+CONFIG = "trainer_config.py"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What to send.
+
+    `entries` are (name in the archive, file), `final` the path below `root` on the storage.
+    """
+
+    final: str
+    entries: tuple[tuple[str, Path], ...]
+    values: dict[str, str]
+    source: bool
+
+    @property
+    def size(self) -> int:
+        """Bytes in all."""
+        return sum(file.stat().st_size for _, file in self.entries)
+
+
+def program(folder: Path, name: str | None, check: bool = True) -> Parcel:
+    """A program folder. UsageError for a name that the job's folder needs itself, links, or no .py file."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"{folder} is no folder. push takes a program's folder, or with --source a data file."
+        )
+    chosen = _checked(name or folder.resolve().name)
+    if chosen in RESERVED_FOLDERS or chosen.isdigit():
+        raise UsageError(
+            f"--as {chosen} is a folder of the launcher's own. Choose another name with --as NAME."
+        )
+    entries = []
+    for file in folder_files(folder):
+        relative = file.relative_to(folder)
+        if any(part.startswith(".") for part in relative.parts):
+            continue
+        if file.is_symlink():
+            raise UsageError(
+                f"{file} is a link, which would lead nowhere in the pods. Put the file itself there."
+            )
+        entries.append((relative.as_posix(), file))
+    scripts = [entry for entry, _ in entries if entry.endswith(".py") and "/" not in entry]
+    if not scripts:
+        raise UsageError(f"{folder} holds no .py file: a program has at least its {CONFIG}.")
+    trees = {name: _parsed(file) for name, file in entries if file.suffix == ".py"}
+    config = CONFIG if CONFIG in scripts or len(scripts) > 1 else scripts[0]
+    if config not in scripts:
+        raise UsageError(f"which of {', '.join(scripts)} is the program? Name it {CONFIG}.")
+    if check:
+        _complete(folder / config, trees[config])
+    return Parcel(chosen, tuple(entries), {"training.config": f"{chosen}/{config}"}, source=False)
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except (SyntaxError, ValueError) as error:
+        place = f"{file}, line {getattr(error, 'lineno', None) or '?'}"
+        raise UsageError(f"{place}: {getattr(error, 'msg', error)}. Nothing was sent.") from error
+
+
+def _complete(file: Path, tree: ast.Module) -> None:
+    """UsageError when the program lacks a part of its interface. It is read, not run: it may need Paddle."""
+    bound = set(_bound(tree.body))
+    lacks = [text for name, text in {**VALUES, **FUNCTIONS}.items() if name not in bound]
+    if lacks and "*" not in bound:
+        raise UsageError(
+            f"{file} lacks what a program needs:\n  " + "\n  ".join(lacks) + "\nNothing was sent. "
+            "See launcher/programs/README.md; --no-check sends a configuration for runtime v1 as it is."
+        )
+
+
+def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Names that statements of a module bind, also below if, try and with; * for `from x import *`."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (entry.asname or entry.name for entry in node.names)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (part.id for top in targets for part in ast.walk(top) if isinstance(part, ast.Name))
+        else:
+            yield from _bound(part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
+
+
+def source(file: Path, name: str | None) -> Parcel:
+    """A data file for `file://` sources."""
+    if not file.is_file():
+        raise UsageError(f"--source {file} is no file.")
+    chosen = _checked(name or file.name)
+    values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
+    return Parcel(chosen, ((chosen, file),), values, source=True)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the name '{name}' must be 1 to 63 letters, digits, dots, dashes or underscores and begin "
+            "with a letter "
+            "or digit: it becomes a folder and a value. Choose one with --as NAME."
+        )
+    return name
+
+
+def send(storage: Storage, parcel: Parcel, force: bool, say: Callable[[str], None]) -> str:
+    """Send the parcel; returns its path on the storage. Nothing gets its name there before all sums hold."""
+    root = PurePosixPath(storage.job.parent / "sources") if parcel.source else storage.job
+    argv = ["untar", "--root", str(root), "--bytes", str(parcel.size), *(["--replace"] if force else [])]
+    ours, theirs = os.pipe()
+    failure: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            with os.fdopen(theirs, "wb") as out:
+                write_tar(out, parcel.entries)
+        except (OSError, ReaderError) as error:  # a broken pipe means that the far side has said why
+            failure.append(error)
+
+    writer = threading.Thread(target=write, daemon=True)
+    try:
+        answer = storage.run([*argv, parcel.final], os.fdopen(ours, "rb"))
+    except BaseException:
+        os.close(theirs)
+        raise
+    writer.start()
+    try:
+        told = buffered(answer).read()
+        answer.result()
+    except CliError as error:
+        if failure and isinstance(failure[0], ReaderError):
+            raise CliError(f"{failure[0]}; nothing was changed on the storage.") from error
+        raise
+    saved = json.loads(told)
+    say(f"{sum(saved.values()):,} bytes in {len(saved)} files, every sha256 as here")
+    return str(root / parcel.final)

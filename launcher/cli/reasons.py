@@ -1,0 +1,148 @@
+"""Why a pod does not run, and why one ended: pure functions over objects as the API server sends them.
+
+`pod` is a Pod object, `events` Event objects about it (or about its Job or claim), oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+Object = dict[str, Any]
+
+HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
+"""Waiting reasons that do not pass by themselves."""
+
+_PLAIN_WAITING = ("ContainerCreating", "PodInitializing", "")
+_TELLING_EVENTS = (
+    "FailedMount",
+    "FailedAttachVolume",
+    "FailedScheduling",
+    "FailedCreatePodSandBox",
+    "FailedCreate",
+)
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def name(thing: Object) -> str:
+    return str(thing.get("metadata", {}).get("name", ""))
+
+
+def container_statuses(pod: Object) -> list[Object]:
+    """Init containers' statuses first, then the others', in their order."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def condition(thing: Object, kind: str) -> Object | None:
+    """The condition `kind` of a pod or Job, if it is there."""
+    for entry in thing.get("status", {}).get("conditions") or []:
+        if entry.get("type") == kind:
+            return dict(entry)
+    return None
+
+
+def stuck_waiting(pod: Object) -> tuple[str, str] | None:
+    """(reason, sentence) of the first container that waits for something that may never come."""
+    for status in container_statuses(pod):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _PLAIN_WAITING:
+            continue
+        message = waiting.get("message", "")
+        image = f" (image {status['image']})" if "Image" in reason and status.get("image") else ""
+        return reason, f"{reason}{image}: {message}" if message else f"{reason}{image}"
+    return None
+
+
+def pending_reason(pod: Object, events: Sequence[Object] = ()) -> str:
+    """One sentence: why this pod is not running yet. Empty when nothing tells."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled and scheduled.get("status") == "False":
+        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message') or 'no node fits'}"
+    stuck = stuck_waiting(pod)
+    if stuck:
+        return stuck[1]
+    told = event_reason(events)
+    if told:
+        return told
+    if pod.get("metadata", {}).get("deletionTimestamp"):
+        return "being deleted"
+    if not scheduled:
+        return "not scheduled yet"
+    running_init = [
+        status["name"]
+        for status in pod.get("status", {}).get("initContainerStatuses", [])
+        if "running" in (status.get("state") or {})
+    ]
+    return f"init container {running_init[0]} is at work" if running_init else "its containers are being made"
+
+
+def event_reason(events: Iterable[Object]) -> str:
+    """The newest warning that explains a delay, as `reason: message`; empty if there is none."""
+    for event in reversed(list(events)):
+        if event.get("type") == "Warning" and event.get("reason") in _TELLING_EVENTS:
+            return f"{event['reason']}: {str(event.get('message', '')).strip()}"
+    return ""
+
+
+def exit_name(code: int) -> str:
+    """An exit code as people know it: `exit code 70`, or `SIGKILL` for 128 + a signal."""
+    signal = _SIGNALS.get(code - 128)
+    return f"exit code {code} ({signal})" if signal else f"exit code {code}"
+
+
+def termination(pod: Object) -> str:
+    """What a failed pod left as its reason: its containers' messages, else exit codes, else the pod's own."""
+    told: list[str] = []
+    for status in container_statuses(pod):
+        ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get(
+            "terminated"
+        )
+        if not ended or ended.get("exitCode", 0) == 0:
+            continue
+        message = str(ended.get("message") or "").strip()
+        if not message:
+            reason = ended.get("reason", "Error")
+            extra = "" if reason in ("Error", "Completed") else f", {reason}"
+            if reason == "OOMKilled":
+                extra += ": it used more memory than its limit"
+            message = (
+                f"container {status.get('name')} ended with {exit_name(ended.get('exitCode', 0))}{extra}"
+            )
+        told.append(message)
+    if told:
+        return "\n".join(told)
+    status = pod.get("status", {})
+    return ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
+
+
+def job_state(job: Object | None) -> tuple[str, str]:
+    """(state, reason) of a Job: missing, suspended, running, complete or failed."""
+    if job is None:
+        return "missing", ""
+    failed = condition(job, "Failed") or condition(job, "FailureTarget")
+    if failed and failed.get("status") == "True":
+        return "failed", ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
+    complete = condition(job, "Complete")
+    if complete and complete.get("status") == "True":
+        return "complete", ""
+    if job.get("spec", {}).get("suspend"):
+        return "suspended", "spec.suspend is true"
+    return "running", ""
+
+
+def claim_reason(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:
+    """Why a claim cannot be mounted; empty when it is bound, or will be when its first pod comes."""
+    if claim is None:
+        return f"the claim {claim_name} does not exist"
+    phase = claim.get("status", {}).get("phase")
+    if phase == "Bound":
+        return ""
+    newest = next((event for event in reversed(list(events)) if event.get("message")), None)
+    if newest and newest.get("reason") == "WaitForFirstConsumer":
+        return ""
+    why = f"{newest.get('reason')}: {newest.get('message')}" if newest else "no event tells why"
+    wanted = claim.get("spec", {}).get("volumeName") or claim.get("spec", {}).get("storageClassName")
+    wants = f"it wants {wanted or 'any volume'}"
+    return f"the claim {claim_name} is {phase or 'Pending'}, not Bound ({wants}); {why}"

@@ -1,0 +1,127 @@
+"""`results`: the score and the passes of a run, and a verified copy of what it left behind."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import report
+from launcher.cli.problems import CliError, UsageError
+from launcher.cli.session import OUTPUT, STATUS_FILES
+from launcher.cli.storage import Storage, buffered, json_file, small_files
+from launcher.reader import place
+from launcher.tarstream import ReaderError, save_tar
+
+COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")
+LOGS = "node_*"
+_METRICS = OUTPUT.metrics_csv.as_posix()
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run has to show so far. `passes` is `report.pass_table` of its metrics."""
+
+    where: str
+    state: str
+    run_id: str | None
+    score: dict[str, Any]
+    passes: list[dict[str, Any]]
+    has_model: bool
+
+
+def load(storage: Storage, where: str) -> Results:
+    """Read the small files. Raises CliError when the run has left nothing yet."""
+    probe = f"{OUTPUT.model.as_posix()}/*.json"
+    found = small_files(storage, [STATUS_FILES["run"], STATUS_FILES["status"], _METRICS, probe])
+    run, status = json_file(found.get(STATUS_FILES["run"])), json_file(found.get(STATUS_FILES["status"]))
+    if run is None and status is None and _METRICS not in found:
+        raise CliError(
+            f"no results in {where}: no training has written there yet. `status` tells what it waits for."
+        )
+    rows = report.parse_metrics(found.get(_METRICS, b"").decode(errors="replace"))
+    state = str((status or {}).get("state") or (run or {}).get("state") or "unknown")
+    return Results(
+        where=where,
+        state=state,
+        run_id=(run or status or {}).get("runId"),
+        score=dict((run or {}).get("score") or {}),
+        passes=report.pass_table(rows),
+        has_model=_exists(storage, OUTPUT.model.as_posix()),
+    )
+
+
+def _exists(storage: Storage, name: str) -> bool:
+    answer = storage.run(["ls", "--root", str(storage.job), name])
+    try:
+        return len(buffered(answer).read()) > len("[]")
+    finally:
+        with suppress(CliError):
+            answer.result()
+
+
+def copy(storage: Storage, target: Path, force: bool, say: Callable[[str], None]) -> dict[str, int]:
+    """Copy model, curve, metrics and logs into the folder `target`; returns {name below target: bytes}.
+
+    All of it is received into a hidden folder, checked against the sender's sha256 and only then gets its
+    names. What is there already is refused, or with `force` replaced; other files in `target` stay.
+    """
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"--to {target} is a file. Name a folder.")
+    taken = [name for name in COPIED if os.path.lexists(target / name)] if target.exists() else []
+    taken += [path.name for path in target.glob(LOGS)] if target.exists() else []
+    if taken and not force:
+        raise UsageError(
+            f"--to {target} holds {', '.join(sorted(taken))} already; nothing was copied. Name another "
+            "folder, or "
+            "replace them with --force."
+        )
+    made = not target.exists()
+    hidden = target / f".results-{secrets.token_hex(4)}.tmp"
+    try:
+        hidden.mkdir(parents=True)
+        saved = _receive(storage, hidden)
+        for entry in sorted((hidden / OUTPUT.root).iterdir()):
+            place(entry, target / entry.name, replace=force)
+    except OSError as error:
+        _remove(target if made else hidden)
+        raise CliError(
+            f"cannot write to {target}: {error.strerror or error}. Nothing there is half-written."
+        ) from error
+    except BaseException:
+        _remove(target if made else hidden)
+        raise
+    _remove(hidden)
+    say(f"{sum(saved.values()):,} bytes in {len(saved)} files, every sha256 as on the storage")
+    return {name.removeprefix(f"{OUTPUT.root}/"): size for name, size in saved.items()}
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _receive(storage: Storage, into: Path) -> dict[str, int]:
+    patterns = [f"{OUTPUT.root}/{name}" for name in (*COPIED, LOGS)]
+    answer = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
+    try:
+        saved = save_tar(buffered(answer), into)
+    except ReaderError as error:
+        answer.result()  # the far side's own sentence is the better one
+        raise CliError(f"{error}; nothing was copied. Try again.") from error
+    except BaseException:
+        answer.close()
+        raise
+    answer.result()
+    if not saved:
+        raise CliError(f"nothing to copy: {storage.where} has no output yet.")
+    return saved
+
+
+def best_columns(passes: Sequence[dict[str, Any]]) -> list[str]:
+    """The test metrics that appear in any pass."""
+    return sorted({key for row in passes for key in row if key.startswith("test_")})

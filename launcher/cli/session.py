@@ -1,0 +1,204 @@
+"""What the commands ask their questions to: one run on a cluster, or one job's folder on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from launcher.cli import assemble, reasons, view
+from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, UnreachableError, labels
+from launcher.cli.problems import CliError, UsageError
+from launcher.cli.readerpod import reader
+from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, small_files
+from launcher.cli.view import Run, View
+from launcher.layout import Layout, Output
+
+_HERE = Layout(Path(), "")
+OUTPUT = Output(Path("output"))
+STATUS_FILES = {
+    "status": OUTPUT.status_json.as_posix(),
+    "run": OUTPUT.run_json.as_posix(),
+    "manifest": _HERE.manifest.as_posix(),
+    "failure": _HERE.data_failed.as_posix(),
+}
+READ_SECONDS = 300  # how long a reader pod for small questions may live
+COPY_SECONDS = 3600  # and one for copies
+FILES_SECONDS = 5.0
+
+
+def status_files(storage: Storage) -> dict[str, Any]:
+    """The files of STATUS_FILES as JSON objects, None for those that are absent."""
+    found = small_files(storage, list(STATUS_FILES.values()))
+    return {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
+
+
+class FolderSession:
+    """`--path DIR`: a job's folder, <JOB_PATH>/<JOB_NAME>."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            reason = "is not a folder" if folder.exists() else "is not there, or may not be seen by this user"
+            raise UsageError(f"--path {folder} {reason}. Give a job's folder: <JOB_PATH>/<JOB_NAME>.")
+        self._storage = FolderStorage(folder)
+
+    def look(self) -> View:
+        """The present state."""
+        return assemble.of_folder(self._storage.where, status_files(self._storage))
+
+    glance = look
+
+    @contextlib.contextmanager
+    def storage(
+        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+    ) -> Iterator[Storage]:
+        del seconds, writable, fresh  # a folder is simply there
+        yield self._storage
+
+
+class ClusterSession:
+    """A release on a cluster."""
+
+    def __init__(self, cluster: Cluster, release: str, say: Callable[[str], None]) -> None:
+        self.cluster, self.release, self.say = cluster, release, say
+        self._read: Mapping[str, Any] = {}
+        self._read_at = float("-inf")
+
+    def run(self) -> Run:
+        """The run ConfigMap. Raises CliError that names the releases there are when this one is not."""
+        place = self.cluster.namespace
+        found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
+        if found is None:
+            raise CliError(nothing_found(self.release, place, self._known(), self.cluster.name))
+        try:
+            return Run.of(self.release, place, json.loads(found["data"]["run.json"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise CliError(
+                f"ConfigMap {self.release}-run in namespace {place} is not one of this chart's: {error!r}. "
+                "Run helm upgrade with this version of the chart."
+            ) from error
+
+    def _known(self) -> list[tuple[str, str]] | None:
+        for everywhere in (True, False):
+            with contextlib.suppress(CliError):
+                selector = f"{NAME_LABEL}={CHART}"
+                return view.known_runs(
+                    self.cluster.items("config_map", "look for releases", selector, everywhere)
+                )
+        return None
+
+    def pods(self) -> list[view.Object]:
+        """The release's pods, the readers left out."""
+        pods = self.cluster.items("pod", "list the release's pods", labels(self.release))
+        return [pod for pod in pods if pod not in view.component(pods, "reader")]
+
+    def look(self) -> View:
+        """The present state. Progress comes through a running pod, or through a reader pod after the run."""
+        return self._look(("complete", "failed", "missing"))
+
+    def glance(self) -> View:
+        """The present state for those who ask again and again.
+
+        No reader pod as long as the Job itself tells, and files that are read at most every FILES_SECONDS,
+        since each reading starts a process beside the training.
+        """
+        return self._look(("missing",))
+
+    def _look(self, read_after: tuple[str, ...]) -> View:
+        run = self.run()
+        jobs = self.cluster.items("job", "list the release's Jobs", labels(self.release))
+        pods = self.pods()
+        state, _ = reasons.job_state(next((job for job in jobs if reasons.name(job) == run.k8s_job), None))
+        seen = assemble.Seen(
+            run=run,
+            jobs={reasons.name(job): job for job in jobs},
+            pods=pods,
+            events=self._events(run, pods),
+            claim=self._claim(run, pods),
+            files=self._files(run, pods, state in read_after),
+        )
+        return assemble.of_cluster(seen)
+
+    def _events(self, run: Run, pods: list[view.Object]) -> dict[str, Any]:
+        asked = [
+            reasons.name(pod)
+            for pod in pods
+            if pod.get("status", {}).get("phase") == "Pending" and not reasons.stuck_waiting(pod)
+        ]
+        own_jobs = filter(None, (run.k8s_job, run.k8s_data_job))
+        asked += [job for job in own_jobs if not any(view.owned_by(job)(pod) for pod in pods)]
+        return {name: self.cluster.events(name) for name in asked}
+
+    def _claim(self, run: Run, pods: list[view.Object]) -> str:
+        if not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
+            return ""
+        with contextlib.suppress(CliError):
+            claim = self.cluster.find("persistent_volume_claim", run.claim, "read the claim")
+            return reasons.claim_reason(claim, run.claim, self.cluster.events(run.claim))
+        return ""
+
+    def _files(self, run: Run, pods: list[view.Object], with_reader: bool) -> Mapping[str, Any]:
+        running = through_running(self.cluster, run, pods)
+        now = time.monotonic()
+        if running is not None and now - self._read_at < FILES_SECONDS:
+            return self._read
+        try:
+            if running is not None:
+                self._read, self._read_at = status_files(running), now
+                return self._read
+            if with_reader:
+                with reader(self.cluster, run, READ_SECONDS, say=self.say) as opened:
+                    return status_files(opened)
+        except UnreachableError:
+            raise
+        except CliError as error:
+            return {"unreadable": str(error)}
+        return {}
+
+    @contextlib.contextmanager
+    def storage(
+        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+    ) -> Iterator[Storage]:
+        """The job's folder.
+
+        Through a running pod of the run, or (always when `fresh`) through a reader pod.
+        """
+        run = self.run()
+        running = None if fresh or writable else through_running(self.cluster, run, self.pods())
+        if running is not None:
+            yield running
+            return
+        with reader(self.cluster, run, seconds, writable, self.say) as opened:
+            yield opened
+
+
+Session = FolderSession | ClusterSession
+
+
+def through_running(cluster: Cluster, run: Run, pods: list[view.Object]) -> PodStorage | None:
+    """The storage through a pod of this run whose main container runs: no further pod is needed then."""
+    for pod in pods:
+        if not view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
+            continue
+        for status in pod.get("status", {}).get("containerStatuses", []):
+            if "running" in (status.get("state") or {}):
+                folder = PurePosixPath(run.job_path) / run.job_name
+                return PodStorage(cluster, reasons.name(pod), status["name"], folder)
+    return None
+
+
+def nothing_found(release: str, namespace: str, known: list[tuple[str, str]] | None, cluster: str) -> str:
+    """What to say when there is no such release; `known` is None when it could not be asked."""
+    text = f"no release {release} of this chart in namespace {namespace} on {cluster}."
+    if known is None:
+        return text + " Which others exist may not be listed by this user."
+    if not known:
+        return (
+            text
+            + " There is none in any namespace that this user can see: helm install or pulumi up makes one."
+        )
+    listed = "; ".join(f"--release {name} --namespace {place}" for place, name in known)
+    return f"{text} There is: {listed}"

@@ -1,0 +1,148 @@
+"""From a whole `.<digest>.tmp/` to the final names, the manifest last; and whether that was done before."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from launcher.data.progress import Progress
+from launcher.errors import DeadlineError, StorageError
+from launcher.files import fsync_dir, read_json, storage, write_json
+from launcher.gang.log import log
+from launcher.layout import Layout
+from launcher.settings import DataSettings
+
+
+def is_published(settings: DataSettings) -> bool:
+    """Whether a manifest of this digest is there and each file that it names has the size that it says."""
+    layout = settings.layout
+    manifest = read_json(layout.manifest)
+    if manifest is None or manifest.get("dataDigest") != settings.data_digest:
+        return False
+    try:
+        sizes = _sizes(manifest, layout)
+        wrong = [path for path, size in sizes.items() if not path.is_file() or path.stat().st_size != size]
+    except (KeyError, TypeError, ValueError):
+        wrong = [layout.manifest]
+    if wrong or manifest.get("splitCount") != settings.split_count:
+        log.info(
+            "the data of this digest is there, but not whole (%s): it is made again", wrong or "splitCount"
+        )
+        return False
+    return True
+
+
+def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
+    sizes = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
+    for shard in manifest["shards"]:
+        folder = layout.shard(int(shard["index"]))
+        sizes[folder / "train.txt"] = int(shard["bytes"])
+        sizes[folder / "test.txt"] = int(manifest["test"]["bytes"])
+    return sizes
+
+
+def publish(tmp: Path, layout: Layout, shards: int, manifest: dict[str, Any]) -> None:
+    """Puts what is in `tmp` into place. A reader sees the old data, no manifest, or the new data whole.
+
+    What was there before, and shards beyond the last, is moved into `tmp`, which is removed at the end.
+    """
+    with storage(layout.job):
+        layout.manifest.unlink(missing_ok=True)
+        fsync_dir(layout.job)
+        old = tmp / "old"
+        old.mkdir()
+        for index in range(shards):
+            target = layout.shard(index)
+            target.parent.mkdir(exist_ok=True)
+            _swap(tmp / "shards" / str(index), target, old / str(index))
+            fsync_dir(target.parent)
+        _swap(tmp / "tables", layout.tables, old / "tables")
+        for folder in list(layout.job.iterdir()):
+            if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
+                folder.rename(old / f"beyond-{folder.name}")
+        fsync_dir(layout.job)
+    write_json(layout.manifest, manifest)
+    with contextlib.suppress(OSError):
+        layout.data_failed.unlink()
+    remove(tmp)
+
+
+def _swap(new: Path, target: Path, old: Path) -> None:
+    if target.exists() or target.is_symlink():
+        target.rename(old)
+    if new.exists():
+        new.rename(target)
+
+
+def is_shard_name(name: str) -> bool:
+    """Whether a folder of the job is named like a shard: a number without leading zeros."""
+    return name.isascii() and name.isdecimal() and str(int(name)) == name
+
+
+def remove(tmp: Path) -> None:
+    """Removes a folder of ours, whatever is in it."""
+    shutil.rmtree(tmp, ignore_errors=True)
+
+
+def remove_leftovers(layout: Layout) -> None:
+    """Removes what killed data Jobs left behind. Only under `one_at_a_time`."""
+    for folder in layout.job.glob(".*.tmp"):
+        if folder.is_dir() and (folder / "shards").is_dir():
+            log.info("removing %s, left behind by a data Job that was killed", folder)
+            remove(folder)
+
+
+def make_job_folder(layout: Layout) -> None:
+    """Makes the job's folder. Raises `StorageError` when the volume is not there or not ours to write."""
+    if not layout.job_path.is_dir():
+        raise StorageError(
+            f"{layout.job_path} (JOB_PATH) is not there: the shared storage is not mounted. See the "
+            "pod's volume and "
+            "the claim (kubectl describe pod)."
+        )
+    with storage(layout.job):
+        layout.job.mkdir(exist_ok=True)
+        if not os.access(layout.job, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(layout.job))
+
+
+@contextlib.contextmanager
+def one_at_a_time(
+    layout: Layout, progress: Progress, pause: Callable[[float], None] = time.sleep
+) -> Iterator[None]:
+    """Holds the job's folder against other data Jobs: Helm starts the new Job before it removes the old one.
+
+    The lock is the kernel's (or the NFS server's), so a killed holder lets go of it. Waits until the
+    deadline. Where the file system knows no locks, it goes on without.
+    """
+    path = layout.job / ".prepare.lock"
+    with storage(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+    try:
+        said = False
+        while True:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    log.info("this storage has no locks (%s): see that only one data Job runs", error)
+                    break
+            if not said:
+                log.info("waiting for another data Job that works in %s", layout.job)
+                said = True
+            try:
+                progress.tick(f"waiting for another data Job that works in {layout.job}")
+            except DeadlineError as error:
+                raise DeadlineError(f"{error} `kubectl get jobs` shows which one holds it.") from error
+            pause(0.5)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,240 @@
+"""What `data.source` may name, checked before anything is made, and opened as a row of parts."""
+
+from __future__ import annotations
+
+import posixpath
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from launcher.data.archive import Part, is_zip, tar_parts, whole, zip_parts
+from launcher.data.progress import Progress
+from launcher.data.stream import BLOCK, FileStream, Peeked, Readable, ResumingStream, Retry
+from launcher.data.web import Web, bare
+from launcher.errors import DataError, SettingsError, setting
+from launcher.files import storage
+from launcher.settings import DataSettings
+
+SCHEMES = ("https", "http", "file", "s3")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a source is opened with."""
+
+    settings: DataSettings
+    tmp: Path
+    """A folder for an archive that cannot be read in one go."""
+    progress: Progress
+    retry: Retry
+    reserve: Callable[[Path, int, str], None]
+    """Raises `StorageError` when so many bytes are not free."""
+
+
+class Source(Protocol):
+    """A source: its parts are read in order, each to its end, before `hexdigest` is asked."""
+
+    def parts(self) -> Iterator[Part]: ...
+
+    def hexdigest(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+class Stream(Readable, Protocol):
+    """A readable that hashes what passes."""
+
+    total: int | None
+
+    def hexdigest(self) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def check(settings: DataSettings) -> None:
+    """Raises `SettingsError`, one line for each fault, for what the single settings' checks cannot see."""
+    faults: list[str] = []
+    s = settings
+
+    def fault(key: str, value: object, limit: str, reason: str, mend: str) -> None:
+        faults.append(setting(key, value, limit, reason, mend))
+
+    url = urllib.parse.urlsplit(s.source)
+    if url.scheme not in SCHEMES:
+        fault(
+            "data.source",
+            s.source,
+            "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
+            "nothing else can be read",
+            "Put the file into sources/ on the shared storage and name it file://NAME",
+        )
+    elif url.scheme == "http" and not s.sha256:
+        fault(
+            "data.sha256",
+            s.sha256,
+            "given for an http:// source",
+            "on the way anybody could change the data",
+            "Set data.sha256 (sha256sum FILE), or use https",
+        )
+    elif url.scheme == "file" and not _plain(s.source.removeprefix("file://")):
+        fault(
+            "data.source",
+            s.source,
+            "file://NAME with a path below sources/, not absolute and without '..'",
+            "it names a file of the shared storage, never of a pod's disk",
+            "Put the file into sources/",
+        )
+    elif url.scheme != "file" and not url.hostname:
+        fault(
+            "data.source",
+            s.source,
+            "an address with a host or bucket",
+            "there is nowhere to go",
+            "Name it in full",
+        )
+    for key, path in [("data.member", s.member)] * bool(s.member) + [("data.tables", t) for t in s.tables]:
+        if not _plain(path):
+            fault(
+                key,
+                path,
+                "a path inside the archive, not absolute and without '..'",
+                "it must not lead out of it",
+                "Name it as `unzip -l` or `tar -t` does",
+            )
+    bases = [posixpath.basename(t) for t in s.tables]
+    if s.tables and not s.member:
+        fault(
+            "data.tables",
+            list(s.tables),
+            "empty without data.member",
+            "tables are further members of an archive",
+            "Set data.member too",
+        )
+    if len(set(bases)) < len(bases) or s.member in s.tables:
+        fault(
+            "data.tables",
+            list(s.tables),
+            "of different file names, and without data.member",
+            "they are all copied to one folder, tables/",
+            "Leave the repeated one out",
+        )
+    if s.member and url.scheme == "s3":
+        fault(
+            "data.member",
+            s.member,
+            "empty for an s3:// source",
+            "the objects below a prefix are read whole",
+            "Unpack the archive into the bucket",
+        )
+    if s.format == "lines" and s.columns:
+        fault(
+            "data.columns",
+            list(s.columns),
+            "empty with data.format: lines",
+            "lines are passed on as they are",
+            "Set data.format to csv",
+        )
+    if s.format == "csv" and not s.header and any(isinstance(c, str) for c in s.columns):
+        fault(
+            "data.columns",
+            list(s.columns),
+            "indexes from 0 when data.header is false",
+            "there are no names",
+            "Give indexes",
+        )
+    if faults:
+        raise SettingsError("\n".join(faults))
+
+
+def _plain(path: str) -> bool:
+    return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
+
+
+def open_source(tools: Tools) -> Source:
+    """The source that the settings name (`check` has passed). Raises `DataError` when it is not there."""
+    source = tools.settings.source
+    scheme = urllib.parse.urlsplit(source).scheme
+    if scheme == "s3":
+        from launcher.data.s3 import S3Source
+
+        return S3Source(tools)
+    if scheme == "file":
+        path = tools.settings.layout.sources / source.removeprefix("file://")
+        _check_file(path, tools.settings)
+        stream: Stream = FileStream(path, tools.progress)
+        return OneFile(tools, source, stream, path)
+    web = ResumingStream(bare(source), Web(source), tools.retry, tools.progress)
+    web.start()
+    return OneFile(tools, bare(source), web, None)
+
+
+def _check_file(path: Path, settings: DataSettings) -> None:
+    sources = settings.layout.sources
+    if not path.resolve().is_relative_to(sources.resolve()):
+        raise DataError(
+            f"{settings.source}: {path} is a link that leads out of {sources}. Copy the file there."
+        )
+    if not path.is_file():
+        try:
+            there = sorted(p.name for p in sources.iterdir())[:12]
+        except OSError:
+            there = []
+        raise DataError(
+            f"{settings.source}: there is no file {path}; {sources} has {', '.join(there) or 'nothing'}. "
+            "Put it there (python -m launcher push), or mend data.source."
+        )
+    with storage(path):
+        try:
+            path.open("rb").close()
+        except PermissionError as error:
+            raise DataError(
+                f"{settings.source}: {path} may not be read by this user ({error}). chmod a+r it."
+            ) from error
+
+
+class OneFile:
+    """A source that is one file: text as it is, compressed, or in an archive."""
+
+    def __init__(self, tools: Tools, name: str, stream: Stream, path: Path | None) -> None:
+        self._tools, self._name, self._stream, self._path = tools, name, stream, path
+        tools.progress.total = stream.total
+
+    def parts(self) -> Iterator[Part]:
+        """The text (and tables); the source is read to its end, so that its sha256 is of all of it."""
+        settings = self._tools.settings
+        if not settings.member:
+            yield whole(self._stream, self._name, self._stream.total)
+            self._drain()
+            return
+        peeked = Peeked(self._stream)
+        if is_zip(peeked):
+            path = self._path or self._spool(peeked)
+            self._drain()
+            yield from zip_parts(path, self._name, settings.member, settings.tables)
+            return
+        yield from tar_parts(peeked, self._name, settings.member, settings.tables)
+        self._drain()
+
+    def _spool(self, stream: Readable) -> Path:
+        """A zip's table of contents is at its end: it must be whole before it can be read."""
+        path = self._tools.tmp / "source.zip"
+        self._tools.reserve(path, self._stream.total or 0, "the archive itself")
+        with storage(path), path.open("wb") as file:
+            while data := stream.read(BLOCK):
+                file.write(data)
+                self._tools.progress.tick()
+        return path
+
+    def _drain(self) -> None:
+        while self._stream.read(BLOCK):
+            self._tools.progress.tick()
+
+    def hexdigest(self) -> str:
+        """The sha256 of the file, of the archive if it is one."""
+        return self._stream.hexdigest()
+
+    def close(self) -> None:
+        """Closes the file or connection."""
+        self._stream.close()

@@ -1,0 +1,237 @@
+"""Bytes of a source, read once: counted, hashed, and taken up again where a connection broke."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from launcher.data.progress import Progress
+from launcher.errors import DataError
+from launcher.gang.log import log
+
+BLOCK = 1 << 20
+
+
+class Readable(Protocol):
+    """The one method of a file that everything here needs."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class TransientError(Exception):
+    """A failure of the moment: a try later may succeed. `wait`: seconds that the server asked for."""
+
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+@dataclass
+class Retry:
+    """Exponential back-off with jitter: at most `tries` in a row without one new byte."""
+
+    tries: int = 8
+    base: float = 0.5
+    """Seconds before the second try, doubled for each one after it."""
+    cap: float = 30.0
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = field(default=random.random)
+    """From 0 to 1; the wait is between half of the back-off and all of it."""
+    failures: int = 0
+
+    def moved(self) -> None:
+        """A byte came: the count begins again."""
+        self.failures = 0
+
+    def failed(self, name: str, error: TransientError) -> None:
+        """Waits before the next try, or raises `DataError` after the last."""
+        self.failures += 1
+        if self.failures >= self.tries:
+            raise DataError(
+                f"{name} could not be read, {self.failures} tries in a row: {error}. "
+                "See whether the server can be reached from the cluster's nodes, then start the Job again."
+            ) from error
+        wait = min(self.cap, self.base * 2 ** (self.failures - 1)) * (0.5 + self.jitter() / 2)
+        wait = max(wait, min(error.wait, 2 * self.cap))
+        log.info("%s: %s; try %d of %d in %.1f s", name, error, self.failures + 1, self.tries, wait)
+        self.sleep(wait)
+
+
+@dataclass
+class Body:
+    """An open answer, which begins at byte `offset` of the source."""
+
+    readable: Readable
+    offset: int
+    total: int | None
+    """Bytes of the whole source, when the server says so."""
+    version: str
+    """What names these bytes (an ETag or a date); empty when the server gives none."""
+    close: Callable[[], None]
+
+
+class Open(Protocol):
+    """Opens a source at a byte; raises `TransientError` where another try may help, else `DataError`."""
+
+    def __call__(self, offset: int, version: str, /) -> Body: ...
+
+
+class ResumingStream:
+    """A source over a network, which may break at any byte.
+
+    After a break it goes on at the same byte where the server allows; where it sends all again, the bytes
+    already used are read over and must have the same sha256. Raises `DataError` when they have not, or when
+    the tries are used up.
+    """
+
+    def __init__(
+        self, name: str, open_at: Open, retry: Retry, progress: Progress, also: hashlib._Hash | None = None
+    ) -> None:
+        self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
+        self._also = also  # a sha256 over several streams
+        self._body: Body | None = None
+        self._version = ""
+        self._sha256 = hashlib.sha256()
+        self.position = 0
+        self.total: int | None = None
+
+    def start(self) -> None:
+        """Opens the source, so that `total` is known."""
+        while self._body is None:
+            try:
+                self._connect()
+            except TransientError as error:
+                self._retry.failed(self._name, error)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes (all that is left by default); empty only at the end of the source."""
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BLOCK), b""))
+        while True:
+            self.start()
+            try:
+                data = self._receive(size)
+            except TransientError as error:
+                self._drop()
+                self._retry.failed(self._name, error)
+                continue
+            if data:
+                self._retry.moved()
+                self.position += len(data)
+                self._sha256.update(data)
+                if self._also is not None:
+                    self._also.update(data)
+                self._progress.read += len(data)
+            return data
+
+    def hexdigest(self) -> str:
+        """The sha256 of all that was read."""
+        return self._sha256.hexdigest()
+
+    def _receive(self, size: int) -> bytes:
+        assert self._body is not None  # noqa: S101 - `start` has just set it
+        data = self._body.readable.read(size)
+        if not data and self.total is not None and self.position < self.total:
+            raise TransientError(f"the connection ended after {self.position} of {self.total} bytes")
+        return data
+
+    def _connect(self) -> None:
+        body = self._open(self.position, self._version)
+        self._body = body
+        if self._version and body.version and body.version != self._version:
+            if body.offset:
+                raise self._changed()
+            self._version = body.version  # the bytes decide, below
+        if body.offset != self.position:
+            self._read_over(body)
+        if body.total is not None:
+            self.total = body.total
+        self._version = self._version or body.version
+
+    def _read_over(self, body: Body) -> None:
+        """Brings an answer that begins at 0 to `position`."""
+        log.info("%s: the server sends all again; %d bytes are read over", self._name, self.position)
+        seen, left = hashlib.sha256(), self.position
+        try:
+            while left:
+                data = body.readable.read(min(BLOCK, left))
+                if not data:
+                    raise TransientError(f"the connection ended {left} bytes before the place to go on")  # noqa: TRY301
+                seen.update(data)
+                left -= len(data)
+        except TransientError:
+            self._drop()
+            raise
+        if seen.digest() != self._sha256.digest():
+            raise self._changed()
+
+    def _changed(self) -> DataError:
+        return DataError(
+            f"{self._name} changed while it was read: after {self.position} bytes the connection broke, "
+            "and what "
+            "the server has now is something else. Start the Job again; name a source that does not "
+            "change, and "
+            "set data.sha256."
+        )
+
+    def _drop(self) -> None:
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._drop()
+
+
+class FileStream:
+    """A file of the shared volume."""
+
+    def __init__(self, path: Path, progress: Progress) -> None:
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self._sha256 = hashlib.sha256()
+        self._progress = progress
+        self.total: int | None = path.stat().st_size
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes; empty only at the end of the file."""
+        data = self._file.read(size)
+        self._sha256.update(data)
+        self._progress.read += len(data)
+        return data
+
+    def hexdigest(self) -> str:
+        """The sha256 of all that was read."""
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+class Peeked:
+    """A stream whose first bytes may be looked at before they are read."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._head = b""
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes, or all that there are, without taking them."""
+        while len(self._head) < size and (data := self._stream.read(size - len(self._head))):
+            self._head += data
+        return self._head[:size]
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes."""
+        if self._head:
+            size = len(self._head) if size < 0 else size
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return self._stream.read(size)

@@ -1,0 +1,112 @@
+"""Waiting for the data that this run is made for, and no other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.errors import DataError
+from launcher.files import read_json
+from launcher.gang.log import log
+from launcher.gang.timings import Timings
+from launcher.settings import TrainSettings
+
+VERSION = 1
+
+
+def await_manifest(
+    settings: TrainSettings,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    timings: Timings | None = None,
+) -> dict[str, Any]:
+    """The manifest of this run's digest. Raises `DataError` when its data Job failed, or in the end."""
+    timings = timings or Timings()
+    layout = settings.layout
+    deadline = clock() + settings.data_wait_seconds
+    say_at = clock()
+    while True:
+        manifest = read_json(layout.manifest)
+        if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
+            return checked(manifest, settings)
+        failed = read_json(layout.data_failed)
+        if failed is not None and failed.get("dataDigest") == settings.data_digest:
+            raise DataError(
+                f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
+                f"(told by {layout.data_failed})"
+            )
+        now = clock()
+        seen = _seen(manifest, settings)
+        if now >= deadline:
+            raise DataError(
+                f"no data after {settings.data_wait_seconds} s (data.waitSeconds): waited for "
+                f"{layout.manifest} "
+                f"with dataDigest {settings.data_digest}, but {seen}. "
+                "See the data Job's pod (kubectl logs, or `python -m launcher status`)."
+            )
+        if now >= say_at:
+            log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
+            say_at = now + timings.say_again
+        pause(min(timings.poll, deadline - now))
+
+
+def _seen(manifest: dict[str, Any] | None, settings: TrainSettings) -> str:
+    if manifest is not None:
+        return f"the manifest there is of other data ({manifest.get('dataDigest')})"
+    if settings.layout.manifest.exists():
+        return "the manifest there is no JSON object"
+    if not settings.layout.job.exists():
+        return f"the folder {settings.layout.job} does not exist yet"
+    return "there is no manifest yet"
+
+
+def checked(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
+    """The manifest, if it fits this run; else `DataError`."""
+    where = settings.layout.manifest
+    if manifest.get("version") != VERSION:
+        raise DataError(
+            f"{where} has version {manifest.get('version')!r}, this launcher reads {VERSION}: data "
+            "and training "
+            "come from different images. Use one image for both."
+        )
+    if manifest.get("splitCount") != settings.trainers:
+        raise DataError(
+            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} "
+            "trainers: each "
+            "trainer reads one shard. Set data.splitCount to trainers (or leave it out)."
+        )
+    shards = manifest.get("shards")
+    if not isinstance(shards, list) or [s.get("index") for s in shards if isinstance(s, dict)] != list(
+        range(settings.trainers)
+    ):
+        raise DataError(f"{where} does not list the shards 0 to {settings.trainers - 1} in order")
+    return manifest
+
+
+def await_data(settings: TrainSettings) -> None:
+    """The init container: returns once the data is there. Raises `StoppedError` on SIGTERM or SIGINT."""
+    import signal
+    import threading
+
+    from launcher.errors import StoppedError
+    from launcher.gang.log import begin
+
+    begin(f"await-data {settings.completion_index}")
+    told = threading.Event()
+
+    # The handler only sets a flag: an exception out of it could land, and be swallowed, anywhere.
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: told.set())
+
+    def pause(seconds: float) -> None:
+        if told.wait(seconds):
+            raise StoppedError("told to stop while waiting for data")
+
+    manifest = await_manifest(settings, pause)
+    log.info(
+        "data %s is there: %s lines, %s shards",
+        settings.data_digest,
+        manifest.get("lines"),
+        settings.trainers,
+    )

@@ -1,0 +1,153 @@
+"""From the shared storage to the pod's own disk: this rank's shard, the side tables, the program."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.errors import DataError, SettingsError, StorageError, setting
+from launcher.gang.log import log
+from launcher.layout import RESERVED_FOLDERS, SHARD_FILES, Layout
+from launcher.settings import TrainSettings
+
+BUILT_IN = Path(__file__).parent.parent / "programs"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What is on the pod's disk now."""
+
+    data_dir: Path
+    program_dir: Path
+    program_sha256: str
+
+
+def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
+    """The program's folder: a person's own in the job's folder wins over a built-in one.
+
+    Raises `SettingsError` with what exists, when the folder or the config file in it is missing.
+    """
+    own = settings.layout.program(settings.config_dir)
+    folder = own if own.is_dir() else built_in / settings.config_dir
+    if not folder.is_dir():
+        raise SettingsError(
+            setting(
+                "training.config (TRAIN_CONFIG_DIR)",
+                settings.config_dir,
+                "the folder of a training program",
+                f"there is neither {own} nor a built-in program of that name; there are "
+                f"{_list(_own_programs(settings.layout))} of your own, and built in "
+                f"{_list(_folders(built_in))}",
+                "Take one of them, or bring your own with `python -m launcher push`",
+            )
+        )
+    if not (folder / settings.config_file).is_file():
+        there = sorted(path.name for path in folder.iterdir() if path.is_file())
+        raise SettingsError(
+            setting(
+                "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
+                settings.config_file,
+                f"a file in {folder}",
+                f"there are only {_list(there)}",
+                "Name one of them behind the / of training.config",
+            )
+        )
+    return folder
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _folders(parent: Path) -> list[str]:
+    if not parent.is_dir():
+        return []
+    return sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] not in "._")
+
+
+def _own_programs(layout: Layout) -> list[str]:
+    return [n for n in _folders(layout.job) if n not in RESERVED_FOLDERS and not n.isdecimal()]
+
+
+def stage(
+    settings: TrainSettings,
+    rank: int,
+    manifest: dict[str, Any],
+    program: Path,
+    check: Callable[[], None] = lambda: None,
+) -> Staged:
+    """Copies and verifies. `check` may raise to end a long copy.
+
+    Raises `DataError` for what is missing or differs from the manifest, `StorageError` for a full disk.
+    """
+    work = settings.work
+    _check_space(work.root, manifest, rank)
+    _stage_data(settings, rank, manifest, check)
+    files.copy_folder(program, work.program, check)
+    # The old binary's data providers read ./data/train.txt, as in the seeds' container.
+    link = work.program / "data"
+    if not link.exists():
+        link.symlink_to(work.data, target_is_directory=True)
+    return Staged(work.data, work.program, program_sha256(program, settings.config_file))
+
+
+def program_sha256(program: Path, config_file: str) -> str:
+    """Digest of a program's files and of which of them is the config."""
+    import hashlib
+
+    return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
+
+
+def _check_space(root: Path, manifest: dict[str, Any], rank: int) -> None:
+    with files.storage(root):
+        root.mkdir(parents=True, exist_ok=True)
+    parts = [manifest["shards"][rank], manifest.get("test") or {}, *(manifest.get("tables") or [])]
+    needed = sum(int(part.get("bytes", 0)) for part in parts)
+    free = files.free_bytes(root)
+    if needed > free:
+        raise StorageError(
+            f"shard {rank} with its test set and tables has {needed:,} bytes, but {root} has only "
+            f"{free:,} free. "
+            "Give the pods' work volume (an emptyDir) more room, or use more trainers."
+        )
+
+
+def _stage_data(
+    settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
+) -> None:
+    work, layout = settings.work, settings.layout
+    shard = layout.shard(rank)
+    if work.data.exists():
+        shutil.rmtree(work.data)
+    with files.storage(work.data):
+        work.tables.mkdir(parents=True)
+    wanted = {"train.txt": manifest["shards"][rank].get("sha256")}
+    if manifest.get("test"):
+        wanted["test.txt"] = manifest["test"].get("sha256")
+    for name in SHARD_FILES:
+        if name in wanted or (shard / name).exists():
+            _copy_checked(shard / name, work.data / name, wanted.get(name), check)
+    for table in manifest.get("tables") or []:
+        source = layout.tables / table["name"]
+        _copy_checked(source, work.tables / table["name"], table.get("sha256"), check)
+    log.info("staged shard %d: %s lines", rank, manifest["shards"][rank].get("lines"))
+
+
+def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> None:
+    try:
+        _, found = files.copy_file(source, target, check)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{source} is missing, though the manifest lists it. Run the data Job again (delete "
+            "manifest.json)."
+        ) from error
+    if sha256 is not None and found != sha256:
+        raise DataError(
+            f"{source} has sha256 {found}, but the manifest says {sha256}: it was changed or cut "
+            "after the data "
+            "Job. Run the data Job again (delete manifest.json)."
+        )

@@ -1,0 +1,23 @@
+"""Sentiment of short texts: the mean of learnt word vectors, and one hidden layer."""
+
+import paddle
+from texts import COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+
+LABEL = "label"
+OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_rate": 0.005}
+
+
+def network(inputs, job):
+    words, label = inputs["words"], inputs["label"]
+    vectors = job.embedding(words, job.options["buckets"], job.options["width"], "word_vector", spread=0.05)
+    present = paddle.cast(words > 0, "float32")
+    total = paddle.sum(vectors * paddle.unsqueeze(present, -1), axis=1)
+    mean = total / paddle.clip(paddle.sum(present, axis=1, keepdim=True), min=1.0)
+    hidden = paddle.static.nn.fc(mean, job.options["hidden"], activation="relu", name="hidden")
+    score = paddle.static.nn.fc(hidden, 1, name="score")
+    loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))
+    return paddle.nn.functional.sigmoid(score), loss
+
+
+def optimizer(job):
+    return paddle.optimizer.Adam(job.options["learning_rate"])

@@ -1,0 +1,24 @@
+"""Sentiment of short texts: logistic regression on a bag of words (a weight a word, summed over the text)."""
+
+import paddle
+from texts import COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+
+LABEL = "label"
+OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.01}
+
+
+def network(inputs, job):
+    words, label = inputs["words"], inputs["label"]
+    weights = job.embedding(words, job.options["buckets"], 1, "word_weight", spread=0.001)
+    present = paddle.cast(words > 0, "float32")
+    score = paddle.sum(paddle.squeeze(weights, -1) * present, axis=1, keepdim=True)
+    bias = paddle.static.create_parameter(
+        [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
+    )
+    score = score + bias
+    loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))
+    return paddle.nn.functional.sigmoid(score), loss
+
+
+def optimizer(job):
+    return paddle.optimizer.Adam(job.options["learning_rate"])

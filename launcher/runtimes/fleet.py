@@ -1,0 +1,174 @@
+"""The default runtime: PaddlePaddle 2.6.2's parameter server, as `python -m launcher.worker` in both roles.
+
+What the old binary's flags mean here:
+port           the first pserver of each pod listens here
+portsNum       pserver processes a pod, on port … port+portsNum-1; each holds its share of every table, dense
+               and sparse (the old binary: threads of one process)
+portsNumSparse starts no process: its ports are kept, and the first of them on rank 0 is where the trainers
+               meet (gloo's key-value store), so at least 1
+gradientNum    the trainers that a synchronous step waits for: always all of them
+trainerCount   worker threads of one trainer: each batch is cut into so many parts
+nic            the network interface that the trainers talk to each other over
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher import files
+from launcher.errors import SettingsError, setting
+from launcher.layout import Output
+from launcher.runtimes.base import Gang, ProcessSpec
+from launcher.settings import TrainSettings
+from launcher.worker import outputs
+
+PADDLE_OWN = ("PADDLE_PS", "PADDLE_TRAINER", "PADDLE_GLOO", "PADDLE_WITH_GLOO", "PADDLE_PORT", "TRAINING_ROLE")
+"""Variables of Paddle's contract: what a pod's environment says of them must not leak in."""
+THREADS = {
+    # One compute thread a call: trainerCount is what sets a trainer's threads.
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+PACKAGES = Path(__file__).parent.parent.parent
+
+
+class FleetRuntime:
+    """`runtime: fleet`."""
+
+    def check(self, settings: TrainSettings) -> None:
+        """Raises `SettingsError` with one line for each setting that cannot work."""
+        faults = []
+        if settings.gradient_num != settings.trainers:
+            faults.append(
+                setting(
+                    "gradientNum (CONF_PADDLE_GRADIENT_NUM)",
+                    settings.gradient_num,
+                    f"the number of trainers, {settings.trainers}",
+                    "Paddle's servers wait for exactly so many trainers, and hang with any other number",
+                    "Leave gradientNum out, or set it to trainers",
+                )
+            )
+        if settings.ports_num_sparse < 1:
+            faults.append(
+                setting(
+                    "portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)",
+                    settings.ports_num_sparse,
+                    "at least 1",
+                    "with runtime fleet the first of these ports is where the trainers meet",
+                    "Set portsNumSparse to 1 or more",
+                )
+            )
+        if settings.trainer_count > settings.batch_size:
+            faults.append(
+                setting(
+                    "trainerCount (TRAINER_COUNT)",
+                    settings.trainer_count,
+                    f"at most training.batchSize, {settings.batch_size}",
+                    "each thread trains on its part of every batch",
+                    "Set a lower trainerCount or a larger training.batchSize",
+                )
+            )
+        if faults:
+            raise SettingsError("\n".join(faults))
+
+    def pservers(self, gang: Gang) -> list[ProcessSpec]:
+        """One process a dense port."""
+        return [self._pserver(gang, server, port) for server, port in enumerate(gang.settings.pserver_ports)]
+
+    def _pserver(self, gang: Gang, server: int, port: int) -> ProcessSpec:
+        return ProcessSpec(
+            name=f"pserver {server}",
+            role="pserver",
+            argv=command(),
+            env=environment(gang, server) | {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)},
+            cwd=gang.work_dir,
+            log=Output(gang.output_dir).server_log(gang.rank, server),
+            ready_ports=(port,),
+        )
+
+    def trainer(self, gang: Gang) -> ProcessSpec:
+        """The trainer; Paddle wants a port of it too, though nothing of ours uses it."""
+        own = {
+            "TRAINING_ROLE": "TRAINER",
+            "PADDLE_TRAINER_ID": str(gang.rank),
+            "PADDLE_PORT": str(gang.settings.sparse_ports[0]),
+        }
+        return ProcessSpec(
+            name="trainer",
+            role="trainer",
+            argv=command(),
+            env=environment(gang, -1) | own,
+            cwd=gang.work_dir,
+            log=Output(gang.output_dir).train_log(gang.rank),
+        )
+
+    def newest_pass(self, output_dir: Path) -> int | None:
+        """The highest pass that has `done` and every file that it lists."""
+        return outputs.newest_pass(output_dir)
+
+    def complete(self, output_dir: Path, passes: int) -> bool:
+        """Whether the last pass and the model are whole."""
+        output = Output(output_dir)
+        return outputs.pass_whole(output.pass_dir(passes - 1)) and outputs.model_whole(output.model)
+
+
+def command() -> tuple[str, ...]:
+    """Both roles run the same module; the environment says which."""
+    return (sys.executable, "-m", "launcher.worker")
+
+
+def endpoints(gang: Gang) -> str:
+    """Every pserver of the job, in the one order that all processes share."""
+    return ",".join(f"{host}:{port}" for host in gang.hosts for port in gang.settings.pserver_ports)
+
+
+def environment(gang: Gang, server: int) -> dict[str, str]:
+    """The whole environment of a process, without what its role decides. `server` is -1 for the trainer."""
+    base = {k: v for k, v in gang.settings.environ.items() if not k.startswith(PADDLE_OWN)}
+    path = worker_file(gang, server)
+    files.write_json(path, worker_settings(gang, server))
+    search = [str(PACKAGES), *filter(None, base.get("PYTHONPATH", "").split(":"))]
+    return base | {
+        **THREADS,
+        "PADDLE_PSERVERS_IP_PORT_LIST": endpoints(gang),
+        "PADDLE_TRAINERS_NUM": str(gang.settings.gradient_num),
+        "POD_IP": gang.host,
+        "PADDLE_LAUNCHER_WORKER": str(path),
+        "PYTHONPATH": ":".join(dict.fromkeys(search)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def worker_file(gang: Gang, server: int) -> Path:
+    """On the pod's own disk, one a process."""
+    return gang.work_dir / ("worker-trainer.json" if server < 0 else f"worker-pserver-{server}.json")
+
+
+def worker_settings(gang: Gang, server: int) -> dict[str, object]:
+    """What `launcher/worker/settings.py` reads. Pure."""
+    s = gang.settings
+    return {
+        "rank": gang.rank,
+        "trainers": gang.trainers,
+        "server": server,
+        "mode": s.mode,
+        "nic": s.nic,
+        "store_host": gang.hosts[0],
+        "store_port": s.sparse_ports[0],
+        "trainer_count": s.trainer_count,
+        "batch_size": s.batch_size,
+        "passes": s.passes,
+        "log_period": s.log_period,
+        "dot_period": s.dot_period,
+        "saving_period": s.saving_period,
+        "attempt": gang.attempt,
+        "resume_pass": gang.resume_pass,
+        "config_file": s.config_file,
+        "options": list(s.extra_args),
+        "data_dir": str(gang.data_dir),
+        "program_dir": str(gang.program_dir),
+        "output_dir": str(gang.output_dir),
+        "work_dir": str(gang.work_dir),
+    }

@@ -1,0 +1,335 @@
+"""The settings of a pod, read once from its environment. No other module of the launcher reads it.
+
+One table a kind of pod: name of the variable → field, parser, default, and the chart's value, which a person
+mends. All that is wrong is reported at once, one line each, before anything is made (exit code 64).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from launcher import parsers as p
+from launcher.errors import SettingsError, setting
+from launcher.layout import RESERVED_FOLDERS, Layout, Work
+
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSettings:
+    """What every pod is told."""
+
+    job_name: str
+    job_path: Path
+    namespace: str
+    release: str
+    k8s_job: str
+    """Name of the pod's Job; the run id of a training."""
+    data_digest: str
+    """Digest of all that decides the data; the manifest carries it."""
+    pod_name: str
+    pod_ip: str
+    node_name: str
+    termination_log: Path
+    environ: Mapping[str, str] = field(repr=False)
+    """The whole environment, read-only: what children's environments start from."""
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.job_path, self.job_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings(PodSettings):
+    """What a training pod (and its init container) is told."""
+
+    config_dir: str
+    config_file: str
+    nic: str
+    port: int
+    ports_num: int
+    ports_num_sparse: int
+    gradient_num: int
+    trainer_count: int
+    """Worker threads of one trainer."""
+    completion_index: int
+    trainers: int
+    service: str
+    chart_run_id: str
+    runtime: str
+    rendezvous: str
+    rendezvous_seconds: int
+    peer_port: int
+    mode: str
+    passes: int
+    batch_size: int
+    log_period: int
+    dot_period: int
+    saving_period: int
+    extra_args: tuple[str, ...]
+    restarts: int
+    export_to: str
+    data_wait_seconds: int
+    work_dir: Path
+
+    @property
+    def run_id(self) -> str:
+        """The Job's name: it carries a digest of all that is immutable, and the chart's runId."""
+        return self.k8s_job
+
+    @property
+    def work(self) -> Work:
+        return Work(self.work_dir)
+
+    @property
+    def pserver_ports(self) -> range:
+        """Dense ports, from `port` on."""
+        return range(self.port, self.port + self.ports_num)
+
+    @property
+    def sparse_ports(self) -> range:
+        """The ports behind the dense ones."""
+        return range(self.port + self.ports_num, self.port + self.ports_num + self.ports_num_sparse)
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> TrainSettings:
+        """Reads and checks everything. Raises `SettingsError` with one line for each fault."""
+        environ = dict(os.environ if environ is None else environ)
+        values, faults = _read((*POD, *TRAIN), environ)
+        if not faults:
+            if values["gradient_num"] is None:
+                values["gradient_num"] = values["trainers"]
+            if values["peer_port"] is None:
+                values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
+            faults = _train_faults(values)
+        if faults:
+            raise SettingsError("\n".join(faults))
+        return cls(**values, environ=MappingProxyType(environ))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings(PodSettings):
+    """What a data pod is told."""
+
+    out_dir: Path
+    split_count: int
+    source: str
+    sha256: str
+    member: str
+    """Path inside the archive; empty: the whole file."""
+    tables: tuple[str, ...]
+    """Further members, copied as they are."""
+    format: str
+    delimiter: str
+    header: bool
+    columns: tuple[str | int, ...]
+    encoding: str
+    seed: int
+    test_fraction: float
+    deadline_seconds: int
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
+        """Reads and checks everything. Raises `SettingsError` with one line for each fault."""
+        environ = dict(os.environ if environ is None else environ)
+        values, faults = _read((*POD, *DATA), environ)
+        if not faults:
+            expected = values["job_path"] / values["job_name"]
+            if values["out_dir"] is None:
+                values["out_dir"] = expected
+            elif values["out_dir"] != expected:
+                faults.append(
+                    setting(
+                        "OUT_DIR",
+                        str(values["out_dir"]),
+                        str(expected),
+                        "the training pods look below JOB_PATH/JOB_NAME",
+                        "Leave OUT_DIR out, or set JOB_PATH and JOB_NAME to match it",
+                    )
+                )
+        if faults:
+            raise SettingsError("\n".join(faults))
+        return cls(**values, environ=MappingProxyType(environ))
+
+
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a table."""
+
+    name: str
+    field: str
+    parse: p.Parser
+    default: Any = REQUIRED
+    """Taken as it is when the variable is absent (or empty, unless an empty text can be parsed)."""
+    value: str = ""
+    """The chart's value behind it."""
+
+
+_L = "PADDLE_LAUNCHER_"
+_D = "PADDLE_LAUNCHER_DATA_"
+
+POD = (
+    Row("JOB_NAME", "job_name", p.job_name, value="jobName"),
+    Row("JOB_PATH", "job_path", p.absolute, Path("/home/jobpath")),
+    Row("JOB_NAMESPACE", "namespace", p.dns_label, value="the release's namespace"),
+    Row(_L + "RELEASE", "release", p.filled, value="the release's name"),
+    Row(_L + "K8S_JOB", "k8s_job", p.dns_label, value="jobName"),
+    Row(_L + "DATA_DIGEST", "data_digest", p.filled, value="data"),
+    Row(_L + "POD_NAME", "pod_name", p.text, ""),
+    Row(_L + "POD_IP", "pod_ip", p.text, ""),
+    Row(_L + "NODE_NAME", "node_name", p.text, ""),
+    Row(_L + "TERMINATION_LOG", "termination_log", p.absolute, Path("/dev/termination-log")),
+)
+
+_PORT = p.whole(1, PORT_MAX, "TCP ports end there")
+TRAIN = (
+    Row("TRAIN_CONFIG_DIR", "config_dir", p.folder_name, value="training.config"),
+    Row(_L + "CONFIG_FILE", "config_file", p.folder_name, "trainer_config.py", "training.config"),
+    Row("CONF_PADDLE_NIC", "nic", p.filled, "eth0", "nic"),
+    Row("CONF_PADDLE_PORT", "port", _PORT, 7164, "port"),
+    Row("CONF_PADDLE_PORTS_NUM", "ports_num", p.whole(1, 100, "each is a pserver"), 2, "portsNum"),
+    Row("CONF_PADDLE_PORTS_NUM_SPARSE", "ports_num_sparse", p.whole(0, 100), 2, "portsNumSparse"),
+    Row("CONF_PADDLE_GRADIENT_NUM", "gradient_num", p.whole(1), None, "gradientNum"),
+    Row("TRAINER_COUNT", "trainer_count", p.whole(1, 1024, "it counts threads"), 1, "trainerCount"),
+    Row("JOB_COMPLETION_INDEX", "completion_index", p.whole(0), value="the Indexed Job"),
+    Row(_L + "TRAINERS", "trainers", p.whole(1, 1000, "a training needs at least one pod"), value="trainers"),
+    Row(_L + "SERVICE", "service", p.dns_label, value="the headless Service"),
+    Row(_L + "RUN_ID", "chart_run_id", p.text, "", "runId"),
+    Row(_L + "RUNTIME", "runtime", p.choice("fleet", "v1"), "fleet", "runtime"),
+    Row(_L + "RENDEZVOUS", "rendezvous", p.choice("dns", "api"), "dns", "rendezvous"),
+    Row(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.whole(1), 600, "rendezvousSeconds"),
+    Row(_L + "PEER_PORT", "peer_port", _PORT, None, "peerPort"),
+    Row(_L + "MODE", "mode", p.choice("sync", "async", "geo"), "async", "training.mode"),
+    Row(_L + "PASSES", "passes", p.whole(1, 100_000), 10, "training.passes"),
+    Row(_L + "BATCH_SIZE", "batch_size", p.whole(1), 256, "training.batchSize"),
+    Row(_L + "LOG_PERIOD", "log_period", p.whole(1), 50, "training.logPeriod"),
+    Row(_L + "DOT_PERIOD", "dot_period", p.whole(1), 10, "training.dotPeriod"),
+    Row(_L + "SAVING_PERIOD", "saving_period", p.whole(1), 1, "training.savingPeriod"),
+    Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
+    Row(_L + "RESTARTS", "restarts", p.whole(0), 3, "training.restarts"),
+    Row(_L + "EXPORT_TO", "export_to", p.text, "", "training.exportTo"),
+    Row(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
+    Row(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
+)
+
+DATA = (
+    Row("OUT_DIR", "out_dir", p.absolute, None),
+    Row("SPLIT_COUNT", "split_count", p.whole(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"),
+    Row(_D + "SOURCE", "source", p.filled, value="data.source"),
+    Row(_D + "SHA256", "sha256", p.sha256, "", "data.sha256"),
+    Row(_D + "MEMBER", "member", p.text, "", "data.member"),
+    Row(_D + "TABLES", "tables", p.texts, (), "data.tables"),
+    Row(_D + "FORMAT", "format", p.choice("lines", "csv"), "lines", "data.format"),
+    Row(_D + "DELIMITER", "delimiter", p.delimiter, ",", "data.delimiter"),
+    Row(_D + "HEADER", "header", p.flag, True, "data.header"),
+    Row(_D + "COLUMNS", "columns", p.columns, (), "data.columns"),
+    Row(_D + "ENCODING", "encoding", p.encoding, "utf-8", "data.encoding"),
+    Row(_D + "SEED", "seed", p.whole(0, 2**63 - 1), 0, "data.seed"),
+    Row(_D + "TEST_FRACTION", "test_fraction", p.fraction(0, 0.5), 0.1, "data.testFraction"),
+    Row(_D + "DEADLINE_SECONDS", "deadline_seconds", p.whole(1), 3600, "data.deadlineSeconds"),
+)
+
+
+def termination_log(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the cause of an end goes, also when the settings themselves are wrong."""
+    environ = os.environ if environ is None else environ
+    return Path(environ.get(_L + "TERMINATION_LOG") or "/dev/termination-log")
+
+
+def _key(row: Row) -> str:
+    return f"{row.value} ({row.name})" if row.value else row.name
+
+
+def _read(rows: tuple[Row, ...], environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for row in rows:
+        raw = environ.get(row.name, "")
+        mend = f"Set {row.value or row.name} to such a value"
+        if not raw:
+            if row.default is REQUIRED:
+                limit = "given"
+                faults.append(setting(_key(row), raw, limit, "there is no default for it", mend))
+            else:
+                values[row.field] = row.default
+            continue
+        try:
+            values[row.field] = row.parse(raw)
+        except p.BadValueError as bad:
+            faults.append(setting(_key(row), raw, bad.limit, bad.reason, bad.mend or mend))
+    return values, faults
+
+
+def _train_faults(v: Mapping[str, Any]) -> list[str]:
+    """What is wrong between the settings of a training pod."""
+    faults: list[str] = []
+    first, last = v["port"], v["port"] + v["ports_num"] + v["ports_num_sparse"] - 1
+    if v["gradient_num"] != v["trainers"]:
+        faults.append(
+            setting(
+                "gradientNum (CONF_PADDLE_GRADIENT_NUM)",
+                v["gradient_num"],
+                f"the number of trainers, {v['trainers']}",
+                "each trainer is one gradient server, and a pserver waits for exactly so many for ever",
+                "Leave gradientNum out, or set it to trainers",
+            )
+        )
+    if v["completion_index"] >= v["trainers"]:
+        faults.append(
+            setting(
+                "JOB_COMPLETION_INDEX",
+                v["completion_index"],
+                f"below trainers, {v['trainers']}",
+                "ranks count from 0, and a rank beyond the last makes the others wait for ever",
+                "Set the Job's completions and trainers to the same number",
+            )
+        )
+    if last > PORT_MAX:
+        faults.append(
+            setting(
+                "port (CONF_PADDLE_PORT)",
+                first,
+                f"at most {PORT_MAX - (last - first)}",
+                f"portsNum + portsNumSparse ports from it on would end at {last}, beyond {PORT_MAX}",
+                "Set a lower port, or fewer ports",
+            )
+        )
+    if first <= v["peer_port"] <= last:
+        faults.append(
+            setting(
+                f"peerPort ({_L}PEER_PORT)",
+                v["peer_port"],
+                f"outside {first}-{last}",
+                "those are the pservers' ports (port, portsNum, portsNumSparse)",
+                "Set peerPort to another port, or leave it out",
+            )
+        )
+    if last <= PORT_MAX < v["peer_port"]:
+        faults.append(
+            setting(
+                f"peerPort ({_L}PEER_PORT)",
+                v["peer_port"],
+                f"at most {PORT_MAX}",
+                "by default it is the port behind the pservers' ports, and TCP ports end there",
+                "Set a lower port, or peerPort itself",
+            )
+        )
+    if v["config_dir"] in RESERVED_FOLDERS or v["config_dir"].isdecimal():
+        faults.append(
+            setting(
+                "training.config (TRAIN_CONFIG_DIR)",
+                v["config_dir"],
+                f"none of {', '.join(sorted(RESERVED_FOLDERS))} and no number",
+                "those folders of a job hold its shards, tables and outputs",
+                "Give the program's folder another name",
+            )
+        )
+    return faults

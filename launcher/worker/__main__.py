@@ -1,0 +1,67 @@
+"""`python -m launcher.worker`: one pserver or one trainer, as the environment says. See launcher/runtimes/fleet.py."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
+from launcher.layout import Work
+from launcher.worker import store
+from launcher.worker.books import Log, Progress
+from launcher.worker.settings import WorkerSettings
+
+
+def pserver(settings: WorkerSettings) -> None:
+    """Serves until trainer 0 is done. The job's first pserver also keeps the trainers' meeting place."""
+    meeting = store.start(settings.store_host, settings.store_port) if (settings.rank, settings.server) == (0, 0) else None
+    try:
+        from launcher.worker import program, session
+
+        path = settings.program_dir / settings.config_file
+        loaded = program.load(path, settings.data_dir / "tables", settings.options)
+        session.Session(settings, loaded).serve()
+    finally:
+        if meeting is not None:
+            meeting.kill()
+            meeting.wait()
+
+
+def trainer(settings: WorkerSettings) -> None:
+    """Trains all passes."""
+    log = Log(settings.log_period, settings.dot_period)
+    progress = Progress(Work(settings.work_dir).progress)
+    progress.write()
+    from launcher.worker import loop, program
+
+    path = settings.program_dir / settings.config_file
+    loaded = program.load(path, settings.data_dir / "tables", settings.options)
+    log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
+    loop.Loop(settings, loaded, log, progress).run()
+
+
+ROLES = {"PSERVER": pserver, "TRAINER": trainer}
+
+
+def main() -> int:
+    """Runs the role that Paddle's TRAINING_ROLE names; returns the exit code (launcher/errors.py)."""
+    try:
+        role = os.environ.get("TRAINING_ROLE", "")
+        if role not in ROLES:
+            raise SettingsError(f"TRAINING_ROLE is {role!r}, but must be PSERVER or TRAINER")
+        ROLES[role](WorkerSettings.from_environ())
+    except LauncherError as error:
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # noqa: T201 (the process' log is its only voice)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        return EXIT_GANG
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Paddle's threads do not end by themselves, and its teardown turns an exception into SIGSEGV

@@ -1,0 +1,148 @@
+"""Loads a training program and holds it to its interface (launcher/programs/README.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launcher.errors import LauncherError, SettingsError
+from launcher.worker.interface import Ids, Job, Real
+
+FUNCTIONS = {
+    "inputs": "inputs(job) -> {name: Ids(length) or Real(width)}",
+    "parse": "parse(row, job) -> {input's name: value} or None to skip the row",
+    "network": "network(inputs, job) -> (prediction, loss)",
+    "metrics": "metrics(prediction, label) -> {name: number}",
+    "optimizer": "optimizer(job) -> paddle.optimizer.Adam or SGD",
+}
+VALUES = {
+    "COLUMNS": 'COLUMNS = ("…", …): the names of a line\'s fields, in order',
+    "LABEL": 'LABEL = "…": the input that is to be predicted',
+}
+WORKER_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
+"""What `training.extraArgs` can set of the worker itself."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loaded program. Everything that calls into it turns its failures into one message."""
+
+    module: ModuleType
+    path: Path
+    job: Job
+    inputs: Mapping[str, Ids | Real]
+    columns: tuple[str, ...]
+    label: str
+    worker_options: Mapping[str, Any]
+
+    @property
+    def features(self) -> list[str]:
+        """The inputs without the label, in order."""
+        return [name for name in self.inputs if name != self.label]
+
+    @contextlib.contextmanager
+    def calling(self, function: str) -> Iterator[None]:
+        """Names the program and the function in whatever goes wrong inside."""
+        try:
+            yield
+        except LauncherError:
+            raise
+        except Exception as error:
+            raise self._failed(function, error) from error
+
+    def _failed(self, function: str, error: Exception) -> SettingsError:
+        own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent == self.path.parent]
+        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        return SettingsError(f"{function} of the program {self.path} failed{where}: {type(error).__name__}: {error}")
+
+
+def load(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) -> Program:
+    """Imports the file, checks its interface, applies `--key=value` arguments, calls prepare() and inputs().
+
+    Raises `SettingsError`: one message that lists everything that is missing.
+    """
+    module = _import(path)
+    missing = [text for name, text in VALUES.items() if not getattr(module, name, None)]
+    missing += [text for name, text in FUNCTIONS.items() if not callable(getattr(module, name, None))]
+    if missing:
+        raise SettingsError(
+            f"the program {path} lacks {len(missing)} of the {len(VALUES) + len(FUNCTIONS)} things that a program "
+            "needs:\n  " + "\n  ".join(missing) + "\nSee launcher/programs/README.md."
+        )
+    defaults = dict(getattr(module, "OPTIONS", {}))
+    options, worker_options = _options(path, defaults, arguments)
+    tables = {p.name: p for p in sorted(tables_dir.iterdir()) if p.is_file()} if tables_dir.is_dir() else {}
+    if absent := [name for name in getattr(module, "TABLES", ()) if name not in tables]:
+        raise SettingsError(
+            f"the program {path} needs the tables {', '.join(absent)}, but there are "
+            f"{', '.join(tables) or 'none'} beside the data. Name them in data.tables."
+        )
+    job = Job(options=options, tables=tables)
+    program = Program(module, path, job, {}, tuple(module.COLUMNS), module.LABEL, worker_options)
+    if hasattr(module, "prepare"):
+        with program.calling("prepare()"):
+            job.side = module.prepare(job)
+    with program.calling("inputs()"):
+        inputs = dict(module.inputs(job))
+    _check_inputs(program, inputs)
+    return Program(module, path, job, inputs, program.columns, program.label, worker_options)
+
+
+def _check_inputs(program: Program, inputs: Mapping[str, Any]) -> None:
+    wrong = [n for n, kind in inputs.items() if not isinstance(kind, Ids | Real)]
+    if wrong or program.label not in inputs or len(inputs) < 2:
+        raise SettingsError(
+            f"inputs() of the program {program.path} must name the label {program.label!r} and at least one more "
+            f"input, each an Ids(length) or a Real(width); it gave {inputs!r}."
+        )
+
+
+def _import(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # so that a program can import the files beside it
+    spec = importlib.util.spec_from_file_location(f"program_{path.stem.replace('.', '_')}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SettingsError(f"there is no Python program {path}. Name it in training.config as <folder>/<file>.py.")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise SettingsError(f"the program {path} is not Python: line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        raise SettingsError(f"the program {path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _options(
+    path: Path, defaults: Mapping[str, Any], arguments: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    options, own = dict(defaults), dict(WORKER_OPTIONS)
+    for argument in arguments:
+        key, _, text = argument.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        target = options if key in defaults else own
+        if key not in target:
+            known = ", ".join(f"--{name}={value}" for name, value in {**own, **defaults}.items())
+            raise SettingsError(
+                f"training.extraArgs has {argument!r}, but the program {path} knows only (with their defaults) {known}."
+            )
+        kind = type(target[key])
+        try:
+            target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise SettingsError(
+                f"training.extraArgs has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
+                f"as its default {target[key]!r} is. Mend the argument."
+            ) from None
+    return options, own
+
+
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

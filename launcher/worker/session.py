@@ -1,0 +1,306 @@
+"""PaddlePaddle 2.6.2's parameter server, and what its modes lack in a loop of single steps.
+
+async  gradients are pushed by operators of the program; nobody pulls dense parameters again: done here.
+sync   the program's send_barrier operator dereferences a communicator that is only made for geo: it is taken
+       out, and each step waits for all trainers and for the servers' own barrier table instead.
+geo    each trainer has all parameters and exchanges differences every `geo_steps` steps.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.distributed.fleet as fleet
+from numpy.typing import NDArray
+from paddle.base import core
+
+from launcher.errors import DeadlineError, SettingsError
+from launcher.worker.network import Network, build
+from launcher.worker.program import Program
+from launcher.worker.samples import Arrays
+from launcher.worker.settings import WorkerSettings
+
+SHARD_FILES = 4  # files a table and server at each save; Paddle's default of 1000 takes 5 s
+MEET_SECONDS = 600  # all trainers have met, and all servers listen; the launchers' rendezvous is over by then
+SPEAK_SECONDS = 3600  # the longest that one trainer may take between two barriers (a large save)
+CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once
+PUSHING = ("distributed_push_sparse", "send", "send_barrier")
+
+
+class Role(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
+    """Paddle's own contract of environment variables, but gloo over the launcher's meeting place."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        super().__init__(is_collective=False)
+
+    def _gloo_init(self) -> None:
+        if not self._is_worker():
+            return  # pservers take no part in the trainers' barriers
+        address = socket.gethostbyname(self._settings.store_host)
+        await_ports([(address, self._settings.store_port)], "the trainers' meeting place on rank 0")
+        gloo = core.Gloo()
+        gloo.set_rank(self._role_id())
+        gloo.set_size(self._worker_num())
+        gloo.set_prefix(f"attempt-{self._settings.attempt}")
+        gloo.set_iface(self._settings.nic)
+        gloo.set_timeout_seconds(MEET_SECONDS, SPEAK_SECONDS)
+        gloo.set_http_store(address, self._settings.store_port, "worker")
+        gloo.init()
+        self._gloo._worker_comm = gloo
+        self._gloo._is_initialized = True
+
+
+def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
+    """Returns when all accept connections. Raises `DeadlineError` that names those that do not."""
+    deadline = time.monotonic() + MEET_SECONDS
+    waiting = addresses
+    while waiting := [a for a in waiting if not _accepts(*a)]:
+        if time.monotonic() > deadline:
+            missing = ", ".join(f"{host}:{port}" for host, port in waiting)
+            raise DeadlineError(f"waited {MEET_SECONDS} s for {what}, but nothing listens on {missing}")
+        time.sleep(0.05)
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+class Session:
+    """One process' part in the parameter server."""
+
+    def __init__(self, settings: WorkerSettings, program: Program) -> None:
+        self.settings = settings
+        self.mode = settings.mode
+        paddle.enable_static()
+        paddle.seed(int(program.worker_options["seed"]))
+        self.role = Role(settings)
+        self.network: Network = build(program, "copied" if self.mode == "geo" else "remote")
+        fleet.init(self.role)
+        with program.calling("optimizer()"):
+            optimizer = program.module.optimizer(program.job)
+        if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
+            raise SettingsError(
+                f"optimizer() of the program {program.path} gave {type(optimizer).__name__}, but must give "
+                "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers know no other. Take one of them."
+            )
+        with paddle.static.program_guard(self.network.main, self.network.startup):
+            fleet.distributed_optimizer(optimizer, self._strategy(program)).minimize(
+                self.network.loss, self.network.startup
+            )
+            # Paddle does not change the program, it puts another in its place.
+            self.network.main = paddle.static.default_main_program()
+            self.network.startup = paddle.static.default_startup_program()
+
+    def _strategy(self, program: Program) -> Any:
+        strategy = fleet.DistributedStrategy()
+        strategy.a_sync = self.mode != "sync"
+        configs = {"launch_barrier": False}  # Paddle polls every 3 s; await_ports() has waited by then
+        if self.mode == "geo":
+            configs["k_steps"] = int(program.worker_options["geo_steps"])
+        strategy.a_sync_configs = configs
+        if self.mode != "geo":
+            for table in self.network.tables:
+                config = strategy.sparse_table_configs.add()
+                config.table_name = table.name
+                config.table_class = "MemorySparseTable"
+                config.shard_num = SHARD_FILES * len(self.servers)
+        return strategy
+
+    @property
+    def servers(self) -> list[tuple[str, int]]:
+        """Host and port of every pserver of the job."""
+        pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
+        return [(host, int(port)) for host, port in pairs]
+
+    def serve(self) -> None:
+        """A pserver's life: returns when trainer 0 stops the servers."""
+        with paddle.static.program_guard(self.network.main, self.network.startup):
+            fleet.init_server()
+            fleet.run_server()
+
+
+class Trainer(Session):
+    """A trainer's side."""
+
+    def __init__(self, settings: WorkerSettings, program: Program) -> None:
+        super().__init__(settings, program)
+        self.scope = paddle.static.global_scope()
+        self.exe = paddle.static.Executor(paddle.CPUPlace())
+        self.exe.run(self.network.startup)
+        self.feeds = list(program.inputs)
+        self.features = program.features
+        self.label = program.label
+        self.test = self._test_program()
+        self.pool = ThreadPoolExecutor(settings.trainer_count, "trainer") if settings.trainer_count > 1 else None
+        self.scopes = [self.scope.new_scope() for _ in range(settings.trainer_count)] if self.pool else []
+        self.runtime: Any = None
+
+    def join(self) -> None:
+        """Meets servers and other trainers; trainer 0's parameters become everybody's."""
+        await_ports(self.servers, "all pservers of the job")
+        fleet.init_worker()
+        self.runtime = fleet.fleet._runtime_handle
+        from paddle.distributed.ps.utils.public import get_the_one_recv_context
+
+        self._dense_tables = get_the_one_recv_context(self.runtime.context, split_dense_table=False)
+        if self.mode == "sync":
+            self._prepare_sync()
+
+    def _prepare_sync(self) -> None:
+        from paddle.distributed.communicator import Communicator
+        from paddle.distributed.ps.the_one_ps import PsDescBuilder
+        from paddle.distributed.ps.utils.public import DistributedMode
+
+        runtime = self.runtime
+        builder = PsDescBuilder(runtime.context)
+        text = builder.build_worker_desc()
+        arguments = {
+            "need_global_step": "0",
+            "trainer_id": self.settings.rank,
+            "trainers": self.settings.trainers,
+            "barrier_table_id": builder.barrier_table_id,
+            "pserver_endpoints": self.role._get_pserver_endpoints(),
+        }
+        # Never started: the servers' barrier is reached through it, that is all.
+        self._communicator = Communicator(
+            DistributedMode.SYNC, arguments, runtime.context["trainer"].get_communicator_flags()
+        )
+        self._communicator.init_with_ctx(
+            runtime._send_ctx, self._dense_tables, text, runtime.string_hosts, self.scope
+        )
+        block = self.network.main.global_block()
+        for index in reversed([i for i, op in enumerate(block.ops) if op.type == "send_barrier"]):
+            block._remove_op(index)
+
+    def _test_program(self) -> Any:
+        clone = self.network.main.clone(for_test=True)
+        block = clone.global_block()
+        for index in reversed([i for i, op in enumerate(block.ops) if op.type in PUSHING]):
+            block._remove_op(index)
+        return clone
+
+    def step(self, batch: Arrays) -> float:
+        """Trains on one batch, its parts side by side in `trainer_count` threads. Returns the mean loss."""
+        rows = len(batch[self.label])
+        if self.pool is None or rows < len(self.scopes):
+            loss = self._run(batch, self.scope)
+        else:
+            cuts = np.array_split(np.arange(rows), len(self.scopes))
+            parts = [({k: a[c] for k, a in batch.items()}, s) for c, s in zip(cuts, self.scopes, strict=True)]
+            losses = list(self.pool.map(lambda part: self._run(*part), parts))
+            loss = float(np.average(losses, weights=[len(c) for c in cuts]))
+        if self.mode == "sync":
+            self.runtime._worker.client_flush()  # sleeps 100 ms: else a gradient may count for the next step
+            self.barrier()  # two server barriers in a row can hang: a fast trainer would enter the next one
+            self.runtime._worker.barrier(0)  # the servers apply what all trainers have sent
+        if self.mode != "geo":
+            self.pull_dense()
+        return loss
+
+    def _run(self, batch: Arrays, scope: Any) -> float:
+        [loss] = self.exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
+        return float(np.asarray(loss).reshape(-1)[0])
+
+    def pull_dense(self) -> None:
+        """Takes the servers' dense parameters."""
+        self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
+
+    def settle(self) -> None:
+        """Returns when what all trainers have pushed has arrived at the servers."""
+        self.runtime._worker.client_flush()
+        self.barrier()
+        if self.mode != "geo":
+            self.pull_dense()
+
+    def optimizer_state(self) -> dict[str, NDArray[Any]]:
+        """geo: this trainer's own optimizer state (elsewhere the servers keep it), by name."""
+        parameters = {p.name for p in self.network.main.all_parameters()}
+        state = {}
+        for variable in self.network.main.list_vars():
+            found = self.scope.find_var(variable.name) if variable.persistable else None
+            if variable.name in parameters or found is None or not found.get_tensor()._is_initialized():
+                continue
+            state[variable.name] = np.array(found.get_tensor())
+        return state
+
+    def barrier(self) -> None:
+        """Waits for all trainers."""
+        fleet.barrier_worker()
+
+    def gather(self, values: list[float]) -> NDArray[np.float64]:
+        """Every rank's values, shape [trainers, len(values)], on every rank."""
+        mine = np.zeros((self.settings.trainers, len(values)))
+        mine[self.settings.rank] = values
+        return np.asarray(self.role._all_reduce(mine, "sum")).reshape(mine.shape)
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """The network's prediction for these rows with the servers' present tables; changes nothing."""
+        found = []
+        rows = len(arrays[self.label])
+        for first in range(0, rows, CHUNK):
+            feed = {name: arrays[name][first : first + CHUNK] for name in self.feeds}
+            found += self.exe.run(self.test, feed=feed, fetch_list=[self.network.prediction.name])
+        return np.concatenate(found)
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """All dense parameters, by name."""
+        return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
+
+    def tables(self) -> dict[str, NDArray[np.float32]]:
+        """All embedding tables whole, by name, shape [rows, width]."""
+        if self.mode == "geo":
+            return {t.name: np.array(self.scope.find_var(t.name).get_tensor()) for t in self.network.tables}
+        return {table.name: self._pull(table.name, table.rows, table.width) for table in self.network.tables}
+
+    def _pull(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
+        """Looks every id up with a copy of the network's own lookup operator."""
+        source = self.test.global_block()
+        operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
+        lookup = paddle.static.Program()
+        block = lookup.global_block()
+        ids = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
+        weight = source.var(name)
+        block.create_var(name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True)
+        found = block.create_var(name="found", dtype="float32", shape=[-1, width])
+        attributes = {k: operator.attr(k) for k in operator.attr_names if k not in ("op_callstack", "op_device")}
+        attributes["is_test"] = True
+        block.append_op(
+            type=operator.type, inputs={"Ids": [ids], "W": [name]}, outputs={"Outputs": [found]}, attrs=attributes
+        )
+        parts = []
+        for first in range(0, rows, CHUNK):
+            numbers = np.arange(first, min(rows, first + CHUNK), dtype=np.int64).reshape(-1, 1)
+            parts += self.exe.run(lookup, feed={"ids": numbers}, fetch_list=["found"])
+        return np.concatenate([np.asarray(part).reshape(-1, width) for part in parts])
+
+    def save_tables(self, folder: Path) -> None:
+        """Every server writes its part below `folder`, which must be on the shared storage."""
+        self.runtime._worker.save_all_model(str(folder), 0)
+
+    def load_tables(self, folder: Path) -> None:
+        """Every server reads its part back, Adam's state with it."""
+        self.runtime._worker.load_model(str(folder), 0)
+
+    def set_parameters(self, values: dict[str, NDArray[Any]]) -> None:
+        """Sets variables of this trainer by name."""
+        for name, value in values.items():
+            self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
+
+    def leave(self) -> None:
+        """Ends this trainer's part; trainer 0 also ends the servers."""
+        self.barrier()
+        fleet.stop_worker()
+        if self.settings.rank == 0:
+            self.runtime._worker.stop_server()

@@ -1,0 +1,161 @@
+"""`make demo`: from a bare machine to a trained model, one step after the other, what can be side by side."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from local import data, say, stack
+from local.cluster import lifecycle
+from local.errors import LocalError
+from local.files import need_space
+from local.images import launcher
+from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
+from local.run import tail
+from local.toolchain import build, debian
+from local.toolchain.modules import module
+
+RESULTS_MINUTES = 60
+
+
+@dataclass(frozen=True)
+class Target:
+    """The cluster that a demo runs on; `own` when it is the one that `local` starts."""
+
+    kubeconfig: Path
+    context: str
+    own: bool
+
+
+def target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
+    """Which cluster is meant.
+
+    Raises:
+        LocalError: a named kubeconfig that is not there, has no such context, or comes without an image.
+    """
+    if not kubeconfig:
+        if context:
+            raise LocalError(
+                f"CONTEXT={context} without CLUSTER_KUBECONFIG: a context is looked up in the file that you name; "
+                "$KUBECONFIG and ~/.kube/config are never used. Add CLUSTER_KUBECONFIG=FILE."
+            )
+        return Target(KUBECONFIG, CONTEXT, own=True)
+    file = Path(kubeconfig).expanduser().absolute()
+    try:
+        content = yaml.safe_load(file.read_text())
+        known = [entry["name"] for entry in content["contexts"]]
+    except (OSError, yaml.YAMLError, TypeError, KeyError) as problem:
+        raise LocalError(
+            f"CLUSTER_KUBECONFIG={kubeconfig} cannot be read as a kubeconfig: {problem}"
+        ) from None
+    chosen = context or content.get("current-context") or ""
+    if chosen not in known:
+        raise LocalError(
+            f"CONTEXT={chosen or '(none)'} is not in {file}, which has {', '.join(known) or 'none'}."
+        )
+    if file == KUBECONFIG and chosen == CONTEXT:
+        return Target(file, chosen, own=True)
+    if not image:
+        raise LocalError(
+            "A cluster of your own needs the launcher's image where its nodes can fetch it: build it with "
+            "`docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
+        )
+    return Target(file, chosen, own=False)
+
+
+def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
+    """Run the example `config` to its results."""
+    stack.check_config(config)
+    STATE.mkdir(parents=True, exist_ok=True)
+    need_space(STATE, 3, "The demo")
+    if where.own:
+        debian.ensure()
+    fitting = build.tools(cluster=where.own)
+    if where.own:
+        _prepare(nodes)
+    else:
+        say.note(
+            f"cluster {where.context} of {where.kubeconfig}: its own storage must hold what the example names"
+        )
+    stack.refresh(
+        stack.Choices(config=config)
+        if where.own
+        else stack.Choices(config, str(where.kubeconfig), where.context, image)
+    )
+    env = {**os.environ, **stack.environment(fitting)}
+    with say.step("pulumi up -s local"):
+        stack.ensure(env, own_pulumi="pulumi" in fitting)
+        _pulumi_up(env)
+    _launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))
+    say.done("the training is complete")
+    _launcher(env, where, "results")
+    if where.own:
+        job = yaml.safe_load((CLONE / stack.EXAMPLES / f"{config}.yaml").read_text())["jobName"]
+        output = SHARED / job / "output"
+        say.done(f"model:  {output / 'model'}")
+        say.done(f"curve:  {output / 'curve.png'}")
+    say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
+
+
+def _prepare(nodes: int) -> None:
+    """Cluster, image and data at the same time; then the image into the cluster."""
+    with ThreadPoolExecutor(3) as pool:
+        image = pool.submit(launcher.ensure_archive)
+        wheels = pool.submit(data.ensure)
+        cluster = pool.submit(start_cluster, nodes)
+        for future in (cluster, image, wheels):
+            future.result()
+    launcher.ensure_imported()
+
+
+def start_cluster(nodes: int) -> None:
+    """The local cluster, started or mended; tools and packages are there."""
+    with say.step(f"Kubernetes of {nodes} nodes"):
+        changed = lifecycle.up(nodes, module("kubernetes").folder, module("coredns").folder)
+    if not changed:
+        say.note("it ran already, and nothing was changed")
+
+
+def _pulumi_up(env: dict[str, str]) -> None:
+    # --refresh: a cluster that was wiped, or a release that was upgraded by hand, is seen and mended.
+    command = [
+        "pulumi",
+        "up",
+        "--yes",
+        "--skip-preview",
+        "--refresh",
+        "--non-interactive",
+        "--color",
+        "never",
+    ]
+    ended = subprocess.run(
+        command,
+        cwd=CLONE,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=1800,
+    )
+    if ended.returncode:
+        raise LocalError(
+            f"`pulumi up -s local` ended with {ended.returncode}:\n{tail(ended.stdout + ended.stderr, 60)}"
+        )
+
+
+def _launcher(env: dict[str, str], where: Target, command: str, *words: str) -> None:
+    """One of the person's commands, with its own output."""
+    argv = [sys.executable, "-m", "launcher", command]
+    argv += ["--kubeconfig", str(where.kubeconfig), "--context", where.context, *words]
+    ended = subprocess.run(argv, cwd=CLONE, env={**env, "PYTHONPATH": str(CLONE)}, check=False)
+    if ended.returncode:
+        raise LocalError(
+            f"`python -m launcher {command}` ended with {ended.returncode}; its message is above."
+        )

@@ -1,0 +1,1 @@
+"""Container images without a registry: made here, imported into every node once per digest."""

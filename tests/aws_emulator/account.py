@@ -1,0 +1,193 @@
+"""One emulated account: a folder with its description, the resources that live in it, and the faults to inject.
+
+Several engine runs and stacks share an account at the same time, so the state is a SQLite file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .wire import Props, strings
+
+_SCHEMA = """
+create table if not exists resources (
+  type text, id text, urn text, inputs text, outputs text, owned text, primary key (type, id));
+create table if not exists calls (type text, operation text, urn text, moment real);
+create table if not exists faults (
+  number integer primary key, type text, operation text, nth integer, seconds real, message text);
+"""
+
+
+class AwsError(Exception):
+    """A call that AWS refuses; the text goes to the person as it is."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A living resource. `owned` are ids that came with it (an EKS cluster's own security group)."""
+
+    type: str
+    id: str
+    urn: str
+    inputs: Props
+    outputs: Props
+    owned: list[str]
+
+
+class Account:
+    """State of the account in `folder` (see `Account.create`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.about = json.loads((folder / "account.json").read_text(encoding="utf-8"))
+        self.number: str = self.about["number"]
+        self.moto: str = self.about["moto"]
+
+    @classmethod
+    def create(cls, folder: Path, *, moto: str, cluster: dict[str, str] | None = None) -> Account:
+        """Make an empty account.
+
+        Args:
+            folder: made if it is not there.
+            moto: address of the moto server, `http://127.0.0.1:<port>`.
+            cluster: `server` and `ca` (base64) that every emulated EKS cluster gives, and `tokenFile`, the file
+                whose content `aws eks get-token` answers with.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        about = {"number": "123456789012", "moto": moto, "cluster": cluster or {}}
+        (folder / "account.json").write_text(json.dumps(about), encoding="utf-8")
+        account = cls(folder)
+        with account._database() as database:
+            database.executescript(_SCHEMA)
+        return account
+
+    @classmethod
+    def from_environment(cls) -> Account:
+        """The account that `AWS_EMULATOR_DIR` names."""
+        folder = os.environ.get("AWS_EMULATOR_DIR")
+        if not folder:
+            raise AwsError("AWS_EMULATOR_DIR is not set: it must name the folder of an emulated account")
+        return cls(Path(folder))
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.folder / "state.sqlite", timeout=60)) as database, database:
+            yield database
+
+    # --- resources -------------------------------------------------------------------------------------------
+
+    def put(self, record: Record) -> None:
+        """Remember a resource, new or changed."""
+        columns = (record.inputs, record.outputs, record.owned)
+        with self._database() as database:
+            database.execute(
+                "insert or replace into resources values (?,?,?,?,?,?)",
+                (record.type, record.id, record.urn, *map(json.dumps, columns)),
+            )
+
+    def get(self, kind: str, rid: str) -> Record | None:
+        """The living resource, or None."""
+        return next((record for record in self.all(kind) if record.id == rid), None)
+
+    def all(self, kind: str | None = None) -> list[Record]:
+        """Every living resource, of one type if given."""
+        with self._database() as database:
+            rows = database.execute(
+                "select type, id, urn, inputs, outputs, owned from resources where type = coalesce(?, type)"
+                " order by rowid",
+                (kind,),
+            ).fetchall()
+        return [Record(row[0], row[1], row[2], *map(json.loads, row[3:])) for row in rows]
+
+    def drop(self, kind: str, rid: str) -> None:
+        """Forget a resource. Called by a test on its own, it is a deletion behind the program's back."""
+        with self._database() as database:
+            database.execute("delete from resources where type = ? and id = ?", (kind, rid))
+
+    def users_of(self, record: Record) -> list[Record]:
+        """Living resources whose inputs name this one's id or ARN (or an id that came with it).
+
+        Tags are no reference, and a resource's own `name` is not one either. An id that a person chose (a role's
+        or a bucket's name) counts only where the field speaks of that kind of thing.
+        """
+        names = {record.id, record.outputs.get("arn"), *record.owned} - {None, ""}
+        chosen = record.id in strings(record.inputs)
+        found = []
+        for other in self.all():
+            if (other.type, other.id) == (record.type, record.id):
+                continue
+            inputs = {key: value for key, value in other.inputs.items() if key not in ("tags", "name")}
+            if chosen:
+                hints = _hints(record.type)
+                by_name = {
+                    key: value for key, value in inputs.items() if any(h in key.lower() for h in hints)
+                }
+                used = (strings(by_name) & names) | (strings(inputs) & (names - {record.id}))
+            else:
+                used = strings(inputs) & names
+            if used:
+                found.append(other)
+        return found
+
+    # --- faults ----------------------------------------------------------------------------------------------
+
+    def fail(
+        self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
+    ) -> None:
+        """Make the nth call from now of `create`, `update`, `delete` or `read` on this type fail, once."""
+        self._fault(kind, operation, self.calls(kind, operation) + nth, 0.0, message)
+
+    def slow(self, kind: str, operation: str, seconds: float) -> None:
+        """Make every such call take `seconds` longer."""
+        self._fault(kind, operation, None, seconds, "")
+
+    def _fault(self, kind: str, operation: str, nth: int | None, seconds: float, message: str) -> None:
+        with self._database() as database:
+            database.execute(
+                "insert into faults (type, operation, nth, seconds, message) values (?,?,?,?,?)",
+                (kind, operation, nth, seconds, message),
+            )
+
+    def calls(self, kind: str, operation: str) -> int:
+        """How often this operation was asked of this type so far, failed calls included."""
+        with self._database() as database:
+            query = "select count(*) from calls where type = ? and operation = ?"
+            return int(database.execute(query, (kind, operation)).fetchone()[0])
+
+    def history(self) -> list[tuple[str, str, str]]:
+        """Every call so far in its order: operation, type, URN."""
+        with self._database() as database:
+            return database.execute("select operation, type, urn from calls order by rowid").fetchall()
+
+    def enter(self, kind: str, operation: str, urn: str) -> None:
+        """Count a call; wait or fail if the table of faults says so."""
+        with self._database() as database:
+            database.execute("begin immediate")
+            database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))
+            query = "select count(*) from calls where type = ? and operation = ?"
+            number = database.execute(query, (kind, operation)).fetchone()[0]
+            query = "select nth, seconds, message from faults where type = ? and operation = ?"
+            faults = database.execute(query, (kind, operation)).fetchall()
+        for nth, seconds, message in faults:
+            if nth is None:
+                time.sleep(seconds)
+            elif nth == number:
+                raise AwsError(message)
+
+
+def _hints(kind: str) -> tuple[str, ...]:
+    """Words by which a field speaks of this type: `aws:iam/role:Role` → `role`."""
+    name = kind.rpartition(":")[2].lower()
+    return {
+        "placementgroup": ("placement", "groupname"),
+        "keypair": ("key",),
+        "loggroup": ("loggroup",),
+        "instanceprofile": ("instanceprofile",),
+    }.get(name, (name,))

@@ -1,0 +1,95 @@
+"""Between protobuf structs and plain Python values, and the difference of two such values."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from google.protobuf import struct_pb2
+
+Props = dict[str, Any]
+
+# Fixed by the engine's wire protocol (sdk/go/common/resource): how a value that is not known yet is written.
+UNKNOWN = "04da6b54-80e4-46f7-96ec-b56ff0331ba9"
+SIGNATURE = "4dabf18193072939515e22adb298388d"
+ASSET_SIGNATURE = "c44067f5952c0a294b673a41bacd8c17"
+
+
+def from_struct(struct: struct_pb2.Struct) -> Props:
+    """Plain dictionary of a struct; whole numbers become int."""
+    return {key: _from_value(value) for key, value in struct.fields.items()}
+
+
+def _from_value(value: struct_pb2.Value) -> Any:
+    kind = value.WhichOneof("kind")
+    if kind == "struct_value":
+        return from_struct(value.struct_value)
+    if kind == "list_value":
+        return [_from_value(item) for item in value.list_value.values]  # noqa: PD011
+    if kind == "number_value":
+        number = value.number_value
+        return int(number) if number.is_integer() else number
+    return getattr(value, kind) if kind in ("string_value", "bool_value") else None
+
+
+def to_struct(props: Props) -> struct_pb2.Struct:
+    """Struct of a plain dictionary."""
+    struct = struct_pb2.Struct()
+    struct.update(props)
+    return struct
+
+
+def has_unknown(value: Any) -> bool:
+    """Whether any part of `value` is not known yet."""
+    if isinstance(value, dict):
+        return any(has_unknown(item) for item in value.values())
+    if isinstance(value, list):
+        return any(has_unknown(item) for item in value)
+    return value == UNKNOWN
+
+
+def strings(value: Any) -> set[str]:
+    """Every string inside `value`."""
+    if isinstance(value, dict):
+        return set().union(*[strings(item) for item in value.values()])
+    if isinstance(value, list):
+        return set().union(*[strings(item) for item in value])
+    return {value} if isinstance(value, str) else set()
+
+
+def _same(old: Any, new: Any) -> bool:
+    if old == new:
+        return True
+    if isinstance(old, str) and isinstance(new, str) and old[:1] in "{[" and new[:1] in "{[":
+        try:  # policy documents: AWS gives them back reformatted
+            return json.loads(old) == json.loads(new)
+        except ValueError:
+            return False
+    scalars = (str, int, float)
+    if isinstance(old, list) and isinstance(new, list) and all(isinstance(v, scalars) for v in [*old, *new]):
+        return sorted(map(str, old)) == sorted(map(str, new))  # AWS knows sets, not lists, of plain values
+    return False
+
+
+def diff(old: Any, new: Any, path: str = "") -> dict[str, str]:
+    """Path → `add`, `delete` or `update`, down to the deepest value that differs."""
+    if _same(old, new):
+        return {}
+    if isinstance(old, dict) and isinstance(new, dict):
+        found: dict[str, str] = {}
+        for key in [*old, *(key for key in new if key not in old)]:
+            if key.startswith("__"):
+                continue
+            label = f'["{key}"]' if "." in key or "[" in key else (f".{key}" if path else key)
+            found |= diff(old.get(key), new.get(key), path + label)
+        return found
+    if isinstance(old, list) and isinstance(new, list):
+        found = {}
+        for index in range(max(len(old), len(new))):
+            before = old[index] if index < len(old) else None
+            after = new[index] if index < len(new) else None
+            found |= diff(before, after, f"{path}[{index}]")
+        return found
+    if old is None:
+        return {path: "add"}
+    return {path: "delete" if new is None else "update"}

@@ -1,0 +1,172 @@
+"""Recording mocks: run the program's parts without an engine, and look at what was registered."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs, Mocks, set_mocks
+
+from infra import settings as settings_module
+from infra import stack
+
+# The SDK warns of its own deprecated classes while it is imported; no warning of ours is hidden by this.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    for _module in ("cloudwatch", "ec2", "ecr", "efs", "eks", "iam", "kms", "route53", "s3", "ssm", "vpc"):
+        dir(importlib.import_module(f"pulumi_aws.{_module}"))  # loads it: the SDK imports lazily
+
+ROOT = Path(__file__).resolve().parents[2]
+REGION = "us-west-2"
+ACCOUNT = "123456789012"
+
+# What AWS answers with, beside the inputs, by type.
+ANSWERS: dict[str, dict[str, Any]] = {
+    "aws:eks/cluster:Cluster": {
+        "endpoint": "https://ABC.gr7.us-west-2.eks.amazonaws.com",
+        "certificateAuthority": {"data": "Q0E="},
+        "vpcConfig": {"clusterSecurityGroupId": "sg-cluster", "subnetIds": []},
+    },
+    "aws:efs/fileSystem:FileSystem": {"dnsName": "fs-1.efs.us-west-2.amazonaws.com"},
+    "aws:ecr/repository:Repository": {
+        "repositoryUrl": "123456789012.dkr.ecr.us-west-2.amazonaws.com/launcher"
+    },
+    "aws:ec2/launchTemplate:LaunchTemplate": {"latestVersion": 1},
+}
+INVOKES: dict[str, dict[str, Any]] = {
+    "aws:index/getCallerIdentity:getCallerIdentity": {
+        "accountId": ACCOUNT,
+        "arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/Admin/session",
+        "id": ACCOUNT,
+        "userId": "AIDA",
+    },
+    "aws:index/getAvailabilityZones:getAvailabilityZones": {
+        "names": ["us-west-2b", "us-west-2a", "us-west-2d", "us-west-2c"],
+        "zoneIds": [],
+        "groupNames": [],
+        "id": REGION,
+        "region": REGION,
+    },
+    "aws:ssm/getParameter:getParameter": {
+        "value": "ami-0123",
+        "arn": "arn",
+        "id": "x",
+        "name": "x",
+        "type": "String",
+    },
+    "aws:ec2/getVpc:getVpc": {
+        "id": "vpc-0a",
+        "cidrBlock": "10.9.0.0/16",
+        "enableDnsSupport": True,
+        "enableDnsHostnames": True,
+        "arn": "arn",
+    },
+}
+SUBNETS = {"subnet-0a": "us-west-2a", "subnet-0b": "us-west-2b", "subnet-0c": "us-west-2b"}
+
+
+@dataclass
+class Recorder(Mocks):
+    """Remembers every registration, in order, and answers like an account that has everything."""
+
+    resources: list[MockResourceArgs] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+
+    def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
+        self.resources.append(args)
+        outputs = {
+            "arn": f"arn:aws:mock:::{args.name}",
+            "name": args.name,
+            "bucket": args.name,
+            "keyId": args.name,
+        }
+        return f"{args.name}-id", {**outputs, **args.inputs, **ANSWERS.get(args.typ, {})}
+
+    def call(self, args: MockCallArgs) -> dict[str, Any]:
+        self.calls.append(args.token)
+        if args.token == "aws:ec2/getSubnet:getSubnet":
+            subnet = args.args["id"]
+            return {
+                "id": subnet,
+                "availabilityZone": SUBNETS[subnet],
+                "vpcId": "vpc-0a",
+                "cidrBlock": "10.9.0.0/20",
+            }
+        return INVOKES[args.token]
+
+    def of(self, token: str) -> list[MockResourceArgs]:
+        """Registrations of one type, by its last part: `Vpc`, `eks/cluster:Cluster`."""
+        return [args for args in self.resources if args.typ.endswith(f":{token}") or args.typ.endswith(token)]
+
+    def one(self, token: str, name: str = "") -> MockResourceArgs:
+        """The only registration of a type (whose name ends with `name`)."""
+        found = [args for args in self.of(token) if args.name.endswith(name)]
+        assert len(found) == 1, f"{len(found)} of {token} {name}: {[args.name for args in found]}"
+        return found[0]
+
+
+def config(**keys: Any) -> dict[str, str]:
+    """A stack's configuration as the engine hands it over. `region` None leaves it out."""
+    region = keys.pop("region", REGION)
+    texts = {f"paddle-training:{k}": v if isinstance(v, str) else json.dumps(v) for k, v in keys.items()}
+    return texts if region is None else {**texts, "aws:region": region}
+
+
+AWS = {
+    "image": "registry/launcher@sha256:1",
+    "cluster": {"admins": ["role/Admin"]},
+    "valuesFiles": ["charts/paddle-training/examples/quick_start.yaml"],
+}
+LOCAL = {
+    "target": "kubeconfig",
+    "kubeconfig": {"path": "/nowhere/kubeconfig", "context": "local"},
+    "image": "localhost/paddle-training:{launcher}",
+    "storage": {"type": "hostPath", "path": "/shared"},
+    "valuesFiles": ["charts/paddle-training/examples/quick_start.yaml"],
+}
+
+
+def record(build: Callable[[], Any]) -> Recorder:
+    """Runs `build` in a mock engine to its end, failures of outputs included, and returns what it registered."""
+    recorder = Recorder()
+    set_mocks(recorder, project="paddle-training", stack="dev", preview=False)
+
+    # An undecorated test would not wait for outputs, and pass with a false assert in an apply.
+    @pulumi.runtime.test
+    def inside() -> Any:
+        outputs = build()
+        return pulumi.Output.all(**outputs) if isinstance(outputs, dict) else None
+
+    inside()
+    return recorder
+
+
+def aws_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
+    """The stack of target aws with these settings over AWS's."""
+    from infra import aws_stack as module
+
+    chosen = settings_module.load(config(**{**AWS, **keys}))
+    return record(lambda: module.build(stack.plan(chosen, "paddle-training", "dev", folder), REGION))
+
+
+def local_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
+    """The stack of target kubeconfig; no cluster is looked at."""
+    chosen = settings_module.load(config(region=None, **{**LOCAL, **keys}))
+    return record(lambda: stack.on_existing_cluster(stack.plan(chosen, "paddle-training", "dev", folder)))
+
+
+@contextmanager
+def clone(where: Path) -> Iterator[Path]:
+    """A copy of what the program reads of the project, for tests that change it."""
+    target = where / "clone"
+    for name in ("charts", "launcher"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    yield target

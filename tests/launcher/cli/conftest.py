@@ -1,0 +1,139 @@
+"""API objects as the server sends them, cut to what is read, and a made-up job's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+K8S_JOB = "quick-start-1a2b3c4d"
+DATA_JOB = "quick-start-data-99aa88bb"
+RUN_JSON = {
+    "jobName": "quick-start",
+    "jobPath": "/home/jobpath",
+    "claim": "paddle-training",
+    "image": "localhost/paddle-training:0123456789ab",
+    "imagePullPolicy": "IfNotPresent",
+    "imagePullSecrets": [],
+    "serviceAccount": "paddle-training",
+    "trainers": 3,
+    "passes": 10,
+    "k8sJob": K8S_JOB,
+    "k8sDataJob": DATA_JOB,
+    "dataDigest": "d" * 64,
+    "uid": 10001,
+    "gid": 10001,
+}
+
+
+def make_pod(
+    name, *, job=K8S_JOB, rank=None, phase="Running", made="2026-11-21T04:00:00Z", node="node1", **status
+):
+    labels = {"app.kubernetes.io/component": "training"}
+    if rank is not None:
+        labels["batch.kubernetes.io/job-completion-index"] = str(rank)
+    return {
+        "metadata": {
+            "name": name,
+            "labels": labels,
+            "creationTimestamp": made,
+            "ownerReferences": [{"kind": "Job", "name": job}],
+        },
+        "spec": {"nodeName": node},
+        "status": {"phase": phase, **status},
+    }
+
+
+def make_job(name, *conditions, **status):
+    entries = [
+        {"type": kind, "status": "True", "reason": why, "message": text} for kind, why, text in conditions
+    ]
+    return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": entries, **status}}
+
+
+def make_status(**changed):
+    ranks = [
+        {
+            "rank": rank,
+            "pod": f"{K8S_JOB}-{rank}-abcde",
+            "node": f"node{rank + 1}",
+            "state": "training",
+            "pass": 6,
+            "batch": 40,
+            "samplesPerSecond": 10000.0,
+            "loss": 0.31,
+        }
+        for rank in range(3)
+    ]
+    return {
+        "runId": K8S_JOB,
+        "state": "training",
+        "attempt": 0,
+        "trainers": 3,
+        "passes": 10,
+        "pass": 6,
+        "batch": 40,
+        "batches": 80,
+        "samplesPerSecond": 30000.0,
+        "loss": 0.3123,
+        "etaSeconds": 75.0,
+        "cause": None,
+        "updated": 1795236798.0,
+        "ranks": ranks,
+        **changed,
+    }
+
+
+METRICS = (
+    "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+    "0,0,0,100,2.0,50,0.6,0.30\n"
+    "0,1,0,300,3.0,100,0.2,\n"
+    "1,0,0,100,2.0,50,0.5,0.25\n"
+    "1,0,1,100,2.0,50,0.4,0.20\n"
+    "1,1,1,100,2.0,50,0.2,\n"
+    "2,0,1,10"
+)
+
+
+@pytest.fixture
+def api():
+    """Builders of API objects.
+
+    `api.pod`, `api.job`, `api.status`, and the run ConfigMap's content `api.run`.
+    """
+
+    class Builders:
+        pod = staticmethod(make_pod)
+        job = staticmethod(make_job)
+        status = staticmethod(make_status)
+        run = RUN_JSON
+        k8s_job = K8S_JOB
+        data_job = DATA_JOB
+
+    return Builders
+
+
+@pytest.fixture
+def metrics():
+    return METRICS
+
+
+@pytest.fixture
+def job_folder(tmp_path: Path) -> Path:
+    """<JOB_PATH>/quick-start with a run that is complete."""
+    job = tmp_path / "jobs" / "quick-start"
+    output = job / "output"
+    (output / "model").mkdir(parents=True)
+    (job / "manifest.json").write_text(json.dumps({"dataDigest": "d" * 64, "splitCount": 3, "lines": 21000}))
+    (output / "status.json").write_text(json.dumps(make_status(state="complete")))
+    run = {"runId": K8S_JOB, "state": "complete", "score": {"error": 0.2012}}
+    (output / "run.json").write_text(json.dumps(run))
+    (output / "metrics.csv").write_text(METRICS)
+    (output / "model" / "model.pdmodel").write_bytes(bytes(range(256)) * 5000 + b"\r\n\0\xff")
+    for rank in range(3):
+        node = output / f"node_{rank}"
+        (node / "attempt-0").mkdir(parents=True)
+        (node / "train.log").write_text(f"trainer {rank}\n")
+        (node / "server.log").write_text(f"server {rank}\n")
+        (node / "server-1.log").write_text(f"second server {rank}\n")
+        (node / "attempt-0" / "train.log").write_text(f"trainer {rank}, first attempt\n")
+    return job

@@ -1,0 +1,127 @@
+"""From API objects and files to the view that status shows."""
+
+from launcher.cli import assemble, render, view
+
+PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
+
+
+def seen(api, jobs=None, pods=(), **files):
+    run = view.Run.of("paddle-training", "paddle", api.run)
+    both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
+    return assemble.Seen(run=run, jobs=both if jobs is None else jobs, pods=pods, files=files)
+
+
+def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
+    pods = [api.pod(f"{api.k8s_job}-{rank}-abcde", rank=rank, node=f"node{rank + 1}") for rank in range(3)]
+    looked = assemble.of_cluster(seen(api, pods=pods, status=api.status()))
+    assert looked.state == "training"
+    assert [(r.rank, r.pod, r.node, r.phase, r.number, r.batch, r.loss) for r in looked.ranks] == [
+        (rank, f"{api.k8s_job}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
+    ]
+    assert looked.progress.fraction == 0.65
+    assert render.line(looked) == (
+        "training: pass 7 of 10, batch 40/80, 30,000 samples/s, loss 0.3123, ETA 1 min 15 s"
+    )
+
+
+def test_the_newest_pod_of_a_rank_is_shown_after_a_replacement(api):
+    pods = [
+        api.pod("new", rank=0, made="2026-11-21T05:00:00Z"),
+        api.pod("old", rank=0, phase="Failed", made="2026-11-21T04:00:00Z"),
+    ]
+    assert assemble.of_cluster(seen(api, pods=pods)).ranks[0].pod == "new"
+
+
+def test_a_pending_pod_is_shown_with_its_reason_and_wait_says_it(api):
+    pods = [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)]
+    looked = assemble.of_cluster(seen(api, pods=pods))
+    assert looked.state == "pending"
+    assert looked.ranks[0].reason == "Unschedulable: no node fits"
+    assert render.waits_for(looked) == "rank 0 (p0): Unschedulable: no node fits"
+
+
+def test_a_running_data_job_is_what_the_training_waits_for(api):
+    jobs = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, active=1)}
+    pods = [api.pod("data", job=api.data_job), api.pod("p0", rank=0, phase="Pending")]
+    looked = assemble.of_cluster(seen(api, jobs, pods))
+    assert looked.state == "preparing"
+    assert f"data job still running: {api.data_job}" in looked.notes
+
+
+def test_a_job_that_cannot_make_pods_tells_the_jobs_own_event(api):
+    event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
+    what = seen(api)
+    looked = assemble.of_cluster(assemble.Seen(what.run, what.jobs, (), {api.k8s_job: [event]}))
+    assert looked.training.reason == "FailedCreate: violates PodSecurity restricted"
+    assert "violates PodSecurity" in render.waits_for(looked)
+
+
+def test_the_first_pod_that_failed_is_the_cause(api):
+    def ended(when, text):
+        return [{"name": "t", "state": {"terminated": {"exitCode": 70, "finishedAt": when, "message": text}}}]
+
+    pods = [
+        api.pod(
+            "late", rank=0, phase="Failed", containerStatuses=ended("2026-11-21T04:00:09Z", "lost rank 1")
+        ),
+        api.pod(
+            "first", rank=1, phase="Failed", containerStatuses=ended("2026-11-21T04:00:01Z", "trainer died")
+        ),
+    ]
+    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
+    looked = assemble.of_cluster(seen(api, jobs, pods))
+    assert (looked.state, looked.cause) == ("failed", "first (rank 1): trainer died")
+
+
+def test_the_launchers_own_cause_goes_before_the_pods_words(api):
+    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "x", "y"))}
+    looked = assemble.of_cluster(seen(api, jobs, status=api.status(state="failed", cause="rank 2: SIGSEGV")))
+    assert looked.cause == "rank 2: SIGSEGV"
+
+
+def test_a_failed_data_job_is_the_cause_with_the_reason_it_left(api):
+    jobs = {**seen(api).jobs, api.data_job: api.job(api.data_job, ("Failed", "BackoffLimitExceeded", "z"))}
+    failure = {"dataDigest": "d" * 64, "reason": "sha256 does not match"}
+    looked = assemble.of_cluster(seen(api, jobs, failure=failure))
+    assert (looked.state, looked.cause) == ("failed", "the data Job failed: sha256 does not match")
+
+
+def test_progress_of_another_run_is_not_taken_for_this_ones(api):
+    looked = assemble.of_cluster(seen(api, status=api.status(runId="quick-start-older")))
+    assert looked.progress is None
+    assert looked.ranks[0].loss is None
+    assert any("still belongs to run quick-start-older" in note for note in looked.notes)
+
+
+def test_a_run_whose_jobs_are_gone_is_known_by_its_files(api):
+    files = {"status": api.status(state="complete"), "manifest": {"dataDigest": "d" * 64}}
+    looked = assemble.of_cluster(seen(api, {}, **files))
+    assert (looked.state, looked.data.state) == ("complete", "complete")
+
+
+def test_a_job_deleted_in_the_middle_is_missing_and_said_so(api):
+    looked = assemble.of_cluster(seen(api, {}, status=api.status()))
+    assert looked.state == "missing"
+    assert any(f"{api.k8s_job} does not exist" in note for note in looked.notes)
+
+
+def test_an_earlier_job_that_is_being_removed_is_noted(api):
+    old = api.job("quick-start-older")
+    old["metadata"]["deletionTimestamp"] = "2026-11-21T04:00:00Z"
+    looked = assemble.of_cluster(seen(api, {**seen(api).jobs, "quick-start-older": old}))
+    assert any("quick-start-older (being removed)" in note for note in looked.notes)
+
+
+def test_all_releases_of_the_chart_are_found_by_their_run_maps():
+    def entry(name, release, place):
+        labels = {"app.kubernetes.io/instance": release}
+        return {"metadata": {"name": name, "namespace": place, "labels": labels}}
+
+    maps = [entry("b-run", "b", "two"), entry("a-run", "a", "one"), entry("a-other", "a", "one")]
+    assert view.known_runs(maps) == [("one", "a"), ("two", "b")]
+
+
+def test_json_names_a_pass_as_the_status_file_does(api):
+    value = assemble.of_cluster(seen(api, status=api.status())).as_json()
+    assert value["progress"]["pass"] == 6
+    assert value["ranks"][2]["pass"] == 6

@@ -1,0 +1,280 @@
+"""The command line over a folder (--path), as a person types it."""
+
+import json
+import stat
+
+import pytest
+
+from launcher.cli import main
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def cli(capsysbinary, monkeypatch):
+    """Run a command; returns (exit code, stdout, stderr) as text."""
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+
+    def run(*argv):
+        code = main.run([str(part) for part in argv])
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run
+
+
+def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
+    code, out, _ = cli("status", "--path", job_folder)
+    assert code == 0
+    for part in (
+        "complete",
+        "100%",
+        "3 shards, 21,000 lines",
+        "quick-start-1a2b3c4d-2-abcde",
+        "node3",
+        "0.3100",
+    ):
+        assert part in out
+
+
+def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
+    code, out, _ = cli("status", "--path", job_folder, "--output", "json")
+    value = json.loads(out)
+    assert code == 0
+    assert (value["state"], value["data"]["state"], len(value["ranks"])) == ("complete", "complete", 3)
+
+
+def test_a_folder_without_a_training_says_what_is_missing(cli, tmp_path):
+    code, out, _ = cli("status", "--path", tmp_path)
+    assert code == 0
+    assert "the data Job has not finished" in out
+    assert "the training has not started here" in out
+
+
+def test_a_failed_data_job_is_shown_with_its_reason(cli, tmp_path):
+    (tmp_path / "data-failed.json").write_text('{"dataDigest": "abc", "reason": "no space", "time": 1}')
+    code, _, err = cli("wait", "--path", tmp_path, "--timeout", "1")
+    assert code == 1
+    assert "the data Job failed: no space" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ((), "trainer 0\n"),
+        (("--rank", "2"), "trainer 2\n"),
+        (("--rank", "1", "--role", "pserver"), "server 1\n"),
+        (("--rank", "1", "--role", "pserver", "--server", "1"), "second server 1\n"),
+        (("--rank", "1", "--attempt", "0"), "trainer 1, first attempt\n"),
+        (("--follow",), "trainer 0\n"),
+    ],
+)
+def test_logs_prints_the_log_that_was_asked_for(cli, job_folder, argv, text):
+    assert cli("logs", "--path", job_folder, *argv)[:2] == (0, text)
+
+
+def test_a_log_that_is_not_there_is_one_sentence(cli, job_folder):
+    code, out, err = cli("logs", "--path", job_folder, "--rank", "7")
+    assert (code, out) == (3, "")
+    assert "node_7/train.log" in err
+    assert "Traceback" not in err
+
+
+def test_wait_ends_with_0_for_a_run_that_is_complete(cli, job_folder):
+    code, out, _ = cli("wait", "--path", job_folder)
+    assert code == 0
+    assert out.startswith("complete")
+
+
+def test_wait_ends_with_1_and_the_cause_for_a_run_that_failed(cli, job_folder):
+    status = job_folder / "output" / "status.json"
+    value = json.loads(status.read_text())
+    status.write_text(json.dumps({**value, "state": "failed", "cause": "rank 1: trainer ended by SIGSEGV"}))
+    code, _, err = cli("wait", "--path", job_folder)
+    assert code == 1
+    assert "rank 1: trainer ended by SIGSEGV" in err
+
+
+def test_wait_ends_with_2_at_its_deadline_and_says_what_it_waits_for(cli, job_folder):
+    status = job_folder / "output" / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "training"}))
+    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
+    assert code == 2
+    assert "training: pass 7 of 10" in out
+    assert "still waiting for: pass 7 of 10" in err
+
+
+def test_results_prints_score_and_passes(cli, job_folder):
+    code, out, _ = cli("results", "--path", job_folder)
+    assert code == 0
+    assert "error 0.2012" in out
+    assert "test_error" in out
+
+
+def test_results_are_copied_whole_and_equal(cli, job_folder, tmp_path):
+    to = tmp_path / "to"
+    code, _, err = cli("results", "--path", job_folder, "--to", to)
+    assert code == 0
+    assert "every sha256 as on the storage" in err
+    output = job_folder / "output"
+    copied = [path.relative_to(to) for path in to.rglob("*") if path.is_file()]
+    assert {str(path) for path in copied} >= {
+        "model/model.pdmodel",
+        "metrics.csv",
+        "run.json",
+        "node_2/server-1.log",
+    }
+    assert all((to / path).read_bytes() == (output / path).read_bytes() for path in copied)
+
+
+def test_results_refuse_to_overwrite_and_with_force_keep_other_files(cli, job_folder, tmp_path):
+    to = tmp_path / "to"
+    (to / "model").mkdir(parents=True)
+    (to / "model" / "mine").write_text("mine")
+    (to / "notes.txt").write_text("notes")
+    code, _, err = cli("results", "--path", job_folder, "--to", to)
+    assert code == 64
+    assert "holds model already" in err
+    assert names(to) == ["model", "notes.txt"]
+    assert cli("results", "--path", job_folder, "--to", to, "--force")[0] == 0
+    assert names(to / "model") == ["model.pdmodel"]
+    assert (to / "notes.txt").read_text() == "notes"
+
+
+def test_a_copy_that_breaks_off_leaves_nothing(cli, job_folder, tmp_path, monkeypatch):
+    from launcher.cli import results
+
+    def broken(source, into):
+        (into / "half").write_bytes(source.read(100))
+        raise results.ReaderError("the stream ended early")
+
+    monkeypatch.setattr(results, "save_tar", broken)
+    code, _, err = cli("results", "--path", job_folder, "--to", tmp_path / "to")
+    assert code == 3
+    assert "nothing was copied" in err
+    assert not (tmp_path / "to").exists()
+
+
+def test_no_results_yet_is_a_sentence_and_not_an_empty_folder(cli, tmp_path):
+    (tmp_path / "job").mkdir()
+    code, _, err = cli("results", "--path", tmp_path / "job", "--to", tmp_path / "to")
+    assert code == 3
+    assert "no training has written there yet" in err
+    assert not (tmp_path / "to").exists()
+
+
+WHOLE = """
+COLUMNS, LABEL = ("text", "label"), "label"
+def inputs(job): ...
+def parse(row, job): ...
+try:
+    from other import network
+except ImportError:
+    def network(inputs, job): ...
+def metrics(prediction, label): ...
+optimizer = None
+"""
+
+
+def a_program(folder):
+    folder.mkdir()
+    (folder / "trainer_config.py").write_text(WHOLE)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    return folder
+
+
+def test_push_brings_a_program_and_says_which_value_names_it(cli, job_folder, tmp_path):
+    code, out, _ = cli("push", a_program(tmp_path / "mine"), "--path", job_folder)
+    assert code == 0
+    assert "training.config=mine/trainer_config.py" in out
+    assert names(job_folder / "mine") == ["trainer_config.py"]
+    assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
+
+
+def test_push_brings_a_data_file_with_its_checksum(cli, job_folder, tmp_path):
+    (tmp_path / "texts.csv").write_bytes(b"a,b\n")
+    code, out, _ = cli("push", tmp_path / "texts.csv", "--source", "--path", job_folder)
+    assert code == 0
+    assert "data.source=file://texts.csv" in out
+    assert "data.sha256=" in out
+    assert (job_folder.parent / "sources" / "texts.csv").read_bytes() == b"a,b\n"
+
+
+def test_push_refuses_to_overwrite(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder)[0] == 0
+    (program / "trainer_config.py").write_text(WHOLE + "x = 2\n")
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 3
+    assert "exists already; nothing was changed" in err
+    assert cli("push", program, "--path", job_folder, "--force")[0] == 0
+    assert (job_folder / "mine" / "trainer_config.py").read_text() == WHOLE + "x = 2\n"
+
+
+@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", "../x", ".x", "a b", ""])
+def test_push_refuses_names_that_the_job_needs_itself(cli, job_folder, tmp_path, name):
+    code, _, err = cli("push", a_program(tmp_path / "mine"), "--as", name or "/", "--path", job_folder)
+    assert code == 64
+    assert "--as" in err
+
+
+def test_push_refuses_a_program_that_lacks_functions_unless_told_not_to_look(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    (program / "trainer_config.py").write_text(WHOLE.replace("def metrics", "def others"))
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 64
+    assert "metrics(prediction, label)" in err
+    assert "network(" not in err
+    assert not (job_folder / "mine").exists()
+    assert cli("push", program, "--no-check", "--path", job_folder)[0] == 0
+
+
+def test_push_refuses_what_is_no_program(cli, job_folder, tmp_path):
+    empty, broken = tmp_path / "empty", a_program(tmp_path / "broken")
+    empty.mkdir()
+    (broken / "trainer_config.py").write_text("def x(:\n")
+    assert "no .py file" in cli("push", empty, "--path", job_folder)[2]
+    assert "trainer_config.py, line 1" in cli("push", broken, "--path", job_folder)[2]
+    linked = a_program(tmp_path / "linked")
+    (linked / "data.txt").symlink_to("/etc/passwd")
+    assert "is a link" in cli("push", linked, "--path", job_folder)[2]
+    assert not any((job_folder / name).exists() for name in ("empty", "broken", "linked"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("status", "--path", "/nowhere"), "is not there"),
+        (("status", "--path", "/etc/passwd"), "is not a folder"),
+        (("status", "--path", "/", "--context", "x"), "asks no cluster"),
+        (("status", "--kubeconfig", "/nowhere"), "--kubeconfig /nowhere is not there"),
+        (("status", "--frobnicate"), "--frobnicate"),
+        (("logs", "--rank", "-1"), "--rank"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_code_64(cli, argv, said):
+    code, out, err = cli(*argv)
+    assert (code, out) == (64, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_kubeconfig_that_is_none_and_a_context_that_is_not_in_it_are_named(cli, tmp_path):
+    config = tmp_path / "config"
+    config.write_text("{: no yaml")
+    assert "cannot be read as a kubeconfig" in cli("status", "--kubeconfig", config)[2]
+    config.write_text(
+        "{apiVersion: v1, kind: Config, current-context: a, users: [{name: u, user: {}}],"
+        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}],"
+        " contexts: [{name: a, context: {cluster: c, user: u}}]}"
+    )
+    code, _, err = cli("status", "--kubeconfig", config, "--context", "b")
+    assert code == 64
+    assert "--context b is not in" in err
+    code, _, err = cli("status", "--kubeconfig", config)
+    assert code == 3
+    assert "context a (http://127.0.0.1:9) cannot be reached" in err
+    assert "Traceback" not in err

@@ -1,0 +1,83 @@
+"""Which way the progress is read: through a pod that runs, a reader pod, or not at all."""
+
+import json
+
+import pytest
+
+from launcher.cli import session
+from launcher.cli.problems import CliError
+
+
+class FakeCluster:
+    """Answers with the given objects, and keeps the pods that were asked to run something or were made."""
+
+    namespace, name = "paddle", "context test"
+
+    def __init__(self, api, jobs, pods):
+        self.maps = [{"metadata": {}, "data": {"run.json": json.dumps(api.run)}}]
+        self.objects = {"job": jobs, "pod": pods, "config_map": []}
+        self.asked, self.made, self.deleted = [], [], []
+
+    def items(self, kind, doing, selector="", everywhere=False):
+        return self.objects[kind] if "reader" not in selector else []
+
+    def find(self, kind, name, doing):
+        if kind == "config_map":
+            return self.maps[0] if name == "paddle-training-run" else None
+        return {"status": {"phase": "Bound"}} if kind == "persistent_volume_claim" else None
+
+    def events(self, name):
+        return []
+
+    def create_pod(self, pod):
+        self.made.append(pod["metadata"]["name"])
+
+    def delete_pod(self, name):
+        self.deleted.append(name)
+
+    def exec(self, pod, container, argv, stdin, idle):
+        self.asked.append(pod)
+        raise CliError("no such thing here")
+
+
+def ended(api, *conditions):
+    return [api.job(api.k8s_job, *conditions), api.job(api.data_job, ("Complete", "", ""))]
+
+
+def running(api):
+    return api.pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
+
+
+def asking(api, jobs, pods, release="paddle-training"):
+    cluster = FakeCluster(api, jobs, pods)
+    return cluster, session.ClusterSession(cluster, release, lambda _: None)
+
+
+def test_progress_is_read_through_a_pod_that_runs(api):
+    cluster, asked = asking(api, ended(api), [running(api)])
+    looked = asked.look()
+    assert (cluster.asked, cluster.made) == (["p0"], [])
+    assert any("no progress shown: no such thing here" in note for note in looked.notes)
+
+
+def test_waiting_makes_no_reader_pod_while_the_job_itself_tells(api):
+    for conditions in ([], [("Complete", "", "")], [("Failed", "x", "y")]):
+        cluster, asked = asking(api, ended(api, *conditions), [])
+        asked.glance()
+        assert cluster.made == []
+
+
+def test_status_after_the_run_makes_a_reader_pod_and_deletes_it_whatever_happens(api):
+    cluster, asked = asking(api, ended(api, ("Complete", "", "")), [])
+    looked = asked.look()
+    assert looked.state == "complete"
+    assert len(cluster.made) == 1
+    assert cluster.deleted == cluster.made
+
+
+@pytest.mark.parametrize("known", [[], [{"metadata": {"name": "x-run", "namespace": "y", "labels": {}}}]])
+def test_an_unknown_release_is_said_so(api, known):
+    cluster, asked = asking(api, [], [], release="other")
+    cluster.objects["config_map"] = known
+    with pytest.raises(CliError, match="no release other of this chart in namespace paddle"):
+        asked.look()

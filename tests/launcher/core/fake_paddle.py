@@ -1,0 +1,92 @@
+"""A stand-in for the old `paddle` binary: same flags, ports and passes; dies, hangs or stays as FAKE says.
+
+FAKE is JSON: {"<role>:<rank>": {"do": "exit|signal|hang", "at": "start|later|<pass>", …}}.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SETTINGS = json.loads(os.environ.get("FAKE", "{}"))
+HOSTS = json.loads(os.environ.get("FAKE_HOSTS", "{}"))
+BEGAN = time.monotonic()
+RANK = os.environ.get("JOB_COMPLETION_INDEX", "0")
+
+
+def flags(arguments):
+    return dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
+
+
+def misbehave(role, moment):
+    """Does what FAKE says for this role, rank and moment ("start" or the number of a pass)."""
+    what = SETTINGS.get(f"{role}:{RANK}", {})
+    if what.get("grandchild") and moment == "start":
+        code = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-S", "-c", code])
+    if what.get("ignore_term") and moment == "start":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if str(what.get("at", "")) != str(moment):
+        return
+    if time.monotonic() - BEGAN < what.get("after", 0):
+        return
+    print(f"about to {what['do']}", flush=True)  # noqa: T201
+    if what["do"] == "exit":
+        sys.exit(what.get("code", 3))
+    if what["do"] == "signal":
+        os.kill(os.getpid(), what["signal"])
+    if what["do"] == "hang":
+        time.sleep(600)
+
+
+def pserver(options):
+    own = HOSTS.get(os.environ["FAKE_OWN"], os.environ["FAKE_OWN"])
+    first = int(options["port"])
+    last = first + int(options["ports_num"]) + int(options["ports_num_for_sparse"])
+    misbehave("pserver", "start")
+    sockets = [socket.create_server((own, port)) for port in range(first, last)]
+    print(f"listening on {len(sockets)} ports", flush=True)  # noqa: T201
+    stop = Path(os.environ["FAKE_STOP"])
+    while not (SETTINGS.get("servers_end") and stop.exists()):
+        time.sleep(0.05)
+        misbehave("pserver", "later")
+
+
+def train(options):
+    misbehave("trainer", "start")
+    for host in options["pservers"].split(","):
+        for port in range(int(options["port"]), int(options["port"]) + int(options["ports_num"])):
+            socket.create_connection((HOSTS.get(host, host), port), timeout=1).close()
+    save = Path(options["save_dir"])
+    progress = Path(os.environ["PADDLE_LAUNCHER_WORK_DIR"]) / "progress.json"
+    first = int(options.get("start_pass", 0))
+    for number in range(first, first + int(options["num_passes"])):
+        print(f"rank {options['trainer_id']} Pass={number}", flush=True)  # noqa: T201
+        misbehave("trainer", number)
+        temp = progress.with_suffix(".tmp")
+        temp.write_text(
+            json.dumps(
+                {"pass": number, "batch": 5, "batches": 10, "samples_per_second": 100.0, "loss": 0.5}
+                | {"state": "training"}
+            )
+        )
+        temp.replace(progress)
+        time.sleep(float(os.environ.get("FAKE_PASS_SECONDS", "0.05")))
+        if options["trainer_id"] == "0" and number % int(options["saving_period"]) == 0:
+            folder = save / f"pass-{number:05d}"
+            folder.mkdir(exist_ok=True)
+            (folder / "done").touch()
+    if options["trainer_id"] == "0":
+        Path(os.environ["FAKE_STOP"]).touch()
+
+
+if __name__ == "__main__":
+    command, rest = sys.argv[1], sys.argv[2:]
+    if rest == ["--help"]:
+        print("flags: -nics -port -ports_num -ports_num_for_sparse")  # noqa: T201
+        sys.exit(1)
+    {"pserver": pserver, "train": train}[command](flags(rest))

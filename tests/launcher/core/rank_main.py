@@ -1,0 +1,54 @@
+"""One rank's launcher as a process of a test: the product's agent with another network and shorter times."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.gang.agent import Agent
+from launcher.gang.network import Network
+from launcher.gang.timings import Timings
+from launcher.runtimes.base import Gang, ProcessSpec
+from launcher.runtimes.v1 import V1Runtime
+from launcher.settings import TrainSettings
+
+
+class LoopbackNetwork(Network):
+    """Each rank has an address of its own in 127/8, and the names that the test gives."""
+
+    def __init__(self, hosts: dict[str, str], nics: dict[str, list[str]], own: str) -> None:
+        self._hosts, self._nics, self.bind_host = hosts, nics, own
+
+    def resolve(self, name):
+        found = self._hosts.get(name, name if name[0].isdigit() else None)
+        return [found] if found else []
+
+    def interfaces(self):
+        return self._nics
+
+    def connect(self, host, port, timeout):
+        return super().connect(self._hosts.get(host, host), port, timeout)
+
+
+class SelfEndingV1(V1Runtime):
+    """Servers that end by themselves, as fleet's do."""
+
+    def pservers(self, gang: Gang) -> list[ProcessSpec]:
+        return [replace(spec, ends_itself=True) for spec in super().pservers(gang)]
+
+
+def main() -> int:
+    config = json.loads(Path(sys.argv[1]).read_text())
+    network = LoopbackNetwork(config["hosts"], config["nics"], config["own"])
+    runtime = SelfEndingV1() if config.get("servers_end_themselves") else V1Runtime()
+    try:
+        settings = TrainSettings.from_environ(config["environ"])
+    except LauncherError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return error.exit_code
+    return Agent(settings, runtime, network, Timings(**config["timings"])).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""A data pod's environment on a folder of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.data import prepare
+from launcher.data.stream import Retry
+from launcher.settings import DataSettings
+
+
+@dataclass
+class Pod:
+    """A data pod: its storage, and `prepare` with any settings."""
+
+    storage: Path
+    environ: dict[str, str]
+
+    @property
+    def job(self) -> Path:
+        return self.storage / "job"
+
+    def source(self, content: bytes, name: str = "in.txt") -> str:
+        """Puts a file into sources/ and makes it the source."""
+        path = self.storage / "sources" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        self.environ["PADDLE_LAUNCHER_DATA_SOURCE"] = f"file://{name}"
+        return self.environ["PADDLE_LAUNCHER_DATA_SOURCE"]
+
+    def env(self, **values: Any) -> dict[str, str]:
+        """The environment with `PADDLE_LAUNCHER_DATA_<key>` (or SPLIT_COUNT) set as given."""
+        environ = dict(self.environ)
+        for key, value in values.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            environ[key if key == "SPLIT_COUNT" else f"PADDLE_LAUNCHER_DATA_{key}"] = text
+        return environ
+
+    def settings(self, **values: Any) -> DataSettings:
+        return DataSettings.from_environ(self.env(**values))
+
+    def prepare(self, chunk: int = 512 << 10, **values: Any) -> Mapping[str, Any]:
+        """Runs the preparation here and returns the manifest."""
+        quick = Retry(tries=5, base=0.001)
+        assert prepare.main(self.settings(**values), retry=quick, chunk=chunk) == 0
+        manifest: dict[str, Any] = json.loads((self.job / "manifest.json").read_text())
+        return manifest
+
+    def lines(self, shard: int, name: str = "train.txt") -> list[bytes]:
+        content = (self.job / str(shard) / "data" / name).read_bytes()
+        assert not content or content.endswith(b"\n")
+        return content.split(b"\n")[:-1]
+
+    def shards(self, count: int = 3) -> list[list[bytes]]:
+        return [self.lines(index) for index in range(count)]
+
+    def train(self, count: int = 3) -> list[bytes]:
+        """All train lines, shard by shard."""
+        return [line for shard in self.shards(count) for line in shard]
+
+    def failure(self) -> Mapping[str, Any]:
+        failed: dict[str, Any] = json.loads((self.job / "data-failed.json").read_text())
+        return failed
+
+    def leftovers(self) -> list[str]:
+        """Names in the job's folder that nobody should find there after the end."""
+        return [path.name for path in self.job.iterdir() if path.name.endswith(".tmp")]
+
+
+def make_pod(storage: Path) -> Pod:
+    storage.mkdir(exist_ok=True)
+    environ = {
+        "JOB_NAME": "job",
+        "JOB_PATH": str(storage),
+        "JOB_NAMESPACE": "paddle",
+        "PADDLE_LAUNCHER_RELEASE": "paddle-training",
+        "PADDLE_LAUNCHER_K8S_JOB": "job-data-12345678",
+        "PADDLE_LAUNCHER_DATA_DIGEST": "0123456789abcdef",
+        "PADDLE_LAUNCHER_TERMINATION_LOG": str(storage / "termination-log"),
+        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": "0",
+        "SPLIT_COUNT": "3",
+    }
+    return Pod(storage, environ)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return make_pod(tmp_path / "storage")
+
+
+@pytest.fixture
+def new_pod(tmp_path: Path) -> Callable[[], Pod]:
+    """Further pods, each with its own storage."""
+    made = iter(range(10_000))
+    return lambda: make_pod(tmp_path / f"storage-{next(made)}")

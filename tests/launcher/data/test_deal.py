@@ -1,0 +1,137 @@
+"""Who gets which line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.data import escape, fields
+from launcher.data.deal import Dealer, HoldOut, Split
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 20), st.lists(st.integers(0, 50), max_size=8))
+def test_each_block_of_n_lines_goes_to_n_different_shards_however_the_lines_come_in(
+    seed: int, shards: int, parts: list[int]
+) -> None:
+    whole = Dealer(seed, shards).owners(sum(parts))
+    dealer = Dealer(seed, shards)
+    pieces = [dealer.owners(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.uint16)]), whole)
+    for first in range(0, len(whole), shards):
+        block = whole[first : first + shards].tolist()
+        assert len(set(block)) == len(block)
+        assert set(block) <= set(range(shards))
+    counts = np.bincount(whole, minlength=shards)
+    assert counts.max() - counts.min() <= 1
+
+
+@given(st.integers(0, 2**63 - 1), st.floats(0.001, 0.5), st.lists(st.integers(0, 300), max_size=8))
+def test_the_test_set_has_its_share_to_one_line_however_the_lines_come_in(
+    seed: int, fraction: float, parts: list[int]
+) -> None:
+    whole = HoldOut(seed, fraction).chosen(sum(parts))
+    hold_out = HoldOut(seed, fraction)
+    pieces = [hold_out.chosen(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.bool_)]), whole)
+    assert abs(int(whole.sum()) - sum(parts) * fraction) <= 1
+
+
+def test_a_fraction_of_zero_holds_out_nothing() -> None:
+    assert not HoldOut(1, 0.0).chosen(1000).any()
+
+
+@given(
+    st.integers(0, 99),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.lists(st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=60),
+)
+def test_every_line_lands_exactly_once_and_in_the_order_of_the_source(
+    seed: int, shards: int, fraction: float, lines: list[bytes]
+) -> None:
+    numbered = [b"%d %s" % (number, line) for number, line in enumerate(lines)]
+    split = Split(seed, shards, fraction)
+    middle = len(numbered) // 2
+    pieces = [b""] * (shards + 1)
+    for run in filter(None, (numbered[:middle], numbered[middle:])):
+        for bucket, piece in enumerate(split.pieces(b"\n".join(run) + b"\n")):
+            pieces[bucket] += piece
+    buckets = [piece.split(b"\n")[:-1] for piece in pieces]
+    assert [len(bucket) for bucket in buckets] == split.lines
+    assert sorted(line for bucket in buckets for line in bucket) == sorted(numbered)
+    for bucket in buckets:
+        numbers = [int(line.split(b" ")[0]) for line in bucket]
+        assert numbers == sorted(numbers)
+
+
+GOLDEN = """
+import hashlib
+from launcher.data.deal import Dealer, HoldOut
+dealer, hold_out = Dealer(20170101, 8), HoldOut(20170101, 0.1)
+print(dealer.owners(16).tolist(), hold_out.chosen(40).nonzero()[0].tolist())
+print(hashlib.sha256(dealer.owners(100_000).astype('<u2').tobytes()).hexdigest()[:16])
+print(hashlib.sha256(hold_out.chosen(100_000).astype('u1').tobytes()).hexdigest()[:16])
+"""
+
+EXPECTED = [
+    "[1, 3, 2, 7, 5, 6, 4, 0, 7, 2, 5, 6, 4, 1, 3, 0] [6, 14, 24, 34]",
+    "0be0cd73c2386a2e",
+    "4de9ff426e1a144c",
+]
+
+
+def golden(python: str) -> list[str]:
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([python, "-c", GOLDEN], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.split("\n")
+
+
+def test_the_draw_is_the_same_on_every_machine_and_numpy() -> None:
+    """These values are a contract: another draw would make other data under the same digest."""
+    assert golden(sys.executable)[:3] == EXPECTED
+    assert np.random.Philox(key=np.array([1, 0], dtype=np.uint64)).random_raw() == 5599841837815857887
+
+
+def test_the_images_numpy_draws_the_same() -> None:
+    image = Path.home() / ".cache" / "paddle-training" / "paddle" / "bin" / "python"
+    if not image.exists():
+        pytest.skip(f"the image's environment is not built here ({image})")
+    assert golden(str(image))[:3] == EXPECTED
+
+
+def test_a_sorted_source_is_no_skew_between_shards() -> None:
+    run = b"".join(b"%d\n" % (number >= 5000) for number in range(10_000))
+    *shards, test = Split(3, 7, 0.1).pieces(run)
+    shares = [piece.count(b"1") / (len(piece) / 2) for piece in (*shards, test)]
+    assert max(shares) - min(shares) < 0.003
+
+
+def test_two_seeds_deal_otherwise() -> None:
+    assert not np.array_equal(Dealer(1, 4).owners(400), Dealer(2, 4).owners(400))
+    assert not np.array_equal(HoldOut(1, 0.1).chosen(4000), HoldOut(2, 0.1).chosen(4000))
+
+
+@given(st.lists(texts, min_size=1, max_size=5))
+def test_a_record_comes_back_from_its_line(record: list[str]) -> None:
+    line = escape(record)
+    assert "\n" not in line
+    assert "\r" not in line
+    assert fields(line) == record
+    assert fields(line + "\n") == record
+
+
+def test_the_four_escapes_are_what_the_contract_says() -> None:
+    assert escape(["a\tb", "c\nd", "e\rf", "g\\h", ""]) == "a\\tb\tc\\nd\te\\rf\tg\\\\h\t"
+
+
+def test_a_backslash_that_begins_no_escape_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'\\\\q' is no escape of a csv record \(column 2\)"):
+        fields("a\\q")

@@ -1,0 +1,190 @@
+"""s3:// sources, from a moto server."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from launcher.data import s3 as s3_module
+from launcher.errors import DataError
+from tests.launcher.data.conftest import Pod
+
+pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
+
+PARTS = {
+    "set/part-0.txt": b"a0\na1\na2\na3",
+    "set/part-1.txt.gz": gzip.compress(b"b0\nb1\n", mtime=0),
+    "set/sub/part-2.txt": b"c0\n",
+    "set/_SUCCESS": b"",
+    "set/notes.json": b"{}",
+    "set/empty.txt": b"",
+    "setting/other.txt": b"x\n",
+}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import boto3
+
+    environ = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    }
+    for key, value in environ.items():
+        monkeypatch.setenv(key, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for key, content in PARTS.items():
+        client.put_object(Bucket="data", Key=key, Body=content)
+    yield client
+    for listed in client.list_objects_v2(Bucket="data").get("Contents", []):
+        client.delete_object(Bucket="data", Key=listed["Key"])
+    client.delete_bucket(Bucket="data")
+    client.close()
+
+
+def test_all_objects_below_a_prefix_are_dealt_evenly_in_the_order_of_their_keys(
+    pod: Pod, bucket: Any
+) -> None:
+    manifest = pod.prepare(SOURCE="s3://data/set")
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"]
+    assert sorted(len(shard) for shard in pod.shards()) == [2, 2, 3]
+    together = b"".join(
+        PARTS[key] for key in sorted(PARTS) if key.endswith((".txt", ".gz")) and "set/" in key
+    )
+    assert manifest["sha256"] == hashlib.sha256(together).hexdigest()
+    assert manifest["source"] == "s3://data/set"
+    numbers = [[b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"].index(line) for line in pod.lines(0)]
+    assert numbers == sorted(numbers)
+
+
+def test_one_object_can_be_named_itself(pod: Pod, bucket: Any) -> None:
+    pod.prepare(SOURCE="s3://data/set/part-0.txt")
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
+
+
+def test_more_objects_than_one_listing_holds_are_all_read(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_module, "PAGE", 4)
+    for number in range(11):
+        bucket.put_object(Bucket="data", Key=f"many/{number:04d}.txt", Body=b"%d\n" % number)
+    assert pod.prepare(SOURCE="s3://data/many/")["lines"] == 11
+    assert sorted(map(int, pod.train())) == list(range(11))
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "message"),
+    [
+        ("bad/2.txt", b"x\ny\xff\n", "s3://data/bad/2.txt, row 2, column 2: the byte 0xff"),
+        ("bad/2.txt.gz", gzip.compress(b"x\ny\0\n"), "s3://data/bad/2.txt.gz, row 2, column 2: a NUL"),
+        ("bad/2.gz", b"\x1f\x8b nothing", "s3://data/bad/2.gz is damaged"),
+    ],
+)
+def test_a_bad_row_is_named_by_object_row_and_column(
+    pod: Pod, bucket: Any, key: str, content: bytes, message: str
+) -> None:
+    bucket.put_object(Bucket="data", Key="bad/1.txt", Body=b"1\n2\n3\n")
+    bucket.put_object(Bucket="data", Key=key, Body=content)
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE="s3://data/bad")
+
+
+def test_csv_objects_each_have_the_same_header(pod: Pod, bucket: Any) -> None:
+    bucket.put_object(Bucket="data", Key="csv/1.csv", Body=b"a,b\r\n1,2\r\n3,4\r\n")
+    bucket.put_object(Bucket="data", Key="csv/2.csv.gz", Body=gzip.compress(b"a,b\n5,6\n"))
+    pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
+    assert sorted(pod.train()) == [b"1\t2", b"3\t4", b"5\t6"]
+    bucket.put_object(Bucket="data", Key="csv/3.csv", Body=b"b,c,a\n1,2,3\n")
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    with pytest.raises(DataError, match=r"3.csv, row 1: the header has 3 columns, .* before it 2"):
+        pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
+    bucket.put_object(Bucket="data", Key="csv/3.csv", Body=b"b,a\n1,2\n")
+    with pytest.raises(DataError, match=r"s3://data/csv/3.csv, row 1: .*order"):
+        pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
+
+
+def test_an_empty_prefix_says_what_is_there(pod: Pod, bucket: Any) -> None:
+    with pytest.raises(DataError, match=r"s3://data/se has no object with text .* below it is set/_SUCCESS"):
+        pod.prepare(SOURCE="s3://data/se")
+
+
+def test_an_absent_bucket_is_named(pod: Pod, bucket: Any) -> None:
+    with pytest.raises(DataError, match=r"s3://absent/x: NoSuchBucket \(404\)\. There is no such bucket"):
+        pod.prepare(SOURCE="s3://absent/x")
+
+
+def test_a_checksum_over_all_objects_holds_or_nothing_is_published(pod: Pod, bucket: Any) -> None:
+    sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
+    pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    with pytest.raises(DataError, match=r"but data.sha256 says"):
+        pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
+
+
+def test_a_broken_body_is_taken_up_again_at_its_byte(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"".join(b"%d\n" % n for n in range(50_000))
+    bucket.put_object(Bucket="data", Key="big/1.txt", Body=content)
+    breaks = iter([5000, 100_000, 0])
+    original = s3_module._Answer
+
+    class Breaking:
+        def __init__(self, body: Any) -> None:
+            self.answer, self.left = original(body), next(breaks, 1 << 30)
+
+        def read(self, size: int = -1, /) -> bytes:
+            if not self.left:
+                self.answer._body.close()
+                raise s3_module.TransientError("pulled")
+            data = self.answer.read(min(size, self.left))
+            self.left -= len(data)
+            return data
+
+    monkeypatch.setattr(s3_module, "_Answer", Breaking)
+    assert pod.prepare(SOURCE="s3://data/big")["sha256"] == hashlib.sha256(content).hexdigest()
+    assert sorted(map(int, pod.train())) == list(range(50_000))
+
+
+def test_an_object_replaced_in_the_middle_is_refused(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = s3_module.S3Source._list
+
+    def then_replaced(self: Any) -> Any:
+        listed = original(self)
+        bucket.put_object(Bucket="data", Key="set/part-0.txt", Body=b"others\n")
+        return listed
+
+    monkeypatch.setattr(s3_module.S3Source, "_list", then_replaced)
+    with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
+        pod.prepare(SOURCE="s3://data/set")
+
+
+def test_no_keys_is_said_with_the_mend(pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(key)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it remembers the keys
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(DataError, match=r"(?s)credentials.*service account"):
+        pod.prepare(SOURCE="s3://data/set")
