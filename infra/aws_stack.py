@@ -187,7 +187,7 @@ def build(known: Plan, region: str) -> dict[str, pulumi.Input[Any]]:
         admitted = storage.admit("nodes", cluster.security_group_id)
         release_after = make_nodes(context, known, place, key=key, storage=storage, cluster=cluster)
         outputs |= release(
-            context, known, cluster, storage=storage, bucket=bucket, after=[*release_after, admitted]
+            context, known, cluster, key=key, storage=storage, bucket=bucket, after=[*release_after, admitted]
         )
         if settings.bastion.enabled:
             subnet = next(iter(place.subnets.values()))
@@ -265,6 +265,7 @@ def release(
     known: Plan,
     cluster: Cluster,
     *,
+    key: Key,
     storage: Storage,
     bucket: Artifacts,
     after: Sequence[pulumi.Resource],
@@ -290,9 +291,7 @@ def release(
         )
         return {**outputs, "next": f"{command} && pulumi up --stack {known.stack}"}
     account = (known.effective.get("serviceAccount") or {}).get("name") or settings.release.name
-    policy = pulumi.Output.all(bucket.arn, storage.file_system.kms_key_id).apply(
-        lambda two: policies.pods(*two)
-    )
+    policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda two: policies.pods(*two))
     identity = cluster.identity("pods", settings.namespace.name, account, policy, cluster)
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket

@@ -1,4 +1,5 @@
-"""`python -m local <command>`: tools, cluster, image and demo on one machine. `local/bootstrap.py` starts it."""
+"""`python -m local <command>`: tools, cluster, image and demo on one machine. `local/bootstrap.py` starts
+it."""
 
 from __future__ import annotations
 
@@ -10,14 +11,21 @@ from typing import Annotated
 
 import typer
 
-from local import say
+from local import data, say, stack
+from local import demo as steps
+from local.cluster import lifecycle
+from local.cluster.plan import nodes as plan
 from local.errors import LocalError
+from local.images import launcher
+from local.paths import CLONE, CONTEXT, KUBECONFIG
+from local.toolchain import build, debian
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Tools and a Kubernetes of one to five nodes on this one machine. Needs root; never touches $KUBECONFIG.",
+    help="Tools and a Kubernetes of one to five nodes on this one machine. Needs root; never touches "
+    "$KUBECONFIG or ~/.kube/config.",
 )
 Nodes = Annotated[int, typer.Option(envvar="NODES", help="Nodes of the cluster, 1 to 5.")]
 
@@ -27,8 +35,6 @@ def tools(
     tests: Annotated[bool, typer.Option(help="Also what the chart's tests and documents need.")] = True,
 ) -> None:
     """Install missing Debian packages and build missing tools."""
-    from local.toolchain import build, debian
-
     debian.ensure()
     build.tools(tests=tests)
     say.done("all tools are there")
@@ -37,15 +43,10 @@ def tools(
 @app.command()
 def up(nodes: Nodes = 3) -> None:
     """Start the local cluster, or mend it; a running one is left alone."""
-    from local.cluster.plan import nodes as plan
-    from local.demo import start_cluster
-    from local.paths import CONTEXT, KUBECONFIG
-    from local.toolchain import build, debian
-
     plan(nodes)  # a wrong number is said before anything is built
     debian.ensure()
     build.tools()
-    start_cluster(nodes)
+    steps.start_cluster(nodes)
     say.note(
         f"kubeconfig {KUBECONFIG}, context {CONTEXT}. NetworkPolicy objects are kept but not enforced here."
     )
@@ -54,8 +55,6 @@ def up(nodes: Nodes = 3) -> None:
 @app.command()
 def down(wipe: Annotated[bool, typer.Option(help="Also drop etcd's data, images and keys.")] = False) -> None:
     """Stop the local cluster and undo what it did to this machine; data on the shared storage stays."""
-    from local.cluster import lifecycle
-
     with say.step("stopping the local cluster"):
         left = lifecycle.down(wipe)
     _report(left)
@@ -64,8 +63,6 @@ def down(wipe: Annotated[bool, typer.Option(help="Also drop etcd's data, images 
 @app.command()
 def residue() -> None:
     """List what of the local cluster runs, is mounted or is routed on this machine; exit 1 if anything is."""
-    from local.cluster import lifecycle
-
     _report(lifecycle.leftovers())
 
 
@@ -83,10 +80,6 @@ def _report(left: list[str]) -> None:
 @app.command()
 def status() -> None:
     """What each daemon and node does, and the training on it."""
-    from local import stack
-    from local.cluster import lifecycle
-    from local.paths import CLONE, KUBECONFIG
-
     lines = lifecycle.status()
     if not lines:
         say.note("the local cluster does not run; `make cluster` or `make demo` starts it")
@@ -101,10 +94,6 @@ def status() -> None:
 @app.command()
 def image() -> None:
     """Build the launcher image, and import it into the cluster if that runs."""
-    from local.cluster import lifecycle
-    from local.images import launcher
-    from local.toolchain import debian
-
     debian.ensure()
     name = launcher.ensure_imported() if lifecycle.running_nodes() else launcher.ensure_archive()[0]
     say.done(name)
@@ -113,8 +102,6 @@ def image() -> None:
 @app.command()
 def sources() -> None:
     """Fetch the examples' data onto the shared storage."""
-    from local import data
-
     data.ensure()
     say.done("the examples' data is there")
 
@@ -130,9 +117,6 @@ def demo(
     image: Annotated[str, typer.Option(help="The launcher image, where your cluster finds it.")] = "",
 ) -> None:
     """Train an example from nothing to its results."""
-    from local import demo as steps
-    from local.cluster.plan import nodes as plan
-
     plan(nodes)
     where = steps.target(cluster_kubeconfig or None, context or None, image or None)
     steps.demo(config, nodes, where, image or None)
@@ -141,8 +125,6 @@ def demo(
 @app.command()
 def env() -> None:
     """Print exports with which plain pulumi, helm and kubectl work on the stack `local`."""
-    from local import stack
-
     stack.refresh()
     for key, value in stack.environment().items():
         typer.echo(f"export {key}={shlex.quote(value)}")
@@ -152,9 +134,7 @@ def main() -> None:
     """Run one command; a mistake that the person can mend is one message and exit code 1."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
     try:
-        app(prog_name="python -m local", standalone_mode=False)
-    except typer.Exit as ended:
-        sys.exit(ended.exit_code)
+        app(prog_name="python -m local")
     except LocalError as problem:
         say.error(str(problem))
         sys.exit(1)

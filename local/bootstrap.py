@@ -1,8 +1,8 @@
 """From a bare Python 3.11 to the environment that everything else runs in. Standard library only.
 
 `python3 local/bootstrap.py` prints the environment's folder; with a command after it, it runs
-`python -m local COMMAND …` there. The environment lies outside the clone and is keyed by its lock file's digest, so
-that two clones of one commit share it and a changed lock makes a new one.
+`python -m local COMMAND …` there. The environment lies outside the clone and is keyed by its lock file's
+digest, so that two clones of one commit share it and a changed lock makes a new one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def stop(message: str) -> None:
 def check_python() -> None:
     if sys.version_info[:2] not in SUPPORTED:
         stop(
-            f"Python {sys.version_info[0]}.{sys.version_info[1]} is not supported: the locked packages need 3.11 or "
+            f"Python {sys.version_info[0]}.{sys.version_info[1]} is not supported: the locked packages "
+            "need 3.11 or "
             "3.12. Name another with PYTHON: make demo PYTHON=python3.11"
         )
 
@@ -115,7 +116,8 @@ def ensure() -> Path:
     free = shutil.disk_usage(final.parent).free / 1e9
     if free < NEEDED_GB:
         stop(
-            f"the Python environment needs {NEEDED_GB:.0f} GB below {final.parent}, whose disk has {free:.1f} GB "
+            f"the Python environment needs {NEEDED_GB:.0f} GB below {final.parent}, whose disk has "
+            f"{free:.1f} GB "
             "free. Nothing was begun. Make room, or name another disk: PADDLE_TRAINING_CACHE=FOLDER"
         )
     with (final.parent / "venv.lock").open("w") as stream:

@@ -42,7 +42,8 @@ def target(kubeconfig: str | None, context: str | None, image: str | None) -> Ta
     if not kubeconfig:
         if context:
             raise LocalError(
-                f"CONTEXT={context} without CLUSTER_KUBECONFIG: a context is looked up in the file that you name; "
+                f"CONTEXT={context} without CLUSTER_KUBECONFIG: a context is looked up in the file that "
+                "you name; "
                 "$KUBECONFIG and ~/.kube/config are never used. Add CLUSTER_KUBECONFIG=FILE."
             )
         return Target(KUBECONFIG, CONTEXT, own=True)

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 
 class LocalError(Exception):
-    """Something that the person can mend; the text says what was seen, what was expected and how to mend it."""
+    """Something that the person can mend; the text says what was seen, what was expected and how to mend
+    it."""

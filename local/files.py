@@ -104,6 +104,7 @@ def need_space(folder: Path, gigabytes: float, what: str) -> None:
     free = shutil.disk_usage(there).free / 1e9
     if free < gigabytes:
         raise LocalError(
-            f"{what} needs {gigabytes:.1f} GB below {folder}, but its disk has {free:.1f} GB free. Nothing was "
+            f"{what} needs {gigabytes:.1f} GB below {folder}, but its disk has {free:.1f} GB free. Nothing "
+            "was "
             "begun. Make room, or name another disk with PADDLE_TRAINING_CACHE=FOLDER (tools and images)."
         )

@@ -18,6 +18,7 @@ POD_UID = 10001  # the user of every pod; the folder of the stack `local` belong
 
 
 def cache() -> Path:
-    """The folder of tools, virtual environments and image archives: `$PADDLE_TRAINING_CACHE` or below ~/.cache."""
+    """The folder of tools, virtual environments and image archives: `$PADDLE_TRAINING_CACHE` or below
+    ~/.cache."""
     chosen = os.environ.get("PADDLE_TRAINING_CACHE", "")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "paddle-training"

@@ -44,7 +44,8 @@ def run(
         raise LocalError(f"{why}: `{' '.join(words[:4])} …` did not end within {seconds:.0f} s.") from None
     if ended.returncode:
         raise LocalError(
-            f"{why}: `{' '.join(words[:6])}` ended with {ended.returncode}:\n{tail(ended.stderr or ended.stdout)}"
+            f"{why}: `{' '.join(words[:6])}` ended with "
+            f"{ended.returncode}:\n{tail(ended.stderr or ended.stdout)}"
         )
     return ended.stdout
 

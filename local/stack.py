@@ -1,8 +1,11 @@
 """The stack `local` in a file backend below the state folder, without a trace in the clone.
 
-The engine writes a salt for its passphrase into the stack's settings file whenever that has none. So it gets a copy
-(`--config-file`, or `PULUMI_OPTION_CONFIG_FILE`): the clone's `Pulumi.local.yaml` with the salt, and with what a
-person chose on `make demo`. The copy follows the clone's file when that changes; the choices are kept beside it.
+The engine writes a salt for its passphrase into the stack's settings file whenever that has none. So it gets
+a copy (`--config-file`, or `PULUMI_OPTION_CONFIG_FILE`): the clone's `Pulumi.local.yaml` with the salt, and
+with
+what a
+person chose on `make demo`. The copy follows the clone's file when that changes; the choices are kept beside
+it.
 """
 
 from __future__ import annotations
@@ -72,7 +75,8 @@ def check_config(name: str, clone: Path = CLONE) -> None:
     """Raise LocalError unless `name` is one of the examples."""
     if name not in examples(clone):
         raise LocalError(
-            f"CONFIG={name}: there is no such example; the chart has {', '.join(examples(clone))}. A program of "
+            f"CONFIG={name}: there is no such example; the chart has {', '.join(examples(clone))}. A "
+            "program of "
             "your own is described in the README."
         )
 
@@ -95,21 +99,22 @@ def state_file() -> Path:
 
 
 def refresh(chosen: Choices | None = None) -> None:
-    """Bring the copy up to date with the clone's stack file and the choices (`chosen` replaces the last ones)."""
+    """Bring the copy up to date with the clone's stack file and the choices (`chosen` replaces the last
+    ones)."""
     PULUMI.mkdir(parents=True, exist_ok=True)
     PULUMI.chmod(0o700)
     if not PASSPHRASE.is_file():
         if state_file().is_file():
             raise LocalError(
-                f"{PASSPHRASE} is gone, with which the state in {PULUMI} is encrypted. Put it back, or begin anew "
-                f"with `make down` and `python -m local down --wipe`."
+                f"{PASSPHRASE} is gone, with which the state in {PULUMI} is encrypted. Put it back, or begin "
+                "anew with `python3 local/bootstrap.py down --wipe`, which drops cluster and state."
             )
         write_whole(PASSPHRASE, secrets.token_urlsafe(32) + "\n", 0o600)
     if chosen is not None:
         write_whole(CHOICES, json.dumps(asdict(chosen)) + "\n")
     stack_file = yaml.safe_load((CLONE / f"Pulumi.{STACK}.yaml").read_text())
     content = settings(stack_file, choices(), _salt())
-    note = "# Written by `python -m local`: the clone's Pulumi.local.yaml, the choices of `make demo`, and a salt.\n"
+    note = "# Written by `python -m local`: the clone's stack file, the choices of `make demo`, and a salt.\n"
     write_whole(SETTINGS, note + yaml.safe_dump(content, sort_keys=False), 0o600)
 
 
@@ -137,7 +142,8 @@ def ensure(env: dict[str, str], own_pulumi: bool) -> None:
         run(["pulumi", "install"], why="installing the program's packages", env=env, cwd=CLONE, seconds=900)
     if state_file().is_file():
         return
-    # `stack init` has no --config-file and writes the salt beside the Pulumi.yaml that it sees: here a copy's.
+    # `stack init` has no --config-file and writes the salt beside the Pulumi.yaml that it sees: here a
+    # copy's.
     with tempfile.TemporaryDirectory(dir=STATE, prefix=".init.") as folder:
         shutil.copy(CLONE / "Pulumi.yaml", folder)
         bare = {key: value for key, value in env.items() if not key.startswith("PULUMI_OPTION_")}

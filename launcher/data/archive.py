@@ -64,8 +64,8 @@ class Guarded:
 def broken(name: str, error: BaseException) -> DataError:
     """The error for an archive that cannot be read to its end."""
     return DataError(
-        f"{name} is damaged or cut short ({error or type(error).__name__}). "
-        "Bring it again, and set data.sha256 to that of the whole file."
+        f"{name} is damaged or cut short ({error or type(error).__name__}). Bring it again, and set "
+        "data.sha256 to that of the whole file."
     )
 
 
@@ -86,9 +86,8 @@ def _refuse_archive(peeked: Peeked, name: str) -> None:
     head = peeked.peek(_TAR_AT + len(_TAR))
     if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
         raise DataError(
-            f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}: set data.member to "
-            "the path of "
-            "the text inside it."
+            f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}: set data.member to the "
+            "path of the text inside it."
         )
 
 
@@ -176,6 +175,6 @@ def absent(name: str, wanted: str, names: Sequence[str]) -> DataError:
     shown = list(dict.fromkeys(near))[:NAMES_SHOWN]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return DataError(
-        f"{name} has no member {wanted!r}; it has {', '.join(map(repr, shown)) or 'no files'}{more}. "
-        "Set data.member (or data.tables) to one of them."
+        f"{name} has no member {wanted!r}; it has {', '.join(map(repr, shown)) or 'no files'}{more}. Set "
+        "data.member (or data.tables) to one of them."
     )

@@ -67,6 +67,7 @@ def main(settings: DataSettings, *, retry: Retry | None = None, chunk: int = tex
                     return 0
                 with contextlib.suppress(FileNotFoundError), storage(settings.layout.data_failed):
                     settings.layout.data_failed.unlink()
+                remove(settings.layout.data_tmp(settings.data_digest))
                 remove_leftovers(settings.layout)
                 _prepare(settings, progress, retry or Retry(), chunk)
     except StoppedError:
@@ -263,28 +264,24 @@ class _Preparation:
 
     def _verify(self, split: Split) -> None:
         settings, found = self._settings, self._source.hexdigest()
+        name = sources.shown(settings.source)
         if settings.sha256 and found != settings.sha256:
             raise DataError(
-                f"{settings.source}: sha256 is {found}, but data.sha256 says {settings.sha256}: this is "
-                "not the data "
-                "that was meant, or it was changed on the way; nothing was published. Set data.sha256 "
-                "to the first if "
-                "you trust it, or mend data.source."
+                f"{name}: sha256 is {found}, but data.sha256 says {settings.sha256}: this is not the data "
+                "that was meant, or it was changed on the way; nothing was published. Set data.sha256 to "
+                "the first if you trust it, or mend data.source."
             )
         *train, test = split.lines
         if sum(train) < settings.split_count:
             raise DataError(
-                f"{settings.source} has {sum(train)} train lines ({test} more were held out for the "
-                "test), fewer than "
-                f"the {settings.split_count} shards: a shard would be empty and its trainer hang. Set "
-                "trainers (and "
-                f"data.splitCount) to at most {sum(train)}, or name more data."
+                f"{name} has {sum(train)} train lines ({test} more were held out for the test), fewer "
+                f"than the {settings.split_count} shards: a shard would be empty and its trainer hang. "
+                f"Set trainers (and data.splitCount) to at most {sum(train)}, or name more data."
             )
         if settings.test_fraction and not test:
             raise DataError(
-                f"{settings.source} has only {sum(train)} lines: data.testFraction "
-                f"{settings.test_fraction} holds out "
-                "none of them, and there would be no test set. Set data.testFraction to 0.5, or to 0 "
+                f"{name} has only {sum(train)} lines: data.testFraction {settings.test_fraction} holds "
+                "out none of them, and there would be no test set. Set data.testFraction to 0.5, or to 0 "
                 "for none."
             )
 
@@ -309,7 +306,7 @@ class _Preparation:
         return {
             "version": MANIFEST_VERSION,
             "dataDigest": settings.data_digest,
-            "source": settings.source,
+            "source": sources.shown(settings.source),
             "sha256": self._source.hexdigest(),
             "member": settings.member,
             "format": settings.format,

@@ -35,8 +35,9 @@ class Progress:
         now = self.clock()
         if now - self.started > self.deadline_seconds:
             raise DeadlineError(
-                f"the data was not ready after {self.deadline_seconds:.0f} s (data.deadlineSeconds), while "
-                f"{doing}: {self.describe()}. Set data.deadlineSeconds higher, or name a nearer source."
+                f"the data was not ready after {self.deadline_seconds:.0f} s (data.deadlineSeconds), "
+                f"while {doing}: {self.describe()}. Set data.deadlineSeconds higher, or name a nearer "
+                "source."
             )
         if now >= self._say_at:
             self._say_at = now + SAY_EVERY

@@ -87,7 +87,13 @@ def is_shard_name(name: str) -> bool:
 
 
 def remove(tmp: Path) -> None:
-    """Removes a folder of ours, whatever is in it."""
+    """Removes a folder of ours. `shards`, by which it is known, goes last: this may be killed, too."""
+    with contextlib.suppress(OSError):
+        for child in list(tmp.iterdir()):
+            if child.is_file():
+                child.unlink()
+            elif child.name != "shards":
+                shutil.rmtree(child, ignore_errors=True)
     shutil.rmtree(tmp, ignore_errors=True)
 
 
@@ -103,9 +109,8 @@ def make_job_folder(layout: Layout) -> None:
     """Makes the job's folder. Raises `StorageError` when the volume is not there or not ours to write."""
     if not layout.job_path.is_dir():
         raise StorageError(
-            f"{layout.job_path} (JOB_PATH) is not there: the shared storage is not mounted. See the "
-            "pod's volume and "
-            "the claim (kubectl describe pod)."
+            f"{layout.job_path} (JOB_PATH) is not there: the shared storage is not mounted. See the pod's "
+            "volume and the claim (kubectl describe pod)."
         )
     with storage(layout.job):
         layout.job.mkdir(exist_ok=True)

@@ -67,16 +67,15 @@ class S3Source:
                 raise TransientError(f"S3 answered {status} {code}") from error
             raise DataError(
                 f"s3://{self._bucket}/{arguments.get('Key', self._prefix)}: {code} ({status}). "
-                f"{_MENDS.get(code, '')}"
-                "The pod's role must allow s3:ListBucket of the bucket and s3:GetObject below the prefix."
+                f"{_MENDS.get(code, '')}The pod's role must allow s3:ListBucket of the bucket and "
+                "s3:GetObject below the prefix."
             ) from error
         except HTTPClientError as error:
             raise TransientError(f"no connection ({error})") from error
         except BotoCoreError as error:
             raise DataError(
-                f"s3://{self._bucket}/{self._prefix}: {error} The pods get their keys from their "
-                "service account "
-                "(pod identity); see whether it has a role, and the region is known."
+                f"s3://{self._bucket}/{self._prefix}: {error} The pods get their keys from their service "
+                "account (pod identity); see whether it has a role, and the region is known."
             ) from error
 
     def _list(self) -> list[tuple[str, int, str]]:
@@ -103,8 +102,8 @@ class S3Source:
             keys = ", ".join(key for key, _, _ in (below or found)[:KEYS_SHOWN]) or "nothing"
             raise DataError(
                 f"{self._tools.settings.source} has no object with text in it (.txt, .csv, .tsv, .gz); "
-                "below it is "
-                f"{keys}. See whether bucket and prefix in data.source are right, and the data was uploaded."
+                f"below it is {keys}. See whether bucket and prefix in data.source are right, and the "
+                "data was uploaded."
             )
         if len(taken) < len(below):
             log.info("%d of %d objects are text; the others are left alone", len(taken), len(below))

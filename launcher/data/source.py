@@ -53,6 +53,11 @@ class Stream(Readable, Protocol):
     def close(self) -> None: ...
 
 
+def shown(source: str) -> str:
+    """The source as messages and the manifest name it: without a web address's password or query."""
+    return bare(source) if source.startswith(("https://", "http://")) else source
+
+
 def check(settings: DataSettings) -> None:
     """Raises `SettingsError`, one line for each fault, for what the single settings' checks cannot see."""
     faults: list[str] = []
@@ -65,7 +70,7 @@ def check(settings: DataSettings) -> None:
     if url.scheme not in SCHEMES:
         fault(
             "data.source",
-            s.source,
+            shown(s.source),
             "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
             "nothing else can be read",
             "Put the file into sources/ on the shared storage and name it file://NAME",
@@ -81,7 +86,7 @@ def check(settings: DataSettings) -> None:
     elif url.scheme == "file" and not _plain(s.source.removeprefix("file://")):
         fault(
             "data.source",
-            s.source,
+            shown(s.source),
             "file://NAME with a path below sources/, not absolute and without '..'",
             "it names a file of the shared storage, never of a pod's disk",
             "Put the file into sources/",
@@ -89,7 +94,7 @@ def check(settings: DataSettings) -> None:
     elif url.scheme != "file" and not url.hostname:
         fault(
             "data.source",
-            s.source,
+            shown(s.source),
             "an address with a host or bucket",
             "there is nowhere to go",
             "Name it in full",
@@ -165,9 +170,9 @@ def open_source(tools: Tools) -> Source:
         _check_file(path, tools.settings)
         stream: Stream = FileStream(path, tools.progress)
         return OneFile(tools, source, stream, path)
-    web = ResumingStream(bare(source), Web(source), tools.retry, tools.progress)
+    web = ResumingStream(shown(source), Web(source), tools.retry, tools.progress)
     web.start()
-    return OneFile(tools, bare(source), web, None)
+    return OneFile(tools, shown(source), web, None)
 
 
 def _check_file(path: Path, settings: DataSettings) -> None:

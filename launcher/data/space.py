@@ -13,7 +13,6 @@ def require_space(folder: Path, needed: int, what: str) -> None:
     free = free_bytes(folder)
     if free < needed:
         raise StorageError(
-            f"{folder} has {free / 1e6:,.1f} MB free, but {what} needs {needed / 1e6:,.1f} MB. Make "
-            "room on that "
-            "volume (earlier runs are in runs/), or make it larger, then start the Job again."
+            f"{folder} has {free / 1e6:,.1f} MB free, but {what} needs {needed / 1e6:,.1f} MB. Make room "
+            "on that volume (earlier runs are in runs/), or make it larger, then start the Job again."
         )

@@ -53,8 +53,8 @@ class Retry:
         self.failures += 1
         if self.failures >= self.tries:
             raise DataError(
-                f"{name} could not be read, {self.failures} tries in a row: {error}. "
-                "See whether the server can be reached from the cluster's nodes, then start the Job again."
+                f"{name} could not be read, {self.failures} tries in a row: {error}. See whether the "
+                "server can be reached from the cluster's nodes, then start the Job again."
             ) from error
         wait = min(self.cap, self.base * 2 ** (self.failures - 1)) * (0.5 + self.jitter() / 2)
         wait = max(wait, min(error.wait, 2 * self.cap))
@@ -103,6 +103,7 @@ class ResumingStream:
     def start(self) -> None:
         """Opens the source, so that `total` is known."""
         while self._body is None:
+            self._progress.tick("connecting")
             try:
                 self._connect()
             except TransientError as error:
@@ -173,10 +174,8 @@ class ResumingStream:
     def _changed(self) -> DataError:
         return DataError(
             f"{self._name} changed while it was read: after {self.position} bytes the connection broke, "
-            "and what "
-            "the server has now is something else. Start the Job again; name a source that does not "
-            "change, and "
-            "set data.sha256."
+            "and what the server has now is something else. Start the Job again; name a source that does "
+            "not change, and set data.sha256."
         )
 
     def _drop(self) -> None:

@@ -17,7 +17,7 @@ from launcher.errors import DataError
 CHUNK = 512 << 10
 """Bytes read at once: large enough that calls cost little, small enough that the lines stay in the caches."""
 NEWLINE = 10
-LINE_MAX = 16 << 20
+LINE_MAX = 8 << 20
 """Bytes of the longest line (and csv field) taken: a line is held whole, and a longer one is hardly text."""
 
 
@@ -31,26 +31,30 @@ def segments(
     row (line, from 1) and the column (byte of the line, from 1), for bytes that are not in the encoding, a
     NUL, a line of more than `LINE_MAX` bytes, and, unless `crlf`, a line that ends with CRLF.
     """
-    row, rest = 1, b""
+    row = 1
+    rest: list[bytes] = []  # the begin of a line whose end has not come
+    waiting = 0
     for data in _utf8(stream, name, encoding, chunk):
         cut = data.rfind(b"\n") + 1
         if not cut:
-            rest += data
-            _check_length(rest, name, row)
+            rest.append(data)
+            waiting += len(data)
+            _check_length(waiting, name, row)
             continue
-        run = b"".join((rest, memoryview(data)[:cut]))
-        rest = data[cut:]
+        run = b"".join((*rest, memoryview(data)[:cut]))
+        rest, waiting = [data[cut:]], len(data) - cut
         if len(run) > LINE_MAX:
             for line in run.split(b"\n"):
-                _check_length(line, name, row)
+                _check_length(len(line), name, row)
         _check(run, name, row, crlf)
         row += int(
             np.count_nonzero(np.frombuffer(run, dtype=np.uint8) == NEWLINE)
         )  # twice as fast as bytes.count
         yield run
-    if rest:
-        _check(rest + b"\n", name, row, crlf)
-        yield rest + b"\n"
+    if waiting:
+        run = b"".join((*rest, b"\n"))
+        _check(run, name, row, crlf)
+        yield run
 
 
 def _utf8(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[bytes]:
@@ -88,12 +92,12 @@ def _fail_decoding(error: UnicodeError, name: str, encoding: str, rows: int) -> 
     ) from error
 
 
-def _check_length(line: bytes, name: str, row: int) -> None:
-    if len(line) > LINE_MAX:
+def _check_length(length: int, name: str, row: int) -> None:
+    if length > LINE_MAX:
         raise DataError(
-            f"{name}, row {row}: the line has more than {LINE_MAX >> 20} MiB, the longest that is "
-            "taken. Is it text with newlines? (An archive needs data.member; old line ends, \\r alone, must "
-            "be turned into \\n.)"
+            f"{name}, row {row}: the line has more than {LINE_MAX >> 20} MiB, the longest that is taken. "
+            "Is it text with newlines? (An archive needs data.member; old line ends, \\r alone, must be "
+            "turned into \\n.)"
         )
 
 
@@ -102,9 +106,9 @@ def _check(run: bytes, name: str, row: int, crlf: bool) -> None:
     # The search for one byte is far faster than for two: most texts have no \r at all.
     if not crlf and b"\r" in run and (at := run.find(b"\r\n")) >= 0:
         raise DataError(
-            f"{_where(run, at, name, row)}: the line ends with CRLF, and the CR would become a part of its "
-            "last field. Turn the file into Unix line ends (sed -i 's/\\r$//'), or set data.format to csv, "
-            "which takes both."
+            f"{_where(run, at, name, row)}: the line ends with CRLF, and the CR would become a part of "
+            "its last field. Turn the file into Unix line ends (sed -i 's/\\r$//'), or set data.format "
+            "to csv, which takes both."
         )
     if b"\0" in run:
         where = _where(run, run.index(b"\0"), name, row)
@@ -135,6 +139,7 @@ class Csv:
         self, delimiter: str, header: bool, columns: tuple[str | int, ...], batch: int = 4096
     ) -> None:
         self._delimiter, self._header, self._columns, self._batch = delimiter, header, columns, batch
+        self._names: list[str] = []
         self._width = 0
         self._picked: list[int] | None = None
 
@@ -170,35 +175,30 @@ class Csv:
         except csv.Error as error:
             raise DataError(
                 f"{name}, row {reader.line_num}: this is no csv with the delimiter {self._delimiter!r} "
-                f"({error}). "
-                "A quote that opens must close, and a quote inside a field is doubled; plain lines are "
-                "read with "
-                "data.format: lines."
+                f"({error}). A quote that opens must close, and a quote inside a field is doubled; plain "
+                "lines are read with data.format: lines."
             ) from error
         if lines:
             yield ("\n".join(lines) + "\n").encode()
 
     def _take_header(self, record: list[str], name: str) -> None:
-        if self._width and len(record) != self._width:
+        """Columns chosen by name are found anew in each object; else all objects have one header."""
+        by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
+        if self._names and record != self._names and not by_name:
             raise DataError(
-                f"{name}, row 1: the header has {len(record)} columns, but the object before it "
-                f"{self._width}. "
-                "All objects of a source must have the same columns."
+                f"{name}, row 1: the header is {record[:20]}, but {self._names[:20]} in the object before "
+                "it. All objects must have the same columns in the same order, or data.columns must name "
+                "them."
             )
-        picked = self._pick(len(record), record, name)
-        if self._width and picked != self._picked:
-            raise DataError(f"{name}, row 1: the columns are in another order than in the object before it.")
-        self._width, self._picked = len(record), picked
+        self._names, self._width, self._picked = record, len(record), self._pick(len(record), record, name)
 
     def _first_or_fail(self, record: list[str], name: str, row: int) -> None:
         if self._width:
             column = min(len(record), self._width) + 1
             raise DataError(
                 f"{name}, row {row}, column {column}: {len(record)} fields, but {self._width} are "
-                "expected, as in the "
-                f"{'header' if self._header else 'first row'}. Quote fields that hold "
-                f"{self._delimiter!r}, or see "
-                "whether data.delimiter is right."
+                f"expected, as in the {'header' if self._header else 'first row'}. Quote fields that hold "
+                f"{self._delimiter!r}, or see whether data.delimiter is right."
             )
         self._width, self._picked = len(record), self._pick(len(record), None, name)
 
@@ -222,8 +222,8 @@ class Csv:
             elif column >= width:
                 raise DataError(
                     f"{name}, row 1: data.columns asks for column {column}, but there are {width}, "
-                    "counted from 0 "
-                    f"to {width - 1}. See whether data.delimiter ({self._delimiter!r}) is right."
+                    f"counted from 0 to {width - 1}. See whether data.delimiter ({self._delimiter!r}) is "
+                    "right."
                 )
             else:
                 picked.append(column)

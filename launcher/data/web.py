@@ -29,9 +29,8 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             fp.close()
             raise DataError(
                 f"{bare(req.full_url)} redirects to {bare(newurl)}: from https only https is followed, "
-                "for nobody "
-                "could tell whether the data was changed on the way. Name the final address, with https, in "
-                "data.source."
+                "for nobody could tell whether the data was changed on the way. Name the final address, "
+                "with https, in data.source."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -93,8 +92,8 @@ class Web:
                 f"the server answered {error.code}", float(wait) if wait.isdecimal() else 0.0
             )
         return DataError(
-            f"{bare(self._url)}: the server answered {error.code} {error.reason}. "
-            "See whether the address in data.source is right and may be read without a password."
+            f"{bare(self._url)}: the server answered {error.code} {error.reason}. See whether the address "
+            "in data.source is right and may be read without a password."
         )
 
     def _body(self, response: http.client.HTTPResponse, offset: int) -> Body:

@@ -44,8 +44,7 @@ class Loop:
     def run(self) -> None:
         """Everything, from meeting the servers to leaving them."""
         trainer = self.trainer
-        trainer.join()
-        self._resume()
+        self._join()
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(f"training begins at pass {self.start}: {self.steps} batches a pass")
@@ -57,18 +56,22 @@ class Loop:
         trainer.leave()
         self.log.line("done")
 
-    def _resume(self) -> None:
+    def _join(self) -> None:
+        """Meets the others; goes on from the pass to resume, if there is one."""
         number = self.settings.resume_pass
-        if number is None:
-            return
-        folder = Output(self.settings.output_dir).pass_dir(number)
+        folder = None if number is None else Output(self.settings.output_dir).pass_dir(number)
         trainer = self.trainer
-        if self.settings.mode == "geo":
+        if folder is not None and self.settings.mode == "geo":
+            # Trainer 0's parameters become the servers', so they are set before everybody meets.
+            trainer.set_parameters(checkpoint.load_arrays(folder / checkpoint.PARAMETERS))
             trainer.set_parameters(checkpoint.load_arrays(folder / f"optimizer-{self.settings.rank}.npz"))
-        elif self.first:
-            trainer.load_tables(folder / checkpoint.TABLES)
-        trainer.barrier()
+        trainer.join()
+        if folder is None:
+            return
         if self.settings.mode != "geo":
+            if self.first:
+                trainer.load_tables(folder / checkpoint.TABLES)
+            trainer.barrier()
             trainer.pull_dense()
         self.log.line(f"resumed from {folder.name}")
 
@@ -96,7 +99,7 @@ class Loop:
                 state="training",
             )
         seconds = time.monotonic() - began
-        trainer.settle()
+        trainer.settle(last=number == settings.passes - 1)
         self._finish_pass(number, int(samples_seen), seconds, total / samples_seen)
 
     def _finish_pass(self, number: int, seen: int, seconds: float, loss: float) -> None:

@@ -144,8 +144,15 @@ class Trainer(Session):
         self.label = program.label
         self.test = self._test_program()
         self.pool = ThreadPoolExecutor(settings.trainer_count, "trainer") if settings.trainer_count > 1 else None
-        self.scopes = [self.scope.new_scope() for _ in range(settings.trainer_count)] if self.pool else []
+        self.seats = [self._seat() for _ in range(settings.trainer_count)] if self.pool else []
         self.runtime: Any = None
+
+    def _seat(self) -> tuple[Any, Any]:
+        """An executor and a scope for one thread: parameters are found in the parent, all else is its own."""
+        scope = self.scope.new_scope()
+        for name in ("feed", "fetch"):
+            scope.var(name)
+        return paddle.static.Executor(paddle.CPUPlace()), scope
 
     def join(self) -> None:
         """Meets servers and other trainers; trainer 0's parameters become everybody's."""
@@ -194,13 +201,13 @@ class Trainer(Session):
     def step(self, batch: Arrays) -> float:
         """Trains on one batch, its parts side by side in `trainer_count` threads. Returns the mean loss."""
         rows = len(batch[self.label])
-        if self.pool is None or rows < len(self.scopes):
-            loss = self._run(batch, self.scope)
+        if self.pool is None or rows < len(self.seats):
+            loss = self._run(batch, self.exe, self.scope)
         else:
-            cuts = np.array_split(np.arange(rows), len(self.scopes))
-            parts = [({k: a[c] for k, a in batch.items()}, s) for c, s in zip(cuts, self.scopes, strict=True)]
-            losses = list(self.pool.map(lambda part: self._run(*part), parts))
-            loss = float(np.average(losses, weights=[len(c) for c in cuts]))
+            cuts = np.array_split(np.arange(rows), len(self.seats))
+            parts = [{name: array[cut] for name, array in batch.items()} for cut in cuts]
+            runs = [self.pool.submit(self._run, part, *seat) for part, seat in zip(parts, self.seats, strict=True)]
+            loss = float(np.average([run.result() for run in runs], weights=[len(cut) for cut in cuts]))
         if self.mode == "sync":
             self.runtime._worker.client_flush()  # sleeps 100 ms: else a gradient may count for the next step
             self.barrier()  # two server barriers in a row can hang: a fast trainer would enter the next one
@@ -209,20 +216,28 @@ class Trainer(Session):
             self.pull_dense()
         return loss
 
-    def _run(self, batch: Arrays, scope: Any) -> float:
-        [loss] = self.exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
+    def _run(self, batch: Arrays, exe: Any, scope: Any) -> float:
+        [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
         return float(np.asarray(loss).reshape(-1)[0])
 
     def pull_dense(self) -> None:
         """Takes the servers' dense parameters."""
         self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
 
-    def settle(self) -> None:
-        """Returns when what all trainers have pushed has arrived at the servers."""
+    def settle(self, last: bool) -> None:
+        """Returns when what all trainers have pushed has arrived at the servers.
+
+        `last`: no step follows. In geo the exchange ends here, so that the parameters which are tested and saved
+        are those of the model.
+        """
+        if self.mode == "geo":
+            if last:
+                self.runtime._communicator.stop()
+            self.barrier()
+            return
         self.runtime._worker.client_flush()
         self.barrier()
-        if self.mode != "geo":
-            self.pull_dense()
+        self.pull_dense()
 
     def optimizer_state(self) -> dict[str, NDArray[Any]]:
         """geo: this trainer's own optimizer state (elsewhere the servers keep it), by name."""
@@ -301,6 +316,9 @@ class Trainer(Session):
     def leave(self) -> None:
         """Ends this trainer's part; trainer 0 also ends the servers."""
         self.barrier()
-        fleet.stop_worker()
+        if self.mode == "geo":
+            self.runtime._worker.stop_worker()  # the communicator has been stopped by settle()
+        else:
+            fleet.stop_worker()
         if self.settings.rank == 0:
             self.runtime._worker.stop_server()

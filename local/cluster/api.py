@@ -50,7 +50,8 @@ class Api:
         self._request("DELETE", f"/api/v1/nodes/{name}")
 
     def unready(self, names: list[str], since: float) -> dict[str, str]:
-        """Nodes that are not Ready, or have not said so after `since` (unix seconds), each with the reason."""
+        """Nodes that are not Ready, or have not said so after `since` (unix seconds), each with the
+        reason."""
         there = self.nodes()
         reasons = {name: why_unready(there.get(name), since) for name in names}
         return {name: reason for name, reason in reasons.items() if reason}

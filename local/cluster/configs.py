@@ -71,7 +71,8 @@ def etcd() -> list[str]:
         f"--trusted-ca-file={PKI}/ca.crt",
         "--client-cert-auth",
         "--auto-compaction-retention=1",
-        "--heartbeat-interval=500",  # one member: no election needs to be fast, and a busy disk must not start one
+        # one member: no election needs to be fast, and a busy disk must not start one
+        "--heartbeat-interval=500",
         "--election-timeout=5000",
     ]
 
@@ -131,11 +132,13 @@ def scheduler(binary: Path, config: Path) -> list[str]:
 
 
 def corefile(config: Path, resolvers: list[str]) -> str:
-    """Cluster names from the API server with no caching (a peer's name must be seen at once), others forwarded."""
+    """Cluster names from the API server with no caching (a peer's name must be seen at once), others
+    forwarded."""
     forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
     return (
         f".:53 {{\n  bind {BRIDGE_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
-        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa ip6.arpa\n"
+        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa "
+        "ip6.arpa\n"
         f"  }}\n{forward}}}\n"
     )
 
@@ -177,7 +180,8 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 [grpc]
   address = "{node.socket}"
 [plugins."io.containerd.grpc.v1.cri"]
-  restrict_oom_score_adj = true  # without CAP_SYS_RESOURCE runc fails at anything below containerd's own score
+  # without CAP_SYS_RESOURCE runc fails at anything below containerd's own score
+  restrict_oom_score_adj = true
   sandbox_image = "{PAUSE_IMAGE}"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{CNI_PLUGINS}"
@@ -205,8 +209,8 @@ def kubelet(node: Node) -> str:
             "clusterDomain": "cluster.local",
             "resolvConf": f"{STATE}/resolv.conf",
             "podLogsDir": f"{node.folder}/pod-logs",  # else the kubelets delete each other's logs
-            # The disk is the person's: a rather full one must not evict pods, nor images be collected; `up` and the
-            # image's import ask for space beforehand.
+            # The disk is the person's: a rather full one must not evict pods, nor images be collected; `up`
+            # and the image's import ask for space beforehand.
             "evictionHard": {
                 "memory.available": "100Mi",
                 "nodefs.available": "1%",

@@ -1,8 +1,9 @@
 """The whole cluster: `up`, `down`, `status` and what is left over.
 
-`up` ensures, from the ground up: network → containerds → etcd → API server → the rest → nodes ready. Each step leaves
-alone what already is as it should be, so a second start is a no-op and a start after a crash mends what is broken.
-etcd's data and the nodes' images stay between runs, as on machines that are switched off; `down --wipe` drops them.
+`up` ensures, from the ground up: network → containerds → etcd → API server → the rest → nodes ready. Each
+step leaves alone what already is as it should be, so a second start is a no-op and a start after a crash
+mends what is broken. etcd's data and the nodes' images stay between runs, as on machines that are switched
+off; `down --wipe` drops them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,9 +23,10 @@ from local.cluster.plan import BRIDGE_ADDRESS, Node, every_node, nodes
 from local.errors import LocalError
 from local.files import locked, need_space, write_whole
 from local.images import archive
-from local.paths import KUBECONFIG, POD_UID, SHARED, SOURCES, STATE
+from local.paths import EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE
 
-# In the order in which they end: an API server whose etcd went first takes up to a minute, and keeps its port.
+# In the order in which they end: an API server whose etcd went first takes up to a minute, and keeps its
+# port.
 CONTROL_PLANE = ("coredns", "scheduler", "controller-manager", "apiserver", "etcd")
 _LOCK = STATE / "lock"
 _PLAN = STATE / "plan.json"
@@ -37,7 +40,8 @@ def lock() -> contextlib.AbstractContextManager[None]:
 def _need_root() -> None:
     if os.geteuid() != 0:
         raise LocalError(
-            f"The local cluster needs root (user id 0, not {os.geteuid()}): it makes network namespaces and mounts. "
+            f"The local cluster needs root (user id 0, not {os.geteuid()}): it makes network namespaces "
+            "and mounts. "
             "Run it as root, or use a cluster of your own: make demo CLUSTER_KUBECONFIG=FILE CONTEXT=NAME."
         )
 
@@ -132,7 +136,7 @@ def _control_plane(kubernetes: Path, coredns: Path) -> None:
     if not processes.record("etcd"):
         processes.stop("apiserver")  # it would wait a minute for the etcd that is gone
     processes.start("etcd", configs.etcd())
-    if not processes.record("apiserver") and not network.port_free():
+    if not processes.record("apiserver") and not _soon(network.port_free, 5):
         raise LocalError(
             f"Something that is not ours listens on {configs.SERVER}, where the local API server belongs. "
             "`ss -ltnp` says what; end it and try again."
@@ -152,6 +156,16 @@ def _control_plane(kubernetes: Path, coredns: Path) -> None:
     if write_whole(STATE / "Corefile", configs.corefile(STATE / "coredns.kubeconfig", outside)):
         processes.stop("coredns")
     processes.start("coredns", [coredns / "coredns", "-conf", STATE / "Corefile"])
+
+
+def _soon(holds: Callable[[], bool], seconds: float) -> bool:
+    """Whether `holds` does within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def _why_unready(unready: dict[str, str]) -> str:
@@ -177,7 +191,8 @@ def _stop(which: tuple[Node, ...]) -> None:
 
 
 def down(wipe: bool = False) -> list[str]:
-    """Stop all and undo it; returns what is left over (nothing, if all went well). `wipe` drops data as well."""
+    """Stop all and undo it; returns what is left over (nothing, if all went well). `wipe` drops data as
+    well."""
     _need_root()
     if not STATE.exists():
         return leftovers()
@@ -186,8 +201,17 @@ def down(wipe: bool = False) -> list[str]:
         network.remove_all()
         _PLAN.unlink(missing_ok=True)
         if wipe:
-            for name in ("etcd", "nodes", "images", "pki", "logs", "run"):
+            # The Pulumi state goes too: without its cluster it would describe what is not there.
+            for name in ("etcd", "nodes", "images", "pki", "logs", "run", "pulumi", "pulumi-home"):
                 shutil.rmtree(STATE / name, ignore_errors=True)
+            for file in (
+                KUBECONFIG,
+                PASSPHRASE,
+                EKS_TOKEN,
+                *STATE.glob("*.kubeconfig"),
+                *STATE.glob("*.yaml"),
+            ):
+                file.unlink(missing_ok=True)
     return leftovers()
 
 

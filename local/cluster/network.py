@@ -1,4 +1,5 @@
-"""One bridge, one network namespace and link a node, routes to each node's pods, and our chains in iptables."""
+"""One bridge, one network namespace and link a node, routes to each node's pods, and our chains in
+iptables."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def check_free() -> None:
     taken = clashes(json.loads(_ip("-j", "-4", "route")))
     if taken:
         raise LocalError(
-            f"The local cluster uses {NODE_SUBNET}, {POD_SUBNET} and {SERVICE_SUBNET}, but this machine already "
+            f"The local cluster uses {NODE_SUBNET}, {POD_SUBNET} and {SERVICE_SUBNET}, but this machine "
+            "already "
             f"routes {', '.join(taken)}. Take that network down, or use a cluster of your own: "
             "make demo CLUSTER_KUBECONFIG=FILE CONTEXT=NAME."
         )
@@ -72,7 +74,8 @@ def check_free() -> None:
                 probe.bind(("127.0.0.1", port))
             except OSError as problem:
                 raise LocalError(
-                    f"Port {port} of 127.0.0.1, which the local cluster's etcd needs, is taken ({problem.strerror}). "
+                    f"Port {port} of 127.0.0.1, which the local cluster's etcd needs, is taken "
+                    f"({problem.strerror}). "
                     f"`ss -ltnp sport = :{port}` says by whom; end that program and try again."
                 ) from None
 
@@ -134,7 +137,8 @@ def _said(argv: list[str]) -> str:
 
 
 def ensure_node(node: Node) -> None:
-    """The node's namespace, link and address; the caller has seen that no daemon of it runs if it was broken."""
+    """The node's namespace, link and address; the caller has seen that no daemon of it runs if it was
+    broken."""
     if not node_whole(node):
         remove_node(node)
         _ip("netns", "add", node.netns)

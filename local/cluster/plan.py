@@ -73,7 +73,8 @@ def nodes(count: int) -> tuple[Node, ...]:
     """
     if not 1 <= count <= MAX_NODES:
         raise LocalError(
-            f"NODES={count}: a local cluster has 1 to {MAX_NODES} nodes, because each needs about 250 MB and its "
+            f"NODES={count}: a local cluster has 1 to {MAX_NODES} nodes, because each needs about 250 MB "
+            "and its "
             "own containerd on this one machine. Set NODES to a number in that range."
         )
     return tuple(Node(i) for i in range(1, count + 1))

@@ -1,8 +1,9 @@
 """Daemons: started once, known by pid and start time, ended for certain.
 
-A pid alone names nobody: numbers are used again. The record of a daemon therefore holds its start time too (field 22
-of /proc/<pid>/stat, clock ticks since boot) and the boot's id, and every daemon carries `MARK` in its environment,
-by which daemons without a record are found after a crash.
+A pid alone names nobody: numbers are used again. The record of a daemon therefore holds its start time too
+(field 22
+of /proc/<pid>/stat, clock ticks since boot) and the boot's id, and every daemon carries `MARK` in its
+environment, by which daemons without a record are found after a crash.
 """
 
 from __future__ import annotations
@@ -55,7 +56,17 @@ def identify(pid: int) -> Identity | None:
         stat = (_PROC / str(pid) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if _state(stat) in "ZX" else Identity(pid, start_ticks(stat), boot_id())
+    if _state(stat) in "ZX" and not _has_threads(pid):
+        return None
+    return Identity(pid, start_ticks(stat), boot_id())
+
+
+def _has_threads(pid: int) -> bool:
+    """Whether a process whose first thread has ended has others, which still hold its ports and files."""
+    try:
+        return len(os.listdir(_PROC / str(pid) / "task")) > 1  # noqa: PTH208 - names only, of a moving folder
+    except OSError:
+        return False
 
 
 def alive(who: Identity) -> bool:

@@ -24,7 +24,8 @@ def _add(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -> Non
 
 
 def pause_archive(target: Path, name: str, program: Path = _CATATONIT) -> Path:
-    """Write the pause image `name` as an archive that containerd imports; the same program gives the same bytes.
+    """Write the pause image `name` as an archive that containerd imports; the same program gives the same
+    bytes.
 
     Raises:
         LocalError: catatonit is not installed.

@@ -1,4 +1,5 @@
-"""The launcher image's base where no container registry can be reached: a minimal Debian 12 with Python 3.11."""
+"""The launcher image's base where no container registry can be reached: a minimal Debian 12 with Python
+3.11."""
 
 from __future__ import annotations
 

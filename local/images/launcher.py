@@ -1,4 +1,5 @@
-"""The launcher image: built from `launcher/Dockerfile`, named by the folder's digest, imported once per digest."""
+"""The launcher image: built from `launcher/Dockerfile`, named by the folder's digest, imported once per
+digest."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ def ensure_archive() -> tuple[str, Path]:
                 if name() != image:
                     target.unlink()
                     raise LocalError(
-                        f"launcher/ changed while {image} was built, so that the image is not what its name says. "
+                        f"launcher/ changed while {image} was built, so that the image is not what its "
+                        "name says. "
                         "It was dropped; start again when the files are at rest."
                     )
             _forget_old(image)
@@ -98,8 +100,9 @@ def _forget_old(image: str) -> None:
     for file in (cache() / "images").glob("*.tar"):
         if file != archive(image):
             file.unlink()
-    for old in store.superseded(buildah.images(), REPOSITORY, image):
-        buildah.run("rmi", old)
+    for old in buildah.images():
+        if old.rpartition(":")[0] == REPOSITORY and old != image:
+            buildah.run("rmi", old)
 
 
 def ensure_imported() -> str:
@@ -111,5 +114,5 @@ def ensure_imported() -> str:
             need_space(nodes[0].folder, 1.5 * len(nodes), "Importing the launcher image into every node")
             with say.step(f"import of {image} into {len(nodes)} nodes, side by side"):
                 store.import_everywhere(nodes, file, image)
-            store.remove_superseded(nodes, REPOSITORY, image)
+            store.remove_superseded(nodes, REPOSITORY)
     return image

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,8 +15,13 @@ from local.errors import LocalError
 from local.images.slim import write_slim
 from local.run import ok, run, tail
 
-# The kubelet's image collection leaves a pinned image alone; without it a full disk once took the pause image away.
+# The kubelet's image collection leaves a pinned image alone; without it a full disk once took the pause
+# image away.
 _PINNED = "io.cri-containerd.pinned=pinned"
+_IMPORTED = "paddle-training.imported"  # unix seconds
+# Images of one launcher share all but their last layer, so a few old ones cost nothing, and Jobs that are
+# still to start their pods find theirs.
+KEPT = 5
 
 
 def ctr(node: Node) -> list[str]:
@@ -34,8 +41,8 @@ def _blobs(node: Node) -> set[str]:
 def import_into(node: Node, archive: Path, image: str) -> bool:
     """Import unless a whole image of that name is there; True when it was imported.
 
-    Only layers that the node lacks are handed over. A layer may be collected between the look and the import; then
-    the image is incomplete, and everything is handed over once more.
+    Only layers that the node lacks are handed over. A layer may be collected between the look and the
+    import; then the image is incomplete, and everything is handed over once more.
     """
     if image in names(node):
         return False
@@ -43,7 +50,10 @@ def import_into(node: Node, archive: Path, image: str) -> bool:
         _feed(node, archive, image, present)
         if image in names(node):
             break
-    run([*ctr(node), "images", "label", image, _PINNED], why=f"pinning {image} on {node.name}")
+    run(
+        [*ctr(node), "images", "label", image, _PINNED, f"{_IMPORTED}={int(time.time())}"],
+        why=f"pinning {image} on {node.name}",
+    )
     return True
 
 
@@ -62,7 +72,8 @@ def _feed(node: Node, archive: Path, image: str, present: set[str]) -> None:
         # With layers left out a failure is not final: the caller tries again with all of them.
         if (code or broken) and not present:
             raise LocalError(
-                f"Importing {image} into {node.name} failed with {code}:\n{tail(said.read().decode(errors='replace'))}"
+                f"Importing {image} into {node.name} failed with "
+                f"{code}:\n{tail(said.read().decode(errors='replace'))}"
             )
 
 
@@ -72,9 +83,19 @@ def import_everywhere(nodes: Sequence[Node], archive: Path, image: str) -> int:
         return sum(pool.map(lambda node: import_into(node, archive, image), nodes))
 
 
-def superseded(present: Iterable[str], repository: str, keep: str) -> list[str]:
-    """Images of `repository` other than `keep`, which a newer one replaces."""
-    return sorted(name for name in present if name.rpartition(":")[0] == repository and name != keep)
+def superseded(listing: str, repository: str) -> list[str]:
+    """Images of `repository` beyond the `KEPT` that were imported last.
+
+    listing: what `ctr images ls` prints: reference, …, labels; an image without our label counts as the
+    oldest.
+    """
+    ages = {}
+    for line in listing.splitlines()[1:]:
+        reference = line.split()[0]
+        if reference.rpartition(":")[0] == repository:
+            stamp = re.search(rf"{re.escape(_IMPORTED)}=(\d+)", line)
+            ages[reference] = int(stamp[1]) if stamp else 0
+    return sorted(ages, key=lambda reference: ages[reference], reverse=True)[KEPT:]
 
 
 def unnamed(listing: str) -> list[str]:
@@ -89,16 +110,13 @@ def unnamed(listing: str) -> list[str]:
     ]
 
 
-def remove_superseded(nodes: Sequence[Node], repository: str, keep: str) -> None:
-    """Drop older images of a repository, unless a container still runs from one."""
+def remove_superseded(nodes: Sequence[Node], repository: str) -> None:
+    """Drop old images of a repository, unless a container still is of one."""
     for node in nodes:
         listed = run([*ctr(node), "containers", "ls"], why=f"listing the containers of {node.name}")
         used = {line.split()[1] for line in listed.splitlines()[1:] if len(line.split()) > 1}
-        present = run([*ctr(node), "images", "ls", "-q"], why=f"listing the images of {node.name}").split()
-        for image in superseded(present, repository, keep):
-            if image not in used:
-                ok([*ctr(node), "images", "rm", image], seconds=300)
-        listing = run([*ctr(node), "images", "ls"], why=f"listing the images of {node.name}")
-        rest = [reference for reference in unnamed(listing) if reference not in used]
-        if rest:
-            ok([*ctr(node), "images", "rm", *rest], seconds=300)
+        for choose in (lambda listing: superseded(listing, repository), unnamed):
+            listing = run([*ctr(node), "images", "ls"], why=f"listing the images of {node.name}")
+            old = [reference for reference in choose(listing) if reference not in used]
+            if old:
+                ok([*ctr(node), "images", "rm", *old], seconds=300)

@@ -37,7 +37,8 @@ def wanted(cluster: bool = True, tests: bool = False, fitting: Iterable[str] = (
 
 
 def path_folders(fitting: dict[str, Path]) -> list[Path]:
-    """What goes first on PATH: the built modules' folders, without those that a person's own tools replace."""
+    """What goes first on PATH: the built modules' folders, without those that a person's own tools
+    replace."""
     replaced = {name for program in fitting for name in _NEEDED[program]} - {"kubernetes"}
     folders = [m.folder for m in MODULES if m.name not in replaced and m.built()]
     if "kubectl" in fitting and module("kubernetes").built():
@@ -59,8 +60,10 @@ def ensure(modules: list[Module]) -> None:
             return
         if shutil.which("go") is None:
             raise LocalError(
-                f"Go is not on PATH, with which {', '.join(m.name for m in missing)} would be built. Install Go "
-                "(1.26 or newer, or 1.21 and newer with leave to fetch its own successor), or put fitting pulumi, "
+                f"Go is not on PATH, with which {', '.join(m.name for m in missing)} would be built. "
+                "Install Go "
+                "(1.26 or newer, or 1.21 and newer with leave to fetch its own successor), or put fitting "
+                "pulumi, "
                 "helm (3.14 or newer) and kubectl on PATH and name a cluster with CLUSTER_KUBECONFIG."
             )
         need_space(cache(), _BUILD_GB * len(missing) / len(MODULES) + 1, "Building the tools")
@@ -93,8 +96,9 @@ def _build(one: Module, missing: list[Module], place: int, began: float) -> None
     logs = cache() / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"build-{one.name}.log"
-    # go may rewrite go.mod (it drops what one platform does not need): it works on a copy, the clone stays clean.
-    with whole_folder(one.folder) as draft, log.open("w") as stream:
+    # go may rewrite go.mod (it drops what one platform does not need): it works on a copy, the clone stays
+    # clean.
+    with whole_folder(one.folder) as draft:
         sources = draft / "src"
         shutil.copytree(one.sources, sources)
         for binary, package in one.programs.items():
@@ -110,7 +114,6 @@ def _build(one: Module, missing: list[Module], place: int, began: float) -> None
             _run(
                 [*command, package],
                 sources,
-                stream,
                 log,
                 f"{place} of {len(missing)}: {one.name}/{binary}",
                 began,
@@ -128,15 +131,16 @@ def _build(one: Module, missing: list[Module], place: int, began: float) -> None
         shutil.rmtree(sources)
 
 
-def _run(command: list[str], cwd: Path, stream: object, log: Path, what: str, began: float) -> None:
-    child = subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=go_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=stream,
-        stderr=subprocess.STDOUT,
-    )  # type: ignore[call-overload]
+def _run(command: list[str], cwd: Path, log: Path, what: str, began: float) -> None:
+    with log.open("w") as stream:
+        child = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=go_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+        )
     try:
         said = time.monotonic()
         while child.poll() is None:
@@ -154,7 +158,8 @@ def _run(command: list[str], cwd: Path, stream: object, log: Path, what: str, be
         raise LocalError(
             f"Building {what} failed with {child.returncode}; the end of {log}:\n"
             f"{tail(log.read_text(errors='replace'))}\n"
-            "Is the Go module proxy reachable (`go env GOPROXY`)? What was built stays; `make tools` goes on from there."
+            "Is the Go module proxy reachable (`go env GOPROXY`)? What was built stays; `make tools` goes "
+            "on from there."
         )
 
 

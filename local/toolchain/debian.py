@@ -50,12 +50,13 @@ def ensure() -> None:
     command = f"apt-get install {' '.join(wanted)}"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise LocalError(
-            f"These Debian packages are missing: {', '.join(wanted)}. Install them as root ({command}), or use a "
+            f"These Debian packages are missing: {', '.join(wanted)}. Install them as root ({command}), or "
+            "use a "
             "cluster of your own, which needs none of them: make demo CLUSTER_KUBECONFIG=FILE CONTEXT=NAME."
         )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
-    # The packages' own services (etcd, containerd) are not ours to run: a policy that forbids starts, only if the
-    # machine has none, and only meanwhile.
+    # The packages' own services (etcd, containerd) are not ours to run: a policy that forbids starts, only
+    # if the machine has none, and only meanwhile.
     policy = Path("/usr/sbin/policy-rc.d")
     own_policy = not policy.exists()
     with say.step(f"Debian packages: {' '.join(wanted)}"):

@@ -1,4 +1,5 @@
-"""The pinned Go tool modules of `local/tools/` and what each builds; pure apart from reading those folders."""
+"""The pinned Go tool modules of `local/tools/` and what each builds; pure apart from reading those
+folders."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _COMPONENT = "k8s.io/component-base/version"
 class Module:
     """One folder of `local/tools/`.
 
-    programs: binary → Go package. variables: Go variable → value, set at link time (the versions that tools print).
+    programs: binary → Go package. variables: Go variable → value, set at link time (the versions that tools
+    print).
     copies: name beside the binaries → (Go module of this go.mod or its replacement, version, path inside it).
     minutes: about what the build takes with a cold cache on two cores, for the first message only.
     """
@@ -39,7 +41,8 @@ class Module:
         return " ".join(["-s -w", *(f"-X {key}={value}" for key, value in sorted(self.variables.items()))])
 
     def digest(self) -> str:
-        """First 12 hex digits of the sha256 over the module's files and everything else that decides its binaries."""
+        """First 12 hex digits of the sha256 over the module's files and everything else that decides its
+        binaries."""
         total = hashlib.sha256()
         for file in sorted(p for p in self.sources.iterdir() if p.is_file()):
             data = file.read_bytes()
@@ -92,7 +95,8 @@ MODULES = (
         minutes=4,
     ),
     Module(
-        # The newest language host that is a plain module; with it goes the helper script of the engine's own version.
+        # The newest language host that is a plain module; with it goes the helper script of the engine's own
+        # version.
         "language",
         {"pulumi-language-python": f"{_SDK}/python/cmd/pulumi-language-python"},
         copies={

@@ -32,7 +32,11 @@ OWN = (
 def outside_path() -> str:
     """PATH without our own cache, so that a tool that we built is never taken for a person's."""
     ours = str(cache())
-    return os.pathsep.join(p for p in os.environ.get("PATH", "").split(os.pathsep) if not p.startswith(ours))
+    return os.pathsep.join(
+        p
+        for p in os.environ.get("PATH", "").split(os.pathsep)
+        if p != ours and not p.startswith(ours + os.sep)
+    )
 
 
 def found() -> dict[str, Path]:

@@ -1,4 +1,5 @@
-"""One emulated account: a folder with its description, the resources that live in it, and the faults to inject.
+"""One emulated account: a folder with its description, the resources that live in it, and the faults to
+inject.
 
 Several engine runs and stacks share an account at the same time, so the state is a SQLite file.
 """
@@ -57,7 +58,8 @@ class Account:
         Args:
             folder: made if it is not there.
             moto: address of the moto server, `http://127.0.0.1:<port>`.
-            cluster: `server` and `ca` (base64) that every emulated EKS cluster gives, and `tokenFile`, the file
+            cluster: `server` and `ca` (base64) that every emulated EKS cluster gives, and `tokenFile`, the
+            file
                 whose content `aws eks get-token` answers with.
         """
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +83,8 @@ class Account:
         with closing(sqlite3.connect(self.folder / "state.sqlite", timeout=60)) as database, database:
             yield database
 
-    # --- resources -------------------------------------------------------------------------------------------
+    # --- resources
+    # -------------------------------------------------------------------------------------------
 
     def put(self, record: Record) -> None:
         """Remember a resource, new or changed."""
@@ -114,7 +117,8 @@ class Account:
     def users_of(self, record: Record) -> list[Record]:
         """Living resources whose inputs name this one's id or ARN (or an id that came with it).
 
-        Tags are no reference, and a resource's own `name` is not one either. An id that a person chose (a role's
+        Tags are no reference, and a resource's own `name` is not one either. An id that a person chose (a
+        role's
         or a bucket's name) counts only where the field speaks of that kind of thing.
         """
         names = {record.id, record.outputs.get("arn"), *record.owned} - {None, ""}
@@ -136,7 +140,8 @@ class Account:
                 found.append(other)
         return found
 
-    # --- faults ----------------------------------------------------------------------------------------------
+    # --- faults
+    # ----------------------------------------------------------------------------------------------
 
     def fail(
         self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"

@@ -14,10 +14,9 @@ def _s3(cloud: Cloud) -> Any:
     return cloud.client("s3")
 
 
-@handles("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
+@handles("aws:s3/bucket:Bucket")
 class Bucket(Handler):
-    filled = ("requestPayer", "bucketNamespace", "policy", "versioning", "serverSideEncryptionConfiguration",
-              "grants", "objectLockEnabled")  # fmt: skip
+    filled = ("bucketNamespace", "policy", "versioning", "grants", "objectLockEnabled")
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         name = p["bucket"]
@@ -125,7 +124,8 @@ class PublicAccessBlock(BucketSetting):
 
 @handles("aws:s3/bucketPolicy:BucketPolicy")
 class BucketPolicy(BucketSetting):
-    """Kept by the generic model: moto is spoken to without TLS, and would hold a policy that demands it against us."""
+    """Kept by the generic model: moto is spoken to without TLS, and would hold a policy that demands it
+    against us."""
 
 
 @handles("aws:s3/bucketOwnershipControls:BucketOwnershipControls")

@@ -44,7 +44,8 @@ class Cloud:
 
 
 class Handler:
-    """How one type is made, read, changed and removed. The base class needs no cloud call: the generic model."""
+    """How one type is made, read, changed and removed. The base class needs no cloud call: the generic
+    model."""
 
     filled: ClassVar[tuple[str, ...]] = ()  # optional inputs that AWS fills in when a program leaves them out
     volatile: ClassVar[tuple[str, ...]] = ()  # outputs that every change of an input changes too

@@ -1,4 +1,5 @@
-"""`aws eks get-token` and `aws sts get-caller-identity` for an emulated account; every other call is refused."""
+"""`aws eks get-token` and `aws sts get-caller-identity` for an emulated account; every other call is
+refused."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ class SecurityGroup(Ec2Handler):
         description = p.get("description", "Managed by Pulumi")
         rid = self.ec2(cloud).create_security_group(Description=description, **wanted)["GroupId"]
         everything = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
-        # EC2 opens all egress in a new group; the provider closes it again, so that only what is said is open.
+        # EC2 opens all egress in a new group; the provider closes it again, so that only what is said is
+        # open.
         self.ec2(cloud).revoke_security_group_egress(GroupId=rid, IpPermissions=[everything])
         self._rules(cloud, rid, {}, p)
         outputs = {side: p.get(side) or [] for side, _ in self._sides} | {"description": description}
@@ -220,7 +221,7 @@ class PlacementGroup(Ec2Handler):
 @handles("aws:ec2/instance:Instance")
 class Instance(Ec2Handler):
     kind = "instance"
-    filled = ("availabilityZone", "privateIp", "subnetId", "vpcSecurityGroupIds", "securityGroups", "hostId",
+    filled = ("availabilityZone", "privateIp", "subnetId", "vpcSecurityGroupIds", "hostId",
               "cpuOptions", "enclaveOptions", "rootBlockDevice", "metadataOptions", "tenancy")  # fmt: skip
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:

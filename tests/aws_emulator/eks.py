@@ -1,6 +1,7 @@
 """EKS: cluster and node group by moto; add-ons, access and pod identity by rules that moto does not have.
 
-The rules are what a wrong order runs into on the real service: an add-on with pods of its own stays DEGRADED while
+The rules are what a wrong order runs into on the real service: an add-on with pods of its own stays
+DEGRADED while
 no node is there, a node never becomes Ready without the network add-on, a cluster's subnets lie in two zones.
 """
 

@@ -225,7 +225,9 @@ class Zone(Handler):
         route53 = cloud.client("route53")
         before, after = ({vpc["vpcId"] for vpc in p.get("vpcs") or []} for p in (old, new))
         for vpc in after - before:
-            route53.associate_vpc_with_hosted_zone(HostedZoneId=rid, VPC={"VPCId": vpc, "VPCRegion": cloud.region})
+            route53.associate_vpc_with_hosted_zone(
+                HostedZoneId=rid, VPC={"VPCId": vpc, "VPCRegion": cloud.region}
+            )
         for vpc in before - after:
             gone = {"VPCId": vpc, "VPCRegion": cloud.region}
             route53.disassociate_vpc_from_hosted_zone(HostedZoneId=rid, VPC=gone)
@@ -265,16 +267,23 @@ class Record(Handler):
         name = str(p["name"]).rstrip(".")
         return name if name.endswith(zone) else f"{name}.{zone}".lstrip(".")
 
-    def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        self._change(cloud, "UPSERT" if p.get("allowOverwrite") else "CREATE", p)
-        return f"{p['zoneId']}_{p['name']}_{p['type']}", {"fqdn": self._fqdn(cloud, p)}
-
-    def read(self, cloud: Cloud, rid: str, p: Props) -> Props | None:
+    def _find(self, cloud: Cloud, p: Props) -> list[Props]:
         name = self._fqdn(cloud, p)
         sets = cloud.client("route53").list_resource_record_sets(HostedZoneId=p["zoneId"])[
             "ResourceRecordSets"
         ]
-        found = [s for s in sets if s["Name"].rstrip(".") == name and s["Type"] == p["type"]]
+        return [s for s in sets if s["Name"].rstrip(".") == name and s["Type"] == p["type"]]
+
+    def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
+        if not p.get("allowOverwrite") and self._find(cloud, p):
+            raise AwsError(
+                f"InvalidChangeBatch: tried to create {p['name']} {p['type']} but it already exists"
+            )
+        self._change(cloud, "UPSERT", p)  # moto refuses to CREATE again what was once deleted
+        return f"{p['zoneId']}_{p['name']}_{p['type']}", {"fqdn": self._fqdn(cloud, p)}
+
+    def read(self, cloud: Cloud, rid: str, p: Props) -> Props | None:
+        found = self._find(cloud, p)
         if not found:
             return None
         values = [value["Value"] for value in found[0].get("ResourceRecords", [])]

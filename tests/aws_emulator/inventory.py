@@ -15,7 +15,8 @@ from .cloud import Cloud
 def left(account: Account, region: str) -> list[str]:
     """One line a thing that is still there: `kind id`. Empty means an empty account.
 
-    A KMS key whose deletion is scheduled, a deleted NAT gateway and a terminated instance count as gone, as on a
+    A KMS key whose deletion is scheduled, a deleted NAT gateway and a terminated instance count as gone, as
+    on a
     bill; the default VPC that every account has does not count.
     """
     cloud = Cloud(account, region)
@@ -29,7 +30,9 @@ def _moto(cloud: Cloud) -> Iterator[str]:
     ec2 = cloud.client("ec2")
     default = {vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if vpc["IsDefault"]}
 
-    def of(kind: str, call: Callable[[], dict[str, Any]], list_key: str, rid: str, **skip: Any) -> Iterator[str]:
+    def of(
+        kind: str, call: Callable[[], dict[str, Any]], list_key: str, rid: str, **skip: Any
+    ) -> Iterator[str]:
         for item in call()[list_key]:
             if item.get("VpcId") in default or any(item.get(key) in values for key, values in skip.items()):
                 continue
@@ -39,7 +42,9 @@ def _moto(cloud: Cloud) -> Iterator[str]:
     yield from of("subnet", ec2.describe_subnets, "Subnets", "SubnetId")
     yield from of("security-group", ec2.describe_security_groups, "SecurityGroups", "GroupId")
     yield from of("route-table", ec2.describe_route_tables, "RouteTables", "RouteTableId")
-    yield from of("network-interface", ec2.describe_network_interfaces, "NetworkInterfaces", "NetworkInterfaceId")
+    yield from of(
+        "network-interface", ec2.describe_network_interfaces, "NetworkInterfaces", "NetworkInterfaceId"
+    )
     yield from of("address", ec2.describe_addresses, "Addresses", "AllocationId")
     gone = ("deleted", "deleting")
     yield from of("nat-gateway", ec2.describe_nat_gateways, "NatGateways", "NatGatewayId", State=gone)

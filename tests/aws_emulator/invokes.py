@@ -108,7 +108,8 @@ def _parameter(cloud: Cloud, p: Props) -> Props:
 @function("aws:ec2/getAmi:getAmi")
 def _ami(cloud: Cloud, p: Props) -> Props:
     image = f"ami-{digest(json.dumps(p, sort_keys=True))}"
-    return {"id": image, "imageId": image, "name": "emulated", "rootDeviceName": "/dev/xvda", "architecture": "x86_64",
+    return {"id": image, "imageId": image, "name": "emulated", "rootDeviceName": "/dev/xvda",
+    "architecture": "x86_64",
             "arn": cloud.arn("ec2", f"image/{image}"), "state": "available"}  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""What every type shares: names and tags filled in, refusals, differences, outputs, and the life of a resource."""
+"""What every type shares: names and tags filled in, refusals, differences, outputs, and the life of a
+resource."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from .wire import UNKNOWN, Props, diff, has_unknown
 
 MODULES = (buckets, compute, eks, identity, network, storage)  # importing them fills HANDLERS
 
-# The input that the provider names by itself when a program does not: the logical name and seven random digits.
+# The input that the provider names by itself when a program does not: the logical name and seven random
+# digits.
 AUTONAMED = {
     "aws:s3/bucket:Bucket": "bucket",
     "aws:ec2/keyPair:KeyPair": "keyName",
@@ -61,7 +63,8 @@ class Model:
         self.account = account
         self.default_tags = default_tags
 
-    # --- before anything is made -------------------------------------------------------------------------------
+    # --- before anything is made
+    # -------------------------------------------------------------------------------
 
     def check(
         self, kind: str, name: str, old: Props, new: Props, seed: bytes
@@ -123,7 +126,8 @@ class Model:
                 given[name] = dict.fromkeys(parts, UNKNOWN) | given[name]
         return unknown | given
 
-    # --- the life of a resource --------------------------------------------------------------------------------
+    # --- the life of a resource
+    # --------------------------------------------------------------------------------
 
     def create(self, kind: str, urn: str, p: Props) -> tuple[str, Props]:
         """Make it and remember it."""
@@ -135,7 +139,8 @@ class Model:
         return rid, outputs
 
     def read(self, kind: str, urn: str, rid: str, known: Props) -> tuple[Props, Props] | None:
-        """Inputs and outputs as the cloud has them now; None when it is gone. Without `known` it is an import."""
+        """Inputs and outputs as the cloud has them now; None when it is gone. Without `known` it is an
+        import."""
         self.account.enter(kind, "read", urn)
         record = self.account.get(kind, rid)
         handler = HANDLERS.get(kind)
@@ -193,7 +198,8 @@ class Model:
                 raise
         self.account.drop(kind, rid)
 
-    # --- outputs -----------------------------------------------------------------------------------------------
+    # --- outputs
+    # -----------------------------------------------------------------------------------------------
 
     def _outputs(self, kind: str, inputs: Props) -> Props:
         shape = sdk.shape(kind)

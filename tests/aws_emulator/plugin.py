@@ -1,6 +1,7 @@
 """The plugin's process: Pulumi's provider protocol over gRPC, in front of `model.Model`.
 
-Started by the engine as `pulumi-resource-aws <engine address>`; prints its port and serves until it is told to stop.
+Started by the engine as `pulumi-resource-aws <engine address>`; prints its port and serves until it is told
+to stop.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
             context.abort(grpc.StatusCode.INTERNAL, f"emulator: {error!r}\n{traceback.format_exc()}")
         raise AssertionError("abort raises")
 
-    # --- the provider itself ----------------------------------------------------------------------------------
+    # --- the provider itself
+    # ----------------------------------------------------------------------------------
 
     def GetPluginInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         return plugin_pb2.PluginInfo(version=VERSION)
@@ -104,7 +106,8 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
         return empty_pb2.Empty()
 
-    # --- resources -----------------------------------------------------------------------------------------------
+    # --- resources
+    # -----------------------------------------------------------------------------------------------
 
     def Check(self, request: Any, context: Any) -> Any:  # noqa: N802
         kind, name = _kind_and_name(request.urn)

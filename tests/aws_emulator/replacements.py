@@ -1,7 +1,9 @@
 """Fields whose change means a new resource.
 
-Each row cites its document. `CFN` is the CloudFormation resource reference ("Update requires: Replacement" at the
-property named after the type); `TF` is the argument reference of the Terraform AWS provider ("Forces new resource"),
+Each row cites its document. `CFN` is the CloudFormation resource reference ("Update requires: Replacement"
+at the
+property named after the type); `TF` is the argument reference of the Terraform AWS provider ("Forces new
+resource"),
 for what CloudFormation does not have as a type or property of its own.
 """
 
@@ -104,12 +106,12 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("aws:s3/bucket:Bucket", "bucket bucketPrefix objectLockEnabled", CFN + "AWS::S3::Bucket BucketName"),
     (
         "aws:s3/bucketVersioning:BucketVersioning",
-        "bucket expectedBucketOwner",
+        "bucket",
         TF + "aws_s3_bucket_versioning",
     ),
     (
         "aws:s3/bucketServerSideEncryptionConfiguration:BucketServerSideEncryptionConfiguration",
-        "bucket expectedBucketOwner",
+        "bucket",
         TF + "aws_s3_bucket_server_side_encryption_configuration",
     ),
     (
@@ -125,7 +127,7 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration",
-        "bucket expectedBucketOwner",
+        "bucket",
         TF + "aws_s3_bucket_lifecycle_configuration",
     ),
     ("aws:s3/bucketObject:BucketObject", "bucket key", TF + "aws_s3_bucket_object bucket, key"),

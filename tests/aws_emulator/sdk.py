@@ -1,6 +1,7 @@
 """What a resource type takes and gives, read from the source of the installed `pulumi_aws` package.
 
-The package is not imported: `pulumi_aws.ec2` alone costs over a second, and the engine starts the plugin on every
+The package is not imported: `pulumi_aws.ec2` alone costs over a second, and the engine starts the plugin on
+every
 run. Only the constructor signatures of the few classes that a program uses are parsed.
 """
 

@@ -1,4 +1,5 @@
-"""What tests need around the emulator: a moto server, an account, and the real engine on a copy of a program."""
+"""What tests need around the emulator: a moto server, an account, and the real engine on a copy of a
+program."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def tool(name: str) -> Path:
     if found:
         return Path(found)
     built = sorted(
-        (path for path in cache().glob(f"*/*/{name}") if os.access(path, os.X_OK)), key=lambda p: p.stat().st_mtime
+        (path for path in cache().glob(f"*/*/{name}") if os.access(path, os.X_OK)),
+        key=lambda p: p.stat().st_mtime,
     )
     if not built:
         raise MissingToolError(f"{name} is neither on PATH nor built below {cache()}: `make tools` builds it")
@@ -54,7 +56,10 @@ def _executor() -> Path:
     found = shutil.which(_EXECUTOR)
     if found:
         return Path(found)
-    for pattern in (f"*/*/{_EXECUTOR}", f"build/gomod/github.com/pulumi/pulumi/sdk/v3@v3.259.0/python/cmd/{_EXECUTOR}"):
+    for pattern in (
+        f"*/*/{_EXECUTOR}",
+        f"build/gomod/github.com/pulumi/pulumi/sdk/v3@v3.259.0/python/cmd/{_EXECUTOR}",
+    ):
         for path in sorted(cache().glob(pattern)):
             return path
     raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {cache()}: `make tools` brings it")
@@ -112,7 +117,9 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
             time.sleep(0.1)
         else:
             return
-    raise RuntimeError(f"the moto server did not answer within 60 s:\n{log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(
+        f"the moto server did not answer within 60 s:\n{log.read_text(errors='replace')[-2000:]}"
+    )
 
 
 def reset(address: str) -> None:

@@ -22,7 +22,7 @@ from infra import stack
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     for _module in ("cloudwatch", "ec2", "ecr", "efs", "eks", "iam", "kms", "route53", "s3", "ssm", "vpc"):
-        dir(importlib.import_module(f"pulumi_aws.{_module}"))  # loads it: the SDK imports lazily
+        hasattr(importlib.import_module(f"pulumi_aws.{_module}"), "any")  # loads it: the SDK is lazy
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-west-2"
@@ -135,7 +135,7 @@ LOCAL = {
 
 
 def record(build: Callable[[], Any]) -> Recorder:
-    """Runs `build` in a mock engine to its end, failures of outputs included, and returns what it registered."""
+    """Runs `build` in a mock engine to its end, failing outputs included; returns what it registered."""
     recorder = Recorder()
     set_mocks(recorder, project="paddle-training", stack="dev", preview=False)
 

@@ -61,7 +61,7 @@ def test_everything_is_made_by_component_and_nothing_beside() -> None:
     assert components == {f"paddle:infra:{name}" for name in names}
 
 
-# --- network --------------------------------------------------------------------------------------------------
+# --- network ------------------------------------------------------------------------------------------------
 
 
 def test_names_of_the_file_system_resolve_in_the_network() -> None:
@@ -117,7 +117,9 @@ def test_an_existing_network_is_used_and_not_changed() -> None:
     made = aws_stack(network=EXISTING)
     assert not made.of("aws:ec2/vpc:Vpc")
     assert not made.of("aws:ec2/subnet:Subnet")
-    assert set(made.one("Cluster", "cluster").inputs["vpcConfig"]["subnetIds"]) == set(EXISTING["subnetIds"])
+    assert set(made.one("aws:eks/cluster:Cluster").inputs["vpcConfig"]["subnetIds"]) == set(
+        EXISTING["subnetIds"]
+    )
     targets = {args.inputs["subnetId"] for args in made.of("MountTarget")}
     assert targets == {"subnet-0a", "subnet-0b"}, "EFS takes one mount target a zone"
 
@@ -144,7 +146,7 @@ def test_more_zones_than_the_region_has_are_refused(monkeypatch: pytest.MonkeyPa
         aws_stack()
 
 
-# --- key and what it encrypts ---------------------------------------------------------------------------------
+# --- key and what it encrypts -------------------------------------------------------------------------------
 
 
 def _encrypted(made: Recorder) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def test_a_given_key_is_used_everywhere_and_never_owned() -> None:
     assert set(_encrypted(made).values()) == {arn}
 
 
-# --- cluster --------------------------------------------------------------------------------------------------
+# --- cluster ------------------------------------------------------------------------------------------------
 
 
 def test_the_control_plane_admits_listed_principals_only_and_ends_with_standard_support() -> None:
@@ -258,7 +260,7 @@ def test_the_startup_taint_is_there_with_efs_csi_only() -> None:
     ]
 
 
-# --- nodes ----------------------------------------------------------------------------------------------------
+# --- nodes --------------------------------------------------------------------------------------------------
 
 
 def test_nodes_take_imdsv2_with_one_hop_from_an_own_launch_template() -> None:
@@ -296,7 +298,7 @@ def test_a_key_pair_and_a_placement_group_reach_the_launch_template() -> None:
     assert "keyName" not in default().one("LaunchTemplate").inputs
 
 
-# --- compute off ----------------------------------------------------------------------------------------------
+# --- compute off --------------------------------------------------------------------------------------------
 
 PAID_BY_THE_HOUR = (
     "natGateway:NatGateway",
@@ -334,7 +336,7 @@ def test_compute_on_again_mounts_the_same_file_system() -> None:
         assert on == off, kind
 
 
-# --- storage, dns, bucket, registry, bastion ------------------------------------------------------------------
+# --- storage, dns, bucket, registry, bastion ----------------------------------------------------------------
 
 
 def test_nfs_is_open_to_the_nodes_group_and_to_nobody_else() -> None:
@@ -437,7 +439,7 @@ def test_the_bastion_opens_no_port_and_mounts_with_the_tutorials_options() -> No
     assert not default().of("Instance"), "it is made only when asked for"
 
 
-# --- roles and tags -------------------------------------------------------------------------------------------
+# --- roles and tags -----------------------------------------------------------------------------------------
 
 
 def test_every_role_has_the_path_and_the_boundary_that_were_asked_for() -> None:
@@ -451,7 +453,7 @@ def test_every_role_has_the_path_and_the_boundary_that_were_asked_for() -> None:
 
 def test_every_role_is_used() -> None:
     made = everything()
-    texts = json.dumps([args.inputs for args in made.resources if args.typ != "aws:iam/role:Role"])
+    texts = str([args.inputs for args in made.resources if args.typ != "aws:iam/role:Role"])
     for role in made.of("aws:iam/role:Role"):
         by_arn, by_profile = f"arn:aws:mock:::{role.name}", made.of("InstanceProfile")
         assert by_arn in texts or role.name in [p.inputs["role"] for p in by_profile], role.name
@@ -491,7 +493,7 @@ def test_every_name_carries_project_and_stack() -> None:
             assert args.name.startswith("paddle-training-dev"), args.name
 
 
-# --- image, values, uploads -----------------------------------------------------------------------------------
+# --- image, values, uploads ---------------------------------------------------------------------------------
 
 
 def test_without_an_image_everything_but_the_release_is_made() -> None:
@@ -536,7 +538,7 @@ def test_an_upload_that_is_not_there_is_refused_before_any_resource() -> None:
         aws_stack(artifacts={"uploads": {"sources/x": "nowhere.csv"}})
 
 
-# --- the deployer's policy ------------------------------------------------------------------------------------
+# --- the deployer's policy ----------------------------------------------------------------------------------
 
 
 def test_the_deployers_policy_covers_the_resource_types_in_use_and_no_others() -> None:

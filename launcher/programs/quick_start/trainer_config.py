@@ -4,7 +4,7 @@ import paddle
 from texts import COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
 
 LABEL = "label"
-OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.01}
+OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.03}
 
 
 def network(inputs, job):

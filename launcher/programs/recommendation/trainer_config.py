@@ -14,7 +14,7 @@ COLUMNS = ("user_id", "item_id", "rating")
 LABEL = "rating"
 TABLES = ("ml-100k.user", "ml-100k.item")
 LOWEST, HIGHEST = 1, 5
-OPTIONS = {"factors": 8, "features": 14, "learning_rate": 0.005, "penalty": 0.0, "mean": 3.53}
+OPTIONS = {"factors": 8, "features": 14, "learning_rate": 0.005, "penalty": 0.02, "mean": 3.53}
 
 
 def prepare(job: Job) -> dict:

@@ -10,7 +10,9 @@ name = f"sample-{pulumi.get_stack()}"
 trust = json.dumps(
     {
         "Version": "2012-10-17",
-        "Statement": [{"Effect": "Allow", "Principal": {"Service": "eks.amazonaws.com"}, "Action": "sts:AssumeRole"}],
+        "Statement": [
+            {"Effect": "Allow", "Principal": {"Service": "eks.amazonaws.com"}, "Action": "sts:AssumeRole"}
+        ],
     }
 )
 zones = aws.get_availability_zones(state="available").names[:2]
@@ -82,7 +84,10 @@ template = aws.ec2.LaunchTemplate(
     update_default_version=True,
     metadata_options={"http_tokens": "required", "http_put_response_hop_limit": 1},
     block_device_mappings=[
-        {"device_name": "/dev/xvda", "ebs": {"volume_size": config.get_int("disk") or 50, "encrypted": "true"}}
+        {
+            "device_name": "/dev/xvda",
+            "ebs": {"volume_size": config.get_int("disk") or 50, "encrypted": "true"},
+        }
     ],
 )
 nodes = aws.eks.NodeGroup(
@@ -96,7 +101,10 @@ nodes = aws.eks.NodeGroup(
     opts=pulumi.ResourceOptions(depends_on=[cni]),
 )
 coredns = aws.eks.Addon(
-    "coredns", cluster_name=cluster.name, addon_name="coredns", opts=pulumi.ResourceOptions(depends_on=[nodes])
+    "coredns",
+    cluster_name=cluster.name,
+    addon_name="coredns",
+    opts=pulumi.ResourceOptions(depends_on=[nodes]),
 )
 aws.eks.PodIdentityAssociation(
     "pods", cluster_name=cluster.name, namespace="paddle", service_account="training", role_arn=role.arn
@@ -104,7 +112,9 @@ aws.eks.PodIdentityAssociation(
 
 files = aws.efs.FileSystem("files", encrypted=True, kms_key_id=key.arn, throughput_mode="elastic")
 for i, subnet in enumerate(subnets):
-    aws.efs.MountTarget(f"mount-{i}", file_system_id=files.id, subnet_id=subnet.id, security_groups=[group.id])
+    aws.efs.MountTarget(
+        f"mount-{i}", file_system_id=files.id, subnet_id=subnet.id, security_groups=[group.id]
+    )
 aws.efs.AccessPoint(
     "access", file_system_id=files.id, posix_user={"uid": 10001, "gid": 10001}, root_directory={"path": "/"}
 )
@@ -115,14 +125,19 @@ aws.route53.Record("efs-name", zone_id=zone.zone_id, name=f"efs.{name}.internal"
                    records=[files.dns_name])  # fmt: skip
 
 bucket = aws.s3.Bucket("data", force_destroy=True)
-versioning = aws.s3.BucketVersioning(
-    "data", bucket=bucket.id, versioning_configuration={"status": "Enabled"}
-)
+versioning = aws.s3.BucketVersioning("data", bucket=bucket.id, versioning_configuration={"status": "Enabled"})
 aws.s3.BucketPublicAccessBlock("data", bucket=bucket.id, block_public_acls=True, block_public_policy=True)
 aws.s3.BucketServerSideEncryptionConfiguration(
     "data",
     bucket=bucket.id,
-    rules=[{"apply_server_side_encryption_by_default": {"sse_algorithm": "aws:kms", "kms_master_key_id": key.arn}}],
+    rules=[
+        {
+            "apply_server_side_encryption_by_default": {
+                "sse_algorithm": "aws:kms",
+                "kms_master_key_id": key.arn,
+            }
+        }
+    ],
 )
 aws.s3.BucketObjectv2("rows", bucket=bucket.id, key="data/rows.csv", content="a,b\n")
 images = aws.ecr.Repository("images", image_tag_mutability="IMMUTABLE", force_delete=True)

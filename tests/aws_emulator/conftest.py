@@ -1,0 +1,35 @@
+"""One moto server for all tests below this folder's parent that ask for it; an empty account for each
+test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.aws_emulator import workbench
+from tests.aws_emulator.account import Account
+from tests.aws_emulator.model import Model
+
+
+@pytest.fixture(scope="session")
+def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a moto server."""
+    with workbench.moto_server(tmp_path_factory.mktemp("moto") / "moto.log") as address:
+        yield address
+
+
+@pytest.fixture
+def account(moto: str, tmp_path: Path) -> Account:
+    """An empty account whose clusters have a token."""
+    workbench.reset(moto)
+    (tmp_path / "token").write_text("let-me-in\n", encoding="utf-8")
+    cluster = {"server": "https://127.0.0.1:6443", "ca": "Q0E=", "tokenFile": str(tmp_path / "token")}
+    return Account.create(tmp_path / "account", moto=moto, cluster=cluster)
+
+
+@pytest.fixture
+def model(account: Account) -> Model:
+    """A configured provider with one default tag."""
+    return Model(account, workbench.REGION, {"Project": "emulated"})

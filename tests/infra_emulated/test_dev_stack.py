@@ -1,0 +1,169 @@
+"""Stack `dev` against the emulated AWS, by the real engine: what a person sees from the first preview to
+the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import boto3
+import pytest
+
+from tests.aws_emulator import inventory
+from tests.aws_emulator.account import Account
+from tests.aws_emulator.workbench import REGION, Engine
+
+CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
+VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
+KEY, REGISTRY, NAT = "aws:kms/key:Key", "aws:ecr/repository:Repository", "aws:ec2/natGateway:NatGateway"
+RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+KEPT_WITHOUT_COMPUTE = (VPC, FILES, BUCKET, KEY, REGISTRY)
+# The engine's own overhead is a few seconds a run; a busy machine takes several times that.
+pytestmark = pytest.mark.timeout(900)
+
+Make = Callable[..., Engine]
+
+
+def _ids(account: Account, *kinds: str) -> set[str]:
+    return {record.id for record in account.all() if record.type in kinds}
+
+
+def _order(account: Account, operation: str) -> list[str]:
+    """Short names of EKS things in the order of their calls: `cluster`, `nodes`, or the add-on's name."""
+    labels = {CLUSTER: "cluster", NODES: "nodes"}
+    asked = [
+        (kind, urn) for op, kind, urn in account.history() if op == operation and kind in (*labels, ADDON)
+    ]
+    return [labels.get(kind) or urn.rpartition("::")[2].partition("-dev-")[2] for kind, urn in asked]
+
+
+def _before(order: list[str], first: str, *later: str) -> None:
+    for name in later:
+        assert order.index(first) < order.index(name), f"{first} must come before {name}: {order}"
+
+
+def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Make, account: Account) -> None:
+    engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1")
+
+    planned = engine.preview()
+    assert planned.code == 0, planned.text
+    assert set(planned.ops) == {"create"}
+    assert account.all() == []
+
+    account.fail(NODES, "create", message="NodeCreationFailure: injected")
+    broken = engine.up()
+    assert broken.code != 0
+    assert "NodeCreationFailure: injected" in broken.text
+    made = _ids(account, VPC, CLUSTER, FILES)
+    mended = engine.up()
+    assert mended.code == 0, mended.text
+    assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must go on, not begin again"
+    order = _order(account, "create")
+    _before(order, "cluster", "vpc-cni", "kube-proxy", "eks-pod-identity-agent")
+    _before(order, "vpc-cni", "nodes")
+    _before(order, "nodes", "coredns", "aws-efs-csi-driver")
+
+    again = engine.up("--expect-no-changes")
+    assert again.code == 0, again.text
+    refreshed = engine.refresh("--expect-no-changes")
+    assert refreshed.code == 0, refreshed.text
+
+    engine.config("paddle-training:nodes.desired=3")
+    scaled = engine.preview()
+    assert [(s.op, s.type, s.diff) for s in scaled.steps] == [
+        ("update", NODES, {"scalingConfig.desiredSize": "update"})
+    ], scaled.text
+    assert engine.up().code == 0
+
+    engine.config("paddle-training:network.vpcCidr=10.9.0.0/16")
+    moved = engine.preview()
+    assert moved.code == 0, moved.text
+    assert "replace" in {step.op for step in moved.of(VPC)}
+    engine.config("paddle-training:network.vpcCidr=10.0.0.0/16")
+
+    _open_to_the_world(account)
+    _rename(account)
+    drifted = engine.preview("--refresh")
+    assert {(s.op, s.type) for s in drifted.steps if s.op in ("update", "create")} == {
+        ("update", VPC),
+        ("create", RULE),
+    }, drifted.text
+    assert engine.up("--refresh").code == 0
+
+    kept = _ids(account, *KEPT_WITHOUT_COMPUTE)
+    engine.config("paddle-training:compute=off")
+    off = engine.up()
+    assert off.code == 0, off.text
+    assert _ids(account, CLUSTER, NODES, NAT, ADDON) == set()
+    assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept
+    engine.config("paddle-training:compute=on")
+    on = engine.up()
+    assert on.code == 0, on.text
+    assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept, "the same file system must come back"
+    assert _ids(account, CLUSTER, NODES)
+
+    account.fail(CLUSTER, "delete", message="ResourceInUseException: injected")
+    seen = len(account.history())
+    assert "ResourceInUseException: injected" in engine.destroy().text
+    gone = engine.destroy()
+    assert gone.code == 0, gone.text
+    assert inventory.left(account, REGION) == []
+    order = [name for name in _order(account, "delete")[-20:] if seen]
+    _before(order[-order[::-1].index("nodes") - 3 :], "coredns", "nodes")
+    _before(order[::-1], "cluster", "nodes", "vpc-cni")
+
+
+def _open_to_the_world(account: Account) -> None:
+    """Somebody removed the rule by which the nodes reach the file system."""
+    rule = next(record for record in account.all(RULE) if "efs" in record.urn)
+    group = rule.inputs["securityGroupId"]
+    ec2 = _ec2(account)
+    found = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
+    ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=found)
+
+
+def _rename(account: Account) -> None:
+    """Somebody changed a tag."""
+    _ec2(account).create_tags(Resources=[account.all(VPC)[0].id], Tags=[{"Key": "Name", "Value": "by hand"}])
+
+
+def _ec2(account: Account):  # noqa: ANN202 - boto3's clients have no static type here
+    return boto3.client(
+        "ec2", region_name=REGION, endpoint_url=account.moto, aws_access_key_id="x", aws_secret_access_key="x"
+    )
+
+
+def test_two_stacks_in_one_account_and_what_destroy_keeps(dev_stack: Make, account: Account) -> None:
+    protected = dev_stack("dev")
+    other = dev_stack("two", "storage.protect=false")
+    for engine in (protected, other):
+        made = engine.up()
+        assert made.code == 0, made.text
+    names = [record.id for record in account.all(CLUSTER)]
+    assert len(names) == len(set(names)) == 2
+
+    gone = other.destroy()
+    assert gone.code == 0, gone.text
+    assert not [record.urn for record in account.all() if ":two::" in record.urn]
+    untouched = protected.up("--refresh", "--expect-no-changes")
+    assert untouched.code == 0, untouched.text
+
+    kept = protected.outputs()["kept"]
+    ended = protected.destroy()
+    assert ended.code == 0, ended.text
+    left = {record.type for record in account.all()}
+    assert {FILES, BUCKET, REGISTRY, KEY} <= left
+    assert not left & {CLUSTER, NODES, VPC, NAT, ADDON}
+    assert _ids(account, FILES) == {kept["fileSystem"]}
+    assert _ids(account, BUCKET) == {kept["bucket"]}
+
+
+def test_every_taggable_resource_carries_project_stack_and_a_name(dev_stack: Make, account: Account) -> None:
+    engine = dev_stack("dev")
+    assert engine.up().code == 0
+    for record in account.all():
+        tags = record.outputs.get("tagsAll")
+        if tags is not None:
+            assert (tags.get("Project"), tags.get("Stack")) == ("paddle-training", "dev"), (
+                f"{record.urn}: {tags}"
+            )
+            assert tags.get("Name"), record.urn

