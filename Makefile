@@ -5,14 +5,15 @@ NODES ?= 3
 CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
 IMAGE ?=
+STACK ?= dev
+BASE ?= python:3.11-slim-bookworm
 
 LOCAL = $(PYTHON) local/bootstrap.py
-# Looked up when a recipe runs, so that `make help` installs nothing.
-ENVIRONMENT = $$($(LOCAL))
-RUN = env="$(ENVIRONMENT)" && PYTHONPATH=. PATH="$$env/bin:$$PATH" "$$env/bin/python"
+# Looked up when a recipe runs, so that `make help` installs nothing. `path` puts environment and tools first.
+RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo status down env test bench lint fmt docs
+.PHONY: help venv tools cluster image sources push demo status down env test bench lint fmt docs
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -29,8 +30,11 @@ cluster: ## a Kubernetes of NODES=1..5 nodes on this machine
 image: ## the launcher image, in every node of the cluster
 	@$(LOCAL) image
 
-sources: ## the examples' data, on the shared storage
-	@$(LOCAL) sources
+sources: ## the examples' data into the folder sources/, for the uploads of a stack of target aws
+	@$(LOCAL) sources --to sources
+
+push: ## the launcher image to the registry of STACK=dev; BASE= names another base image
+	@$(LOCAL) push --stack "$(STACK)" --base "$(BASE)"
 
 demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
@@ -47,7 +51,7 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
 test: tools ## every test
 	@$(RUN) tests/run.py
 
-bench: venv ## side-by-side measurements
+bench: tools ## side-by-side measurements
 	@$(RUN) -m benchmarks
 
 lint: venv ## ruff and mypy
@@ -57,4 +61,4 @@ fmt: venv ## format and sort
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
 
 docs: tools ## the chart's README from its values
-	@eval "$$($(LOCAL) env)" && helm-docs --chart-search-root charts
+	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file

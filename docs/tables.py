@@ -1,7 +1,7 @@
 """Writes the README's tables of settings from their sources: `Pulumi.yaml` and the chart's schema.
 
-    python docs/tables.py           rewrites README.md
-    python docs/tables.py --check   exits 1 if it would change
+python docs/tables.py           rewrites README.md
+python docs/tables.py --check   exits 1 if it would change
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def generate(text: str) -> str:
     """The README with its tables made anew."""
     project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
     schema = json.loads((ROOT / "charts/paddle-training/values.schema.json").read_text())
-    text = replaced(text, "stack settings", table(("setting", "what it does", "default"), stack_rows(project)))
+    text = replaced(
+        text, "stack settings", table(("setting", "what it does", "default"), stack_rows(project))
+    )
     return replaced(text, "chart values", table(("value", "what it does", "default"), value_rows(schema)))
 
 

@@ -7,17 +7,19 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from local import data, say, stack
 from local import demo as steps
+from local import push as pushing
 from local.cluster import lifecycle
 from local.cluster.plan import nodes as plan
 from local.errors import LocalError
 from local.images import launcher
-from local.paths import CLONE, CONTEXT, KUBECONFIG
+from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
 from local.toolchain import build, debian
 
 app = typer.Typer(
@@ -100,10 +102,23 @@ def image() -> None:
 
 
 @app.command()
-def sources() -> None:
-    """Fetch the examples' data onto the shared storage."""
-    data.ensure()
-    say.done("the examples' data is there")
+def push(
+    stack_name: Annotated[str, typer.Option("--stack", help="A stack of target aws that is up.")] = "dev",
+    base: Annotated[str, typer.Option(help="Base image with Python 3.11.")] = pushing.PUBLIC_BASE,
+) -> None:
+    """Build the launcher image, push it to the stack's registry, and set the stack's image to its digest."""
+    say.done(pushing.push(stack_name, base))
+
+
+@app.command()
+def sources(
+    to: Annotated[
+        Path, typer.Option(help="Folder, by default sources/ of the stack local's storage.")
+    ] = SOURCES,
+) -> None:
+    """Fetch the examples' data."""
+    data.ensure(to)
+    say.done(f"the examples' data is in {to}")
 
 
 @app.command()
@@ -128,6 +143,12 @@ def env() -> None:
     stack.refresh()
     for key, value in stack.environment().items():
         typer.echo(f"export {key}={shlex.quote(value)}")
+
+
+@app.command()
+def path() -> None:
+    """Print PATH with the tools and the Python environment first, and nothing else: what tests run with."""
+    typer.echo(stack.environment()["PATH"])
 
 
 def main() -> None:

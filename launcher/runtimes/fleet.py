@@ -23,7 +23,14 @@ from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.settings import TrainSettings
 from launcher.worker import outputs
 
-PADDLE_OWN = ("PADDLE_PS", "PADDLE_TRAINER", "PADDLE_GLOO", "PADDLE_WITH_GLOO", "PADDLE_PORT", "TRAINING_ROLE")
+PADDLE_OWN = (
+    "PADDLE_PS",
+    "PADDLE_TRAINER",
+    "PADDLE_GLOO",
+    "PADDLE_WITH_GLOO",
+    "PADDLE_PORT",
+    "TRAINING_ROLE",
+)
 """Variables of Paddle's contract: what a pod's environment says of them must not leak in."""
 THREADS = {
     # One compute thread a call: trainerCount is what sets a trainer's threads.
@@ -94,6 +101,7 @@ class FleetRuntime:
             "TRAINING_ROLE": "TRAINER",
             "PADDLE_TRAINER_ID": str(gang.rank),
             "PADDLE_PORT": str(gang.settings.sparse_ports[0]),
+            "GLOG_minloglevel": "1",  # Paddle's notes on every flush would tear the lines of dots
         }
         return ProcessSpec(
             name="trainer",

@@ -1,10 +1,11 @@
-"""`python -m launcher.worker`: one pserver or one trainer, as the environment says. See launcher/runtimes/fleet.py."""
+"""`python -m launcher.worker`: one pserver or one trainer, as launcher/runtimes/fleet.py starts it."""
 
 from __future__ import annotations
 
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
 from launcher.layout import Work
@@ -15,7 +16,11 @@ from launcher.worker.settings import WorkerSettings
 
 def pserver(settings: WorkerSettings) -> None:
     """Serves until trainer 0 is done. The job's first pserver also keeps the trainers' meeting place."""
-    meeting = store.start(settings.store_host, settings.store_port) if (settings.rank, settings.server) == (0, 0) else None
+    meeting = (
+        store.start(settings.store_host, settings.store_port)
+        if (settings.rank, settings.server) == (0, 0)
+        else None
+    )
     try:
         from launcher.worker import program, session
 
@@ -44,13 +49,17 @@ def trainer(settings: WorkerSettings) -> None:
 ROLES = {"PSERVER": pserver, "TRAINER": trainer}
 
 
+def _role() -> Callable[[WorkerSettings], None]:
+    name = os.environ.get("TRAINING_ROLE", "")
+    if name not in ROLES:
+        raise SettingsError(f"TRAINING_ROLE is {name!r}, but must be PSERVER or TRAINER")
+    return ROLES[name]
+
+
 def main() -> int:
     """Runs the role that Paddle's TRAINING_ROLE names; returns the exit code (launcher/errors.py)."""
     try:
-        role = os.environ.get("TRAINING_ROLE", "")
-        if role not in ROLES:
-            raise SettingsError(f"TRAINING_ROLE is {role!r}, but must be PSERVER or TRAINER")
-        ROLES[role](WorkerSettings.from_environ())
+        _role()(WorkerSettings.from_environ())
     except LauncherError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)  # noqa: T201 (the process' log is its only voice)
         return error.exit_code
@@ -64,4 +73,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Paddle's threads do not end by themselves, and its teardown turns an exception into SIGSEGV
+    os._exit(
+        code
+    )  # Paddle's threads do not end by themselves, and its teardown turns an exception into SIGSEGV

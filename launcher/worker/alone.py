@@ -2,7 +2,7 @@
 
     python -m launcher.worker.alone PROGRAM.py DATA_DIR --passes 6 --batch-size 256
 
-DATA_DIR holds train.txt, test.txt and tables/, as a staged shard does. One line of JSON a pass goes to stdout.
+DATA_DIR holds train.txt, test.txt and tables/, as a staged shard does. Each pass prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from launcher.worker import samples
 from launcher.worker.network import build
 
 
-def train(config: Path, data: Path, passes: int, batch_size: int, options: tuple[str, ...]) -> Iterator[dict[str, float]]:
+def train(
+    config: Path, data: Path, passes: int, batch_size: int, options: tuple[str, ...]
+) -> Iterator[dict[str, float]]:
     """Yields {"pass", "loss", metric…} after each pass. Raises what loading and parsing raise."""
     program = programs.load(config, data / "tables", options)
     rows, test = (samples.read(data / name, program) for name in ("train.txt", "test.txt"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,13 +25,20 @@ class Progress:
         self._clock = clock
         self._written = float("-inf")
         self._values: dict[str, object] = {
-            "pass": 0, "batch": 0, "batches": 0, "samples_per_second": 0.0, "loss": None, "state": "starting",
+            "pass": 0,
+            "batch": 0,
+            "batches": 0,
+            "samples_per_second": 0.0,
+            "loss": None,
+            "state": "starting",
         }
 
     def set(self, **values: object) -> None:
         """Takes new values and writes them if it is time. JSON knows no NaN: it becomes null."""
         changed = values.get("state", self._values["state"]) != self._values["state"]
-        self._values.update({k: None if v != v else v for k, v in values.items()})
+        self._values.update(
+            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
+        )
         if changed or self._clock() - self._written >= LEAST_SECONDS:
             self.write()
 
@@ -50,10 +58,11 @@ class Log:
         self._began = time.monotonic()
 
     def batch(self, number: int, batch: int, samples: int, average: float, current: float) -> None:
-        """`batch` counts from 1 within the pass; `samples` and `average` (loss) are those of the pass so far."""
+        """`batch` counts from 1 in the pass; `samples` and `average` (loss) are of the pass so far."""
         if batch % self.log_period == 0:
             self.line(
-                f"Pass={number} Batch={batch} samples={samples} AvgCost={average:.6g} CurrentCost={current:.6g}"
+                f"Pass={number} Batch={batch} samples={samples} "
+                f"AvgCost={average:.6g} CurrentCost={current:.6g}"
             )
         elif batch % self.dot_period == 0:
             sys.stdout.write(".")
@@ -93,7 +102,7 @@ def add_metrics(
 
 
 def _rows(path: Path, header: list[str], again: tuple[str, str]) -> list[list[str]]:
-    """The rows that are there, without those of the same pass and attempt: a second start writes them anew."""
+    """The rows that are there, but those of the same pass and attempt: a second start writes them anew."""
     if not path.is_file():
         return []
     rows = list(csv.reader(io.StringIO(path.read_text("utf-8"))))

@@ -31,7 +31,7 @@ MARGIN_BYTES = 1 << 20  # room for names, lists and logs beside what is saved
 
 
 class Save:
-    """One pass being saved. Trainer 0 calls begin, then everybody writes its part, then trainer 0 calls end."""
+    """One pass being saved: trainer 0 calls begin, all write their parts, trainer 0 calls end."""
 
     def __init__(self, output_dir: Path, number: int) -> None:
         self.final = Output(output_dir).pass_dir(number)
@@ -52,9 +52,9 @@ class Save:
         free = files.free_bytes(self.final)
         if free < least_bytes + MARGIN_BYTES:
             raise StorageError(
-                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, but it "
-                f"takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in runs/), then start "
-                "the run again: it goes on from the last whole pass."
+                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, "
+                f"but it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in runs/), "
+                "then start the run again: it goes on from the last whole pass."
             )
 
     def arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> None:
@@ -91,8 +91,8 @@ class Save:
                 what = f"part {torn.name} is torn" if torn else "no part is there"
                 self._need(self._bytes())
                 raise GangError(
-                    f"pass {self.number} was not saved whole: of table {table}, server {server}, {what} in {folder}. "
-                    "The pass is not marked done; see the servers' logs in node_<i>/server*.log."
+                    f"pass {self.number} was not saved whole: of table {table}, server {server}, {what} in "
+                    f"{folder}. The pass is not marked done; see the servers' logs in node_<i>/server*.log."
                 )
 
     def _bytes(self) -> int:

@@ -47,8 +47,8 @@ class Job:
     def embedding(self, ids: Any, rows: int, width: int, name: str, spread: float = 0.01) -> Any:
         """Looks ids up in a table that lives on the parameter servers.
 
-        `ids`: an `Ids` input, shape [batch, length]. Returns [batch, length, width]. Rows begin uniform within
-        ±`spread`; a row that no sample ever touched counts as zero. All ids must be below `rows`.
+        `ids`: an `Ids` input, shape [batch, length]. Returns [batch, length, width]. Rows begin uniform
+        within ±`spread`. All ids must be below `rows`.
         """
         if self.embed is None:
             raise RuntimeError("embedding() can only be called from network()")
@@ -56,7 +56,7 @@ class Job:
 
 
 def bucket(text: str, buckets: int) -> int:
-    """A stable number in 1..buckets-1 for a word: 0 is left for filling up. The same on every rank and run."""
+    """A number in 1..buckets-1 for a word, the same on every rank and run. 0 is left for filling up."""
     return zlib.crc32(text.encode()) % (buckets - 1) + 1
 
 

@@ -38,7 +38,9 @@ class Loop:
             samples.check_labels(rows, str(path), self.program)
             found.append(rows)
         train, test = found
-        self.log.line(f"read {train.rows} rows to train with ({train.skipped} skipped), {test.rows} to test with")
+        self.log.line(
+            f"read {train.rows} rows to train with ({train.skipped} skipped), {test.rows} to test with"
+        )
         return train, test
 
     def run(self) -> None:
@@ -47,10 +49,18 @@ class Loop:
         self._join()
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
-        self.log.line(f"training begins at pass {self.start}: {self.steps} batches a pass")
+        self.log.line(
+            f"training begins at pass {self.start}: {self.steps} batches a pass, "
+            f"{self.settings.trainer_count} thread(s) a trainer"
+        )
         for number in range(self.start, self.settings.passes):
             self._pass(number)
-        if not outputs.model_whole(Output(self.settings.output_dir).model) or self.start < self.settings.passes:
+        if self.start >= self.settings.passes:
+            trainer.settle(last=True)  # an earlier start saved the last pass, but not the model
+        if (
+            not outputs.model_whole(Output(self.settings.output_dir).model)
+            or self.start < self.settings.passes
+        ):
             self._export()
         self.progress.set(state="done")
         trainer.leave()
@@ -84,8 +94,8 @@ class Loop:
             loss = trainer.step(self.train.take(rows))
             if not np.isfinite(loss):
                 raise LauncherError(
-                    f"the loss is {loss} at pass {number}, batch {batch}: training diverged. Lower the learning rate "
-                    "(training.extraArgs, --learning_rate=…)."
+                    f"the loss is {loss} at pass {number}, batch {batch}: training diverged. "
+                    "Lower the learning rate (training.extraArgs, --learning_rate=…)."
                 )
             total += loss * len(rows)
             samples_seen += len(rows)
@@ -142,7 +152,9 @@ class Loop:
 
     def _least_bytes(self, number: int) -> int:
         """What this save takes at least: as much as the last one, else the dense parameters."""
-        before = outputs.pass_bytes(Output(self.settings.output_dir).pass_dir(number - self.settings.saving_period))
+        before = outputs.pass_bytes(
+            Output(self.settings.output_dir).pass_dir(number - self.settings.saving_period)
+        )
         return before or checkpoint.bytes_of(list(self.trainer.parameters().values()))
 
     @property
@@ -155,7 +167,9 @@ class Loop:
             began = time.monotonic()
             values = self.trainer.parameters() | self.trainer.tables()
             folder = Output(self.settings.output_dir).model
-            result = model.export(folder, self.program, self._config, values, self.settings.data_dir / "test.txt")
+            result = model.export(
+                folder, self.program, self._config, values, self.settings.data_dir / "test.txt"
+            )
             if not result:
                 raise DataError(f"metrics() of the program {self.program.path} gave nothing")
             shown = " ".join(f"{name}={value:.4f}" for name, value in result.items())

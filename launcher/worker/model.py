@@ -91,10 +91,14 @@ def score_apart(folder: Path, test_file: Path) -> dict[str, float]:
     """`score` in a fresh process that knows of no server."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))}
     command = [sys.executable, "-m", "launcher.worker.model", "score", str(folder), str(test_file)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=SCORE_SECONDS, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=SCORE_SECONDS, check=False
+    )
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
-        raise DataError(f"the model in {folder} cannot be scored with {test_file} (exit code {done.returncode}):\n{tail}")
+        raise DataError(
+            f"the model in {folder} cannot be scored with {test_file} (exit code {done.returncode}):\n{tail}"
+        )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -107,7 +111,9 @@ class Model:
 
         description = files.read_json(folder / "model.json")
         if description is None or description.get("version") != VERSION:
-            raise DataError(f"{folder} holds no model of this version: model.json is missing or of another version")
+            raise DataError(
+                f"{folder} holds no model of this version: model.json is missing or of another version"
+            )
         options = tuple(f"--{key}={value}" for key, value in description["options"].items())
         self.program = programs.load(folder / "program" / description["config"], folder / "tables", options)
         paddle.enable_static()
@@ -159,7 +165,9 @@ def predict(folder: Path, rows: Sequence[Mapping[str, str]]) -> NDArray[np.float
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line in the module's docstring. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.worker.model", description="Use a trained model.")
+    parser = argparse.ArgumentParser(
+        prog="python -m launcher.worker.model", description="Use a trained model."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     scoring = commands.add_parser("score", help="the metrics on a file of rows, as one line of JSON")
     scoring.add_argument("model", type=Path)

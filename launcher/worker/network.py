@@ -46,7 +46,8 @@ class Network:
 
 def build(program: Program, kind: Kind) -> Network:
     """Calls the program's network(). Parameters get the same names in every kind. Raises `SettingsError`."""
-    main, startup, tables = paddle.static.Program(), paddle.static.Program(), []
+    main, startup = paddle.static.Program(), paddle.static.Program()
+    tables: list[Table] = []
 
     def embed(ids: Any, rows: int, width: int, name: str, spread: float) -> Any:
         if name in {table.name for table in tables}:
@@ -77,7 +78,7 @@ def build(program: Program, kind: Kind) -> Network:
     network = Network(main, startup, prediction, loss, tables)
     if not network.dense():
         raise SettingsError(
-            f"network() of the program {program.path} has no parameter besides its embeddings, but Paddle's servers "
-            "need at least one: add a bias, as launcher/programs/quick_start/trainer_config.py does."
+            f"network() of the program {program.path} has no parameter besides its embeddings, but Paddle's "
+            "servers need at least one: add a bias, as launcher/programs/quick_start/trainer_config.py does."
         )
     return network

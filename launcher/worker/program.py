@@ -18,7 +18,7 @@ from launcher.worker.interface import Ids, Job, Real
 FUNCTIONS = {
     "inputs": "inputs(job) -> {name: Ids(length) or Real(width)}",
     "parse": "parse(row, job) -> {input's name: value} or None to skip the row",
-    "network": "network(inputs, job) -> (prediction, loss)",
+    "network": "network(data, job) -> (prediction, loss)",
     "metrics": "metrics(prediction, label) -> {name: number}",
     "optimizer": "optimizer(job) -> paddle.optimizer.Adam or SGD",
 }
@@ -55,12 +55,19 @@ class Program:
         except LauncherError:
             raise
         except Exception as error:
-            raise self._failed(function, error) from error
+            raise self.failed(function, error) from error
 
-    def _failed(self, function: str, error: Exception) -> SettingsError:
-        own = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent == self.path.parent]
+    def failed(self, function: str, error: Exception) -> SettingsError:
+        """What went wrong in a function of the program, and at which of its lines."""
+        own = [
+            f
+            for f in traceback.extract_tb(error.__traceback__)
+            if Path(f.filename).parent == self.path.parent
+        ]
         where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        return SettingsError(f"{function} of the program {self.path} failed{where}: {type(error).__name__}: {error}")
+        return SettingsError(
+            f"{function} of the program {self.path} failed{where}: {type(error).__name__}: {error}"
+        )
 
 
 def load(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) -> Program:
@@ -73,8 +80,8 @@ def load(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) -> Progr
     missing += [text for name, text in FUNCTIONS.items() if not callable(getattr(module, name, None))]
     if missing:
         raise SettingsError(
-            f"the program {path} lacks {len(missing)} of the {len(VALUES) + len(FUNCTIONS)} things that a program "
-            "needs:\n  " + "\n  ".join(missing) + "\nSee launcher/programs/README.md."
+            f"the program {path} lacks {len(missing)} of the {len(VALUES) + len(FUNCTIONS)} things that a "
+            "program needs:\n  " + "\n  ".join(missing) + "\nSee launcher/programs/README.md."
         )
     defaults = dict(getattr(module, "OPTIONS", {}))
     options, worker_options = _options(path, defaults, arguments)
@@ -99,8 +106,8 @@ def _check_inputs(program: Program, inputs: Mapping[str, Any]) -> None:
     wrong = [n for n, kind in inputs.items() if not isinstance(kind, Ids | Real)]
     if wrong or program.label not in inputs or len(inputs) < 2:
         raise SettingsError(
-            f"inputs() of the program {program.path} must name the label {program.label!r} and at least one more "
-            f"input, each an Ids(length) or a Real(width); it gave {inputs!r}."
+            f"inputs() of the program {program.path} must name the label {program.label!r} and at least one "
+            f"more input, each an Ids(length) or a Real(width); it gave {inputs!r}."
         )
 
 
@@ -109,14 +116,18 @@ def _import(path: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))  # so that a program can import the files beside it
     spec = importlib.util.spec_from_file_location(f"program_{path.stem.replace('.', '_')}", path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise SettingsError(f"there is no Python program {path}. Name it in training.config as <folder>/<file>.py.")
+        raise SettingsError(
+            f"there is no Python program {path}. Name it in training.config as <folder>/<file>.py."
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise SettingsError(f"the program {path} is not Python: line {error.lineno}: {error.msg}") from error
     except Exception as error:
-        raise SettingsError(f"the program {path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise SettingsError(
+            f"the program {path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
     return module
 
 
@@ -131,7 +142,8 @@ def _options(
         if key not in target:
             known = ", ".join(f"--{name}={value}" for name, value in {**own, **defaults}.items())
             raise SettingsError(
-                f"training.extraArgs has {argument!r}, but the program {path} knows only (with their defaults) {known}."
+                f"training.extraArgs has {argument!r}, but the program {path} knows only "
+                f"(with their defaults) {known}."
             )
         kind = type(target[key])
         try:

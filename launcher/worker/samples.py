@@ -44,7 +44,9 @@ def read(path: Path, program: Program, check: Callable[[], None] = lambda: None)
         with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
             return parse(file, str(path), program, check)
     except FileNotFoundError:
-        raise DataError(f"there is no {path}: the data Job has not written it, or it was not staged") from None
+        raise DataError(
+            f"there is no {path}: the data Job has not written it, or it was not staged"
+        ) from None
 
 
 def parse(
@@ -64,19 +66,22 @@ def parse(
             shown = line.rstrip("\n").encode(errors="replace").decode()[:SHOWN]
             raise DataError(f"{where}: {error}. The row: {shown!r}") from error
         except Exception as error:
-            with program.calling(f"parse() on {where}"):
-                raise error
+            raise program.failed(f"parse() on {where}", error) from error
         if sample is None:
             skipped += 1
             continue
-        for key in kept:
+        for key, values in kept.items():
             try:
-                kept[key].append(_value(sample[key], program.inputs[key]))
+                values.append(_value(sample[key], program.inputs[key]))
             except (KeyError, TypeError, ValueError) as error:
-                raise DataError(f"{where}: parse() of {program.path} gave {sample!r}: input {key}: {error}") from error
+                raise DataError(
+                    f"{where}: parse() of {program.path} gave {sample!r}: input {key}: {error}"
+                ) from error
     rows = number - skipped
     if rows == 0:
-        raise DataError(f"{name} has no row that the program {program.path.name} uses ({skipped} of {number} skipped)")
+        raise DataError(
+            f"{name} has no row that the program {program.path.name} uses ({skipped} of {number} skipped)"
+        )
     arrays = {key: _array(values, program.inputs[key]) for key, values in kept.items()}
     return Samples(arrays, rows, skipped)
 
@@ -88,9 +93,9 @@ def _row(line: str, where: str, program: Program) -> Mapping[str, str]:
         raise DataError(f"{where}: {error}") from error
     if len(parts) != len(program.columns):
         raise DataError(
-            f"{where} has {len(parts)} columns, but the program {program.path.name} reads {len(program.columns)}: "
-            f"{', '.join(program.columns)}. See data.format, data.delimiter and data.columns. "
-            f"The row: {line.rstrip()[:SHOWN].encode(errors='replace').decode()!r}"
+            f"{where} has {len(parts)} columns, but the program {program.path.name} reads "
+            f"{len(program.columns)}: {', '.join(program.columns)}. See data.format, data.delimiter, "
+            f"data.columns. The row: {line.rstrip()[:SHOWN].encode(errors='replace').decode()!r}"
         )
     return dict(zip(program.columns, parts, strict=True))
 

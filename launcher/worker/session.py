@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import paddle
-import paddle.distributed.fleet as fleet
 from numpy.typing import NDArray
 from paddle.base import core
+from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError
 from launcher.worker.network import Network, build
@@ -106,7 +106,9 @@ class Session:
     def _strategy(self, program: Program) -> Any:
         strategy = fleet.DistributedStrategy()
         strategy.a_sync = self.mode != "sync"
-        configs = {"launch_barrier": False}  # Paddle polls every 3 s; await_ports() has waited by then
+        configs: dict[str, Any] = {
+            "launch_barrier": False
+        }  # Paddle polls every 3 s; await_ports() has waited by then
         if self.mode == "geo":
             configs["k_steps"] = int(program.worker_options["geo_steps"])
         strategy.a_sync_configs = configs
@@ -143,7 +145,9 @@ class Trainer(Session):
         self.features = program.features
         self.label = program.label
         self.test = self._test_program()
-        self.pool = ThreadPoolExecutor(settings.trainer_count, "trainer") if settings.trainer_count > 1 else None
+        self.pool = (
+            ThreadPoolExecutor(settings.trainer_count, "trainer") if settings.trainer_count > 1 else None
+        )
         self.seats = [self._seat() for _ in range(settings.trainer_count)] if self.pool else []
         self.runtime: Any = None
 
@@ -206,7 +210,9 @@ class Trainer(Session):
         else:
             cuts = np.array_split(np.arange(rows), len(self.seats))
             parts = [{name: array[cut] for name, array in batch.items()} for cut in cuts]
-            runs = [self.pool.submit(self._run, part, *seat) for part, seat in zip(parts, self.seats, strict=True)]
+            runs = [
+                self.pool.submit(self._run, part, *seat) for part, seat in zip(parts, self.seats, strict=True)
+            ]
             loss = float(np.average([run.result() for run in runs], weights=[len(cut) for cut in cuts]))
         if self.mode == "sync":
             self.runtime._worker.client_flush()  # sleeps 100 ms: else a gradient may count for the next step
@@ -227,8 +233,8 @@ class Trainer(Session):
     def settle(self, last: bool) -> None:
         """Returns when what all trainers have pushed has arrived at the servers.
 
-        `last`: no step follows. In geo the exchange ends here, so that the parameters which are tested and saved
-        are those of the model.
+        `last`: no step follows. In geo the exchange ends here, so that the parameters which are tested and
+        saved are those of the model.
         """
         if self.mode == "geo":
             if last:
@@ -287,12 +293,19 @@ class Trainer(Session):
         block = lookup.global_block()
         ids = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
         weight = source.var(name)
-        block.create_var(name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True)
+        block.create_var(
+            name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True
+        )
         found = block.create_var(name="found", dtype="float32", shape=[-1, width])
-        attributes = {k: operator.attr(k) for k in operator.attr_names if k not in ("op_callstack", "op_device")}
+        attributes = {
+            k: operator.attr(k) for k in operator.attr_names if k not in ("op_callstack", "op_device")
+        }
         attributes["is_test"] = True
         block.append_op(
-            type=operator.type, inputs={"Ids": [ids], "W": [name]}, outputs={"Outputs": [found]}, attrs=attributes
+            type=operator.type,
+            inputs={"Ids": [ids], "W": [name]},
+            outputs={"Outputs": [found]},
+            attrs=attributes,
         )
         parts = []
         for first in range(0, rows, CHUNK):

@@ -1,4 +1,4 @@
-"""What a worker process is told beside Paddle's own variables: one JSON file, named by PADDLE_LAUNCHER_WORKER."""
+"""What a worker is told beside Paddle's own variables: one JSON file, named by PADDLE_LAUNCHER_WORKER."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class WorkerSettings:
         values = files.read_json(Path(path)) if path else None
         if values is None:
             raise SettingsError(
-                f"{VARIABLE} is {path!r}, but must name the JSON file that the launcher writes for each process: "
-                "a worker cannot be started by hand without it. Start it with `python -m launcher train`."
+                f"{VARIABLE} is {path!r}, but must name the JSON file that the launcher writes for each "
+                "process: a worker cannot be started by hand without it. Start `python -m launcher train`."
             )
         return cls.from_json(values)

@@ -70,7 +70,7 @@ class Store(ThreadingHTTPServer):
 
 
 def start(host: str, port: int) -> subprocess.Popen[bytes]:
-    """Starts the store as a child that ends with this process. Its own process: Paddle holds the GIL for long."""
+    """Starts the store as a child that ends with this process: a thread would wait for Paddle's calls."""
     return subprocess.Popen(
         [sys.executable, "-m", "launcher.worker.store", host, str(port), str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -85,12 +85,11 @@ def main(host: str, port: int, parent: int) -> int:
     try:
         store = Store(socket.gethostbyname(host), port)
     except OSError as error:
-        print(
+        sys.stderr.write(
             f"cannot listen on {host}:{port} (the first of portsNumSparse's ports), where the trainers meet: "
-            f"{error.strerror or error}. Set another port, or end the process that has it.",
-            file=sys.stderr,
-            flush=True,
+            f"{error.strerror or error}. Set another port, or end the process that has it.\n"
         )
+        sys.stderr.flush()
         os.kill(parent, signal.SIGTERM)  # without it all trainers would wait for nothing
         return 1
     store.serve_forever()

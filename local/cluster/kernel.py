@@ -8,7 +8,7 @@ from pathlib import Path
 
 from local.cluster.plan import Node, every_node
 from local.cluster.processes import Identity, identify, stop_all
-from local.paths import STATE
+from local.paths import STATE, cache
 from local.run import ok
 
 _ROOT = Path("/sys/fs/cgroup")
@@ -90,5 +90,6 @@ def unmount_below(folder: Path) -> None:
 def leftovers() -> list[str]:
     """Groups and mounts of ours that are still there."""
     found = [f"cgroup {group}" for node in every_node() for group in _groups(node)]
-    found += [f"mount {point}" for point in mounts_below(STATE)]
+    for folder in (STATE, cache() / "images"):
+        found += [f"mount {point}" for point in mounts_below(folder)]
     return found

@@ -23,7 +23,7 @@ from local.cluster.plan import BRIDGE_ADDRESS, Node, every_node, nodes
 from local.errors import LocalError
 from local.files import locked, need_space, write_whole
 from local.images import archive
-from local.paths import EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE
+from local.paths import EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE, cache
 
 # In the order in which they end: an API server whose etcd went first takes up to a minute, and keeps its
 # port.
@@ -199,6 +199,9 @@ def down(wipe: bool = False) -> list[str]:
     with lock():
         _stop(every_node())
         network.remove_all()
+        builds = cache() / "images"
+        with locked(builds / "lock", "the launcher image"):  # an image build that was killed leaves mounts
+            kernel.unmount_below(builds)
         _PLAN.unlink(missing_ok=True)
         if wipe:
             # The Pulumi state goes too: without its cluster it would describe what is not there.

@@ -158,8 +158,16 @@ def _content(p: Props) -> bytes:
 
 @handles("aws:s3/bucketObjectv2:BucketObjectv2", "aws:s3/bucketObject:BucketObject")
 class BucketObject(Handler):
-    filled = ("acl", "storageClass", "contentType", "serverSideEncryption", "kmsKeyId", "etag", "bucketKeyEnabled",
-              "key")  # fmt: skip
+    filled = (
+        "acl",
+        "storageClass",
+        "contentType",
+        "serverSideEncryption",
+        "kmsKeyId",
+        "etag",
+        "bucketKeyEnabled",
+        "key",
+    )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         body, key = _content(p), p["key"]

@@ -35,7 +35,9 @@ def _object(
     return found
 
 
-def _value(module: str, kind: sdk.Type, value: Any, path: str) -> list[Failure]:
+def _value(  # noqa: PLR0911, PLR0912 - one branch a form of type
+    module: str, kind: sdk.Type, value: Any, path: str
+) -> list[Failure]:
     if value == UNKNOWN or value is None or kind[0] == "any":
         return []
     found: list[Failure] = []

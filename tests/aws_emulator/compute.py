@@ -26,8 +26,13 @@ def _permission(
 
 def _inline(p: Props, own: str) -> Props:
     groups = [*(p.get("securityGroups") or []), *([own] if p.get("self") else [])]
-    permission = _permission(p, group=None, cidrs=p.get("cidrBlocks") or [], cidrs6=p.get("ipv6CidrBlocks") or [],
-                             prefixes=p.get("prefixListIds") or [])  # fmt: skip
+    permission = _permission(
+        p,
+        group=None,
+        cidrs=p.get("cidrBlocks") or [],
+        cidrs6=p.get("ipv6CidrBlocks") or [],
+        prefixes=p.get("prefixListIds") or [],
+    )
     return permission | ({"UserIdGroupPairs": [{"GroupId": group} for group in groups]} if groups else {})
 
 
@@ -82,8 +87,13 @@ class Rule(Ec2Handler):
 
     def permission(self, p: Props) -> Props:
         one = {name: [p[name]] if p.get(name) else [] for name in self.peer_fields[1:]}
-        return _permission(p, group=p.get("referencedSecurityGroupId"), cidrs=one["cidrIpv4"],
-                           cidrs6=one["cidrIpv6"], prefixes=one["prefixListId"])  # fmt: skip
+        return _permission(
+            p,
+            group=p.get("referencedSecurityGroupId"),
+            cidrs=one["cidrIpv4"],
+            cidrs6=one["cidrIpv6"],
+            prefixes=one["prefixListId"],
+        )
 
     def direction(self, p: Props) -> str:
         return self.side
@@ -103,7 +113,7 @@ class Rule(Ec2Handler):
         rules = found["IpPermissions" if self.direction(p) == "ingress" else "IpPermissionsEgress"]
         wanted = self.permission(p)
         peers = ("IpRanges", "Ipv6Ranges", "UserIdGroupPairs", "PrefixListIds")
-        keys = {name: list(wanted[name][0].values())[0] for name in peers if name in wanted}
+        keys = {name: next(iter(wanted[name][0].values())) for name in peers if name in wanted}
         for rule in rules:
             ports = all(rule.get(name) == wanted.get(name) for name in ("IpProtocol", "FromPort", "ToPort"))
             if ports and all(value in str(rule.get(name)) for name, value in keys.items()):
@@ -175,8 +185,15 @@ class LaunchTemplate(Ec2Handler):
     filled = ("defaultVersion",)
 
     def _data(self, p: Props) -> Props:
-        data = pick(p, ImageId="imageId", InstanceType="instanceType", KeyName="keyName",
-                    UserData="userData", SecurityGroupIds="vpcSecurityGroupIds", EbsOptimized="ebsOptimized")  # fmt: skip
+        data = pick(
+            p,
+            ImageId="imageId",
+            InstanceType="instanceType",
+            KeyName="keyName",
+            UserData="userData",
+            SecurityGroupIds="vpcSecurityGroupIds",
+            EbsOptimized="ebsOptimized",
+        )
         if "UserData" in data:
             base64.b64decode(data["UserData"], validate=True)
         return data or {"EbsOptimized": False}
@@ -221,12 +238,29 @@ class PlacementGroup(Ec2Handler):
 @handles("aws:ec2/instance:Instance")
 class Instance(Ec2Handler):
     kind = "instance"
-    filled = ("availabilityZone", "privateIp", "subnetId", "vpcSecurityGroupIds", "hostId",
-              "cpuOptions", "enclaveOptions", "rootBlockDevice", "metadataOptions", "tenancy")  # fmt: skip
+    filled = (
+        "availabilityZone",
+        "privateIp",
+        "subnetId",
+        "vpcSecurityGroupIds",
+        "hostId",
+        "cpuOptions",
+        "enclaveOptions",
+        "rootBlockDevice",
+        "metadataOptions",
+        "tenancy",
+    )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted = pick(p, ImageId="ami", InstanceType="instanceType", SubnetId="subnetId", KeyName="keyName",
-                      SecurityGroupIds="vpcSecurityGroupIds", UserData="userData")  # fmt: skip
+        wanted = pick(
+            p,
+            ImageId="ami",
+            InstanceType="instanceType",
+            SubnetId="subnetId",
+            KeyName="keyName",
+            SecurityGroupIds="vpcSecurityGroupIds",
+            UserData="userData",
+        )
         wanted.setdefault("ImageId", "ami-" + digest("default"))
         made = self.ec2(cloud).run_instances(MinCount=1, MaxCount=1, **wanted)["Instances"][0]
         outputs = {

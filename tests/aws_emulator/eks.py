@@ -44,8 +44,16 @@ def require_cluster(cloud: Cloud, name: str) -> None:
 
 @handles("aws:eks/cluster:Cluster")
 class Cluster(Handler):
-    filled = ("version", "accessConfig", "kubernetesNetworkConfig", "upgradePolicy", "bootstrapSelfManagedAddons",
-              "deletionProtection", "controlPlaneScalingConfig", "kubeApiServerConfig")  # fmt: skip
+    filled = (
+        "version",
+        "accessConfig",
+        "kubernetesNetworkConfig",
+        "upgradePolicy",
+        "bootstrapSelfManagedAddons",
+        "deletionProtection",
+        "controlPlaneScalingConfig",
+        "kubeApiServerConfig",
+    )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         ec2, network = cloud.client("ec2"), p["vpcConfig"]
@@ -114,8 +122,17 @@ class Cluster(Handler):
 
 @handles(NODE_GROUP)
 class NodeGroup(Handler):
-    filled = ("amiType", "capacityType", "diskSize", "instanceTypes", "releaseVersion", "version",
-              "updateConfig", "nodeRepairConfig", "nodeGroupNamePrefix")  # fmt: skip
+    filled = (
+        "amiType",
+        "capacityType",
+        "diskSize",
+        "instanceTypes",
+        "releaseVersion",
+        "version",
+        "updateConfig",
+        "nodeRepairConfig",
+        "nodeGroupNamePrefix",
+    )
 
     def _scaling(self, p: Props) -> Props:
         sizes = p["scalingConfig"]
@@ -139,23 +156,37 @@ class NodeGroup(Handler):
                     "NodeCreationFailure: Instances failed to join the kubernetes cluster: cni plugin not "
                     f"initialized ({cluster} has no add-on vpc-cni)"
                 )
-        wanted = pick(p, instanceTypes="instanceTypes", capacityType="capacityType", labels="labels", tags="tags",
-                      diskSize="diskSize", remoteAccess="remoteAccess")  # fmt: skip
+        wanted = pick(
+            p,
+            instanceTypes="instanceTypes",
+            capacityType="capacityType",
+            labels="labels",
+            tags="tags",
+            diskSize="diskSize",
+            remoteAccess="remoteAccess",
+        )
         if p.get("launchTemplate"):
             template = p["launchTemplate"]
             known = cloud.client("ec2").describe_launch_templates(
-                **({"LaunchTemplateIds": [template["id"]]} if template.get("id") else
-                   {"LaunchTemplateNames": [template["name"]]})
-            )["LaunchTemplates"][0]  # fmt: skip
+                **(
+                    {"LaunchTemplateIds": [template["id"]]}
+                    if template.get("id")
+                    else {"LaunchTemplateNames": [template["name"]]}
+                )
+            )["LaunchTemplates"][0]
             if int(template["version"]) > known["LatestVersionNumber"]:
                 raise AwsError(
                     f"InvalidRequestException: launch template has no version {template['version']}"
                 )
             wanted["launchTemplate"] = {"id": known["LaunchTemplateId"], "version": str(template["version"])}
         _eks(cloud).create_nodegroup(
-            clusterName=cluster, nodegroupName=name, subnets=p["subnetIds"], nodeRole=p["nodeRoleArn"],
-            scalingConfig=self._scaling(p), **wanted,
-        )  # fmt: skip
+            clusterName=cluster,
+            nodegroupName=name,
+            subnets=p["subnetIds"],
+            nodeRole=p["nodeRoleArn"],
+            scalingConfig=self._scaling(p),
+            **wanted,
+        )
         outputs = {
             "arn": cloud.arn("eks", f"nodegroup/{cluster}/{name}/{digest(cluster, name)[:8]}"),
             "status": "ACTIVE",
@@ -218,8 +249,9 @@ class Addon(OfCluster):
         groups = [record.inputs["clusterName"] for record in cloud.account.all(NODE_GROUP)]
         if name in _NEEDS_NODES and cluster not in groups:
             raise AwsError(
-                f"waiting for EKS Add-On ({cluster}:{name}) create: timeout while waiting for state to become "
-                "'ACTIVE' (last state: 'DEGRADED'): InsufficientNumberOfReplicas: no nodes available"
+                f"waiting for EKS Add-On ({cluster}:{name}) create: timeout while waiting for state "
+                "to become 'ACTIVE' (last state: 'DEGRADED'): InsufficientNumberOfReplicas: "
+                "no nodes available"
             )
         now = datetime.now(UTC).isoformat()
         arn = cloud.arn("eks", f"addon/{cluster}/{name}/{digest(cluster, name)[:8]}")
@@ -235,7 +267,8 @@ class AccessEntry(OfCluster):
     def outputs(self, cloud: Cloud, p: Props) -> Props:
         if ":assumed-role/" in p["principalArn"]:
             raise AwsError(
-                f"InvalidParameterException: The principalArn {p['principalArn']!r} is a session; give a role or user"
+                f"InvalidParameterException: The principalArn {p['principalArn']!r} is a session; "
+                "give a role or user"
             )
         now = datetime.now(UTC).isoformat()
         arn = cloud.arn("eks", f"access-entry/{p['clusterName']}/{digest(p['principalArn'])[:8]}")

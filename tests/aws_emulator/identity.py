@@ -26,8 +26,14 @@ class Role(Handler):
     filled = ("path", "maxSessionDuration", "managedPolicyArns", "inlinePolicies", "forceDetachPolicies")
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted = pick(p, RoleName="name", Path="path", Description="description",
-                      MaxSessionDuration="maxSessionDuration", PermissionsBoundary="permissionsBoundary")  # fmt: skip
+        wanted = pick(
+            p,
+            RoleName="name",
+            Path="path",
+            Description="description",
+            MaxSessionDuration="maxSessionDuration",
+            PermissionsBoundary="permissionsBoundary",
+        )
         trust = _document(p["assumeRolePolicy"])
         made = _iam(cloud).create_role(
             AssumeRolePolicyDocument=trust, Tags=tag_list(p.get("tags")), **wanted
@@ -255,8 +261,11 @@ class Record(Handler):
         record: Props = {"Name": name, "Type": p["type"]}
         if p.get("aliases"):
             alias = p["aliases"][0]
-            record["AliasTarget"] = {"HostedZoneId": alias["zoneId"], "DNSName": alias["name"],
-                                     "EvaluateTargetHealth": bool(alias.get("evaluateTargetHealth"))}  # fmt: skip
+            record["AliasTarget"] = {
+                "HostedZoneId": alias["zoneId"],
+                "DNSName": alias["name"],
+                "EvaluateTargetHealth": bool(alias.get("evaluateTargetHealth")),
+            }
         else:
             record |= {"TTL": p["ttl"], "ResourceRecords": [{"Value": value} for value in p["records"]]}
         change = {"Changes": [{"Action": action, "ResourceRecordSet": record}]}

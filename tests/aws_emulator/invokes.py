@@ -45,8 +45,13 @@ def _identity(cloud: Cloud, p: Props) -> Props:
 @function("aws:index/getRegion:getRegion")
 def _region(cloud: Cloud, p: Props) -> Props:
     name = p.get("region") or p.get("name") or cloud.region
-    return {"id": name, "name": name, "region": name, "description": name,
-            "endpoint": f"ec2.{name}.amazonaws.com"}  # fmt: skip
+    return {
+        "id": name,
+        "name": name,
+        "region": name,
+        "description": name,
+        "endpoint": f"ec2.{name}.amazonaws.com",
+    }
 
 
 @function("aws:index/getPartition:getPartition")
@@ -101,16 +106,28 @@ def _parameter(cloud: Cloud, p: Props) -> Props:
         found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
     else:  # Amazon's public parameters: images and release versions
         found = "1.35.0-20261101" if name.endswith("release_version") else f"ami-{digest(name)}"
-    return {"value": found, "insecureValue": found, "type": "String", "version": 1, "id": name,
-            "arn": cloud.arn("ssm", f"parameter{name}")}  # fmt: skip
+    return {
+        "value": found,
+        "insecureValue": found,
+        "type": "String",
+        "version": 1,
+        "id": name,
+        "arn": cloud.arn("ssm", f"parameter{name}"),
+    }
 
 
 @function("aws:ec2/getAmi:getAmi")
 def _ami(cloud: Cloud, p: Props) -> Props:
     image = f"ami-{digest(json.dumps(p, sort_keys=True))}"
-    return {"id": image, "imageId": image, "name": "emulated", "rootDeviceName": "/dev/xvda",
-    "architecture": "x86_64",
-            "arn": cloud.arn("ec2", f"image/{image}"), "state": "available"}  # fmt: skip
+    return {
+        "id": image,
+        "imageId": image,
+        "name": "emulated",
+        "rootDeviceName": "/dev/xvda",
+        "architecture": "x86_64",
+        "arn": cloud.arn("ec2", f"image/{image}"),
+        "state": "available",
+    }
 
 
 @function("aws:iam/getPolicyDocument:getPolicyDocument")
@@ -118,8 +135,13 @@ def _policy(cloud: Cloud, p: Props) -> Props:
     statements = []
     for given in p.get("statements") or []:
         made: Props = {"Effect": given.get("effect", "Allow")}
-        for source, target in (("sid", "Sid"), ("actions", "Action"), ("notActions", "NotAction"),
-                               ("resources", "Resource"), ("notResources", "NotResource")):  # fmt: skip
+        for source, target in (
+            ("sid", "Sid"),
+            ("actions", "Action"),
+            ("notActions", "NotAction"),
+            ("resources", "Resource"),
+            ("notResources", "NotResource"),
+        ):
             if given.get(source):
                 made[target] = given[source]
         for principal in given.get("principals") or []:
@@ -149,8 +171,14 @@ def _vpc(cloud: Cloud, p: Props) -> Props:
         answer = cloud.client("ec2").describe_vpc_attribute(VpcId=found[0]["VpcId"], Attribute=name)
         flags[name] = answer[name[0].upper() + name[1:]]["Value"]
     rid = found[0]["VpcId"]
-    return {"id": rid, "cidrBlock": found[0]["CidrBlock"], "arn": cloud.arn("ec2", f"vpc/{rid}"),
-            "tags": tag_map(found[0].get("Tags")), "default": found[0]["IsDefault"], **flags}  # fmt: skip
+    return {
+        "id": rid,
+        "cidrBlock": found[0]["CidrBlock"],
+        "arn": cloud.arn("ec2", f"vpc/{rid}"),
+        "tags": tag_map(found[0].get("Tags")),
+        "default": found[0]["IsDefault"],
+        **flags,
+    }
 
 
 @function("aws:ec2/getSubnets:getSubnets")
@@ -166,11 +194,17 @@ def _subnet(cloud: Cloud, p: Props) -> Props:
     if len(found) != 1:
         raise AwsError(f"{len(found)} subnets match; exactly one must")
     one = found[0]
-    return {"id": one["SubnetId"], "vpcId": one["VpcId"], "cidrBlock": one["CidrBlock"],
-            "availabilityZone": one["AvailabilityZone"], "availabilityZoneId": one["AvailabilityZoneId"],
-            "availableIpAddressCount": one["AvailableIpAddressCount"], "tags": tag_map(one.get("Tags")),
-            "mapPublicIpOnLaunch": one["MapPublicIpOnLaunch"],
-            "arn": cloud.arn("ec2", f"subnet/{one['SubnetId']}")}  # fmt: skip
+    return {
+        "id": one["SubnetId"],
+        "vpcId": one["VpcId"],
+        "cidrBlock": one["CidrBlock"],
+        "availabilityZone": one["AvailabilityZone"],
+        "availabilityZoneId": one["AvailabilityZoneId"],
+        "availableIpAddressCount": one["AvailableIpAddressCount"],
+        "tags": tag_map(one.get("Tags")),
+        "mapPublicIpOnLaunch": one["MapPublicIpOnLaunch"],
+        "arn": cloud.arn("ec2", f"subnet/{one['SubnetId']}"),
+    }
 
 
 @function("aws:ec2/getRouteTable:getRouteTable")
@@ -216,8 +250,14 @@ def _zone(cloud: Cloud, p: Props) -> Props:
         private = zone["Config"]["PrivateZone"]
         if p.get("zoneId") == rid or (name == wanted and private == bool(p.get("privateZone"))):
             servers = route53.get_hosted_zone(Id=rid).get("DelegationSet", {}).get("NameServers", [])
-            return {"id": rid, "zoneId": rid, "name": name, "nameServers": servers, "privateZone": private,
-                    "arn": f"arn:aws:route53:::hostedzone/{rid}"}  # fmt: skip
+            return {
+                "id": rid,
+                "zoneId": rid,
+                "name": name,
+                "nameServers": servers,
+                "privateZone": private,
+                "arn": f"arn:aws:route53:::hostedzone/{rid}",
+            }
     raise AwsError(f"no matching Route 53 Hosted Zone found: {p}")
 
 

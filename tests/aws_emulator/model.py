@@ -227,7 +227,7 @@ class Model:
     def _computed(self, kind: str, rid: str) -> Props:
         """Plausible values of what only the cloud decides, by the name of the property."""
         shape = sdk.shape(kind)
-        service = kind.split(":")[1].split("/")[0]
+        service = kind.split(":")[1].partition("/")[0]
         label = kind.rpartition(":")[2].lower()
         made: Props = {
             "arn": self.cloud.arn(service, f"{label}/{rid}"),

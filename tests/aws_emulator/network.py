@@ -285,8 +285,17 @@ class RouteTableAssociation(Ec2Handler):
 @handles("aws:ec2/vpcEndpoint:VpcEndpoint")
 class VpcEndpoint(Ec2Handler):
     kind = "vpc-endpoint"
-    filled = ("vpcEndpointType", "policy", "routeTableIds", "subnetIds", "securityGroupIds", "privateDnsEnabled",
-              "ipAddressType", "dnsOptions", "subnetConfigurations")  # fmt: skip
+    filled = (
+        "vpcEndpointType",
+        "policy",
+        "routeTableIds",
+        "subnetIds",
+        "securityGroupIds",
+        "privateDnsEnabled",
+        "ipAddressType",
+        "dnsOptions",
+        "subnetConfigurations",
+    )
     _lists = (
         ("RouteTableIds", "routeTableIds"),
         ("SubnetIds", "subnetIds"),
@@ -294,8 +303,14 @@ class VpcEndpoint(Ec2Handler):
     )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted = pick(p, VpcId="vpcId", ServiceName="serviceName", VpcEndpointType="vpcEndpointType",
-                      PolicyDocument="policy", PrivateDnsEnabled="privateDnsEnabled")  # fmt: skip
+        wanted = pick(
+            p,
+            VpcId="vpcId",
+            ServiceName="serviceName",
+            VpcEndpointType="vpcEndpointType",
+            PolicyDocument="policy",
+            PrivateDnsEnabled="privateDnsEnabled",
+        )
         wanted = {"VpcEndpointType": "Gateway"} | wanted
         wanted |= {call: p[name] for call, name in self._lists if p.get(name)}
         endpoint = self.ec2(cloud).create_vpc_endpoint(**wanted)["VpcEndpoint"]

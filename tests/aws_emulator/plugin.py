@@ -52,14 +52,17 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def _do(self, context: Any, call: Callable[[Model], Answer]) -> Answer:
         """Run one operation; a refusal of the cloud becomes the error text that the person reads."""
         try:
-            if self.model is None:
-                raise AwsError("the provider was not configured")
-            return call(self.model)
+            return call(self._configured())
         except (AwsError, UnknownTypeError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except Exception as error:  # a fault of the emulator itself: show where
             context.abort(grpc.StatusCode.INTERNAL, f"emulator: {error!r}\n{traceback.format_exc()}")
         raise AssertionError("abort raises")
+
+    def _configured(self) -> Model:
+        if self.model is None:
+            raise AwsError("the provider was not configured")
+        return self.model
 
     # --- the provider itself
     # ----------------------------------------------------------------------------------

@@ -144,8 +144,8 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "aws:eks/nodeGroup:NodeGroup",
-        "clusterName nodeGroupName nodeGroupNamePrefix amiType capacityType diskSize instanceTypes nodeRoleArn "
-        "subnetIds remoteAccess launchTemplate.id launchTemplate.name",
+        "clusterName nodeGroupName nodeGroupNamePrefix amiType capacityType diskSize instanceTypes "
+        "nodeRoleArn subnetIds remoteAccess launchTemplate.id launchTemplate.name",
         CFN + "AWS::EKS::Nodegroup (launchTemplate.id and .name: TF aws_eks_node_group)",
     ),
     ("aws:eks/addon:Addon", "clusterName addonName", CFN + "AWS::EKS::Addon AddonName, ClusterName"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from .cloud import Cloud, Handler, handles, pick, tag_changes, tag_list, tag_map
@@ -9,8 +10,11 @@ from .wire import Props
 
 
 def _lifecycle(p: Props) -> list[Props]:
-    names = {"transitionToIa": "TransitionToIA", "transitionToArchive": "TransitionToArchive",
-             "transitionToPrimaryStorageClass": "TransitionToPrimaryStorageClass"}  # fmt: skip
+    names = {
+        "transitionToIa": "TransitionToIA",
+        "transitionToArchive": "TransitionToArchive",
+        "transitionToPrimaryStorageClass": "TransitionToPrimaryStorageClass",
+    }
     return [{names[key]: text} for rule in p.get("lifecyclePolicies") or [] for key, text in rule.items()]
 
 
@@ -31,10 +35,16 @@ class FileSystem(EfsHandler):
     filled = ("creationToken", "kmsKeyId", "performanceMode", "throughputMode", "encrypted", "protection")
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted = pick(p, CreationToken="creationToken", PerformanceMode="performanceMode", Encrypted="encrypted",
-                      KmsKeyId="kmsKeyId", ThroughputMode="throughputMode",
-                      AvailabilityZoneName="availabilityZoneName")  # fmt: skip
-        wanted.setdefault("CreationToken", f"terraform-{id(p)}")
+        wanted = pick(
+            p,
+            CreationToken="creationToken",
+            PerformanceMode="performanceMode",
+            Encrypted="encrypted",
+            KmsKeyId="kmsKeyId",
+            ThroughputMode="throughputMode",
+            AvailabilityZoneName="availabilityZoneName",
+        )
+        wanted.setdefault("CreationToken", uuid.uuid4().hex)
         made = self.efs(cloud).create_file_system(Tags=tag_list(p.get("tags")), **wanted)
         rid = made["FileSystemId"]
         if p.get("lifecyclePolicies"):
@@ -73,8 +83,13 @@ class MountTarget(EfsHandler):
     filled = ("ipAddress", "securityGroups", "ipAddressType")
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted = pick(p, FileSystemId="fileSystemId", SubnetId="subnetId", IpAddress="ipAddress",
-                      SecurityGroups="securityGroups")  # fmt: skip
+        wanted = pick(
+            p,
+            FileSystemId="fileSystemId",
+            SubnetId="subnetId",
+            IpAddress="ipAddress",
+            SecurityGroups="securityGroups",
+        )
         made = self.efs(cloud).create_mount_target(**wanted)
         name = f"{p['fileSystemId']}.efs.{cloud.region}.amazonaws.com"
         outputs = {
@@ -142,8 +157,16 @@ class FileSystemSetting(Handler):
 
 @handles("aws:kms/key:Key")
 class Key(Handler):
-    filled = ("keyUsage", "customerMasterKeySpec", "policy", "enableKeyRotation", "isEnabled", "multiRegion",
-              "rotationPeriodInDays", "deletionWindowInDays")  # fmt: skip
+    filled = (
+        "keyUsage",
+        "customerMasterKeySpec",
+        "policy",
+        "enableKeyRotation",
+        "isEnabled",
+        "multiRegion",
+        "rotationPeriodInDays",
+        "deletionWindowInDays",
+    )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         kms = cloud.client("kms")
@@ -211,8 +234,11 @@ class Repository(Handler):
     filled = ("imageTagMutability", "encryptionConfigurations", "imageScanningConfiguration")
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        wanted: Props = pick(p, imageTagMutability="imageTagMutability",
-                             imageScanningConfiguration="imageScanningConfiguration")  # fmt: skip
+        wanted: Props = pick(
+            p,
+            imageTagMutability="imageTagMutability",
+            imageScanningConfiguration="imageScanningConfiguration",
+        )
         for encryption in p.get("encryptionConfigurations") or []:
             chosen = pick(encryption, encryptionType="encryptionType", kmsKey="kmsKey")
             wanted["encryptionConfiguration"] = {"encryptionType": "AES256"} | chosen

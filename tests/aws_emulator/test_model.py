@@ -77,8 +77,15 @@ def test_a_cluster_stays_while_a_rule_names_its_own_security_group(model: Model)
     group, _ = _make(model, "aws:ec2/securityGroup:SecurityGroup", vpcId=made["vpcConfig"]["vpcId"])
     rule = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
     nodes = made["vpcConfig"]["clusterSecurityGroupId"]
-    rid, _ = _make(model, rule, securityGroupId=group, ipProtocol="tcp", fromPort=2049, toPort=2049,
-                   referencedSecurityGroupId=nodes)  # fmt: skip
+    rid, _ = _make(
+        model,
+        rule,
+        securityGroupId=group,
+        ipProtocol="tcp",
+        fromPort=2049,
+        toPort=2049,
+        referencedSecurityGroupId=nodes,
+    )
     with pytest.raises(AwsError, match="DependencyViolation"):
         _remove(model, CLUSTER, "c")
     _remove(model, rule, rid)
@@ -86,10 +93,10 @@ def test_a_cluster_stays_while_a_rule_names_its_own_security_group(model: Model)
 
 
 def test_moto_s_own_refusals_reach_the_person(model: Model) -> None:
-    with pytest.raises(AwsError, match="InvalidVpcID.NotFound"):
+    with pytest.raises(AwsError, match=r"InvalidVpcID\.NotFound"):
         _make(model, SUBNET, vpcId="vpc-0", cidrBlock="10.0.0.0/24")
     vpc, _ = _network(model)
-    with pytest.raises(AwsError, match="InvalidSubnet.Conflict"):
+    with pytest.raises(AwsError, match=r"InvalidSubnet\.Conflict"):
         _make(model, SUBNET, vpcId=vpc, cidrBlock="10.0.0.0/25")
 
 

@@ -25,7 +25,7 @@ def _from_value(value: struct_pb2.Value) -> Any:
     if kind == "struct_value":
         return from_struct(value.struct_value)
     if kind == "list_value":
-        return [_from_value(item) for item in value.list_value.values]  # noqa: PD011
+        return [_from_value(item) for item in value.list_value.values]
     if kind == "number_value":
         number = value.number_value
         return int(number) if number.is_integer() else number

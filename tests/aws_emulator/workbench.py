@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ def tool_folder(folder: Path) -> Path:
     """A folder with the engine, its language host and the emulator's commands, to be put first on PATH."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {name: tool(name) for name in ("pulumi", "pulumi-language-python")}
+    with suppress(MissingToolError):  # only a program with a release needs it
+        wanted["pulumi-resource-kubernetes"] = tool("pulumi-resource-kubernetes")
     wanted |= {name: HERE / "bin" / name for name in ("pulumi-resource-aws", "aws")}
     for name, path in wanted.items():
         link = folder / name

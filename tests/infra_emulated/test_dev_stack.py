@@ -4,6 +4,7 @@ the end."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import boto3
 import pytest
@@ -27,12 +28,11 @@ def _ids(account: Account, *kinds: str) -> set[str]:
     return {record.id for record in account.all() if record.type in kinds}
 
 
-def _order(account: Account, operation: str) -> list[str]:
+def _order(account: Account, operation: str, since: int = 0) -> list[str]:
     """Short names of EKS things in the order of their calls: `cluster`, `nodes`, or the add-on's name."""
     labels = {CLUSTER: "cluster", NODES: "nodes"}
-    asked = [
-        (kind, urn) for op, kind, urn in account.history() if op == operation and kind in (*labels, ADDON)
-    ]
+    calls = account.history()[since:]
+    asked = [(kind, urn) for op, kind, urn in calls if op == operation and kind in (*labels, ADDON)]
     return [labels.get(kind) or urn.rpartition("::")[2].partition("-dev-")[2] for kind, urn in asked]
 
 
@@ -80,7 +80,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     assert "replace" in {step.op for step in moved.of(VPC)}
     engine.config("paddle-training:network.vpcCidr=10.0.0.0/16")
 
-    _open_to_the_world(account)
+    _cut_off(account)
     _rename(account)
     drifted = engine.preview("--refresh")
     assert {(s.op, s.type) for s in drifted.steps if s.op in ("update", "create")} == {
@@ -107,12 +107,14 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     gone = engine.destroy()
     assert gone.code == 0, gone.text
     assert inventory.left(account, REGION) == []
-    order = [name for name in _order(account, "delete")[-20:] if seen]
-    _before(order[-order[::-1].index("nodes") - 3 :], "coredns", "nodes")
-    _before(order[::-1], "cluster", "nodes", "vpc-cni")
+    order = _order(account, "delete", since=seen)
+    for addon in ("coredns", "aws-efs-csi-driver"):
+        _before(order, addon, "nodes")
+    _before(order, "nodes", "vpc-cni", "cluster")
+    _before(order, "vpc-cni", "cluster")
 
 
-def _open_to_the_world(account: Account) -> None:
+def _cut_off(account: Account) -> None:
     """Somebody removed the rule by which the nodes reach the file system."""
     rule = next(record for record in account.all(RULE) if "efs" in record.urn)
     group = rule.inputs["securityGroupId"]
@@ -126,7 +128,7 @@ def _rename(account: Account) -> None:
     _ec2(account).create_tags(Resources=[account.all(VPC)[0].id], Tags=[{"Key": "Name", "Value": "by hand"}])
 
 
-def _ec2(account: Account):  # noqa: ANN202 - boto3's clients have no static type here
+def _ec2(account: Account) -> Any:
     return boto3.client(
         "ec2", region_name=REGION, endpoint_url=account.moto, aws_access_key_id="x", aws_secret_access_key="x"
     )

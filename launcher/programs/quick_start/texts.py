@@ -7,6 +7,7 @@ import numpy as np
 from launcher.worker.interface import Ids, Job, Real, bucket
 
 COLUMNS = ("sentiment", "text")
+BLANK = {"sentiment": "positive"}  # any that parses: a text to predict has none
 SENTIMENTS = {"negative": 0.0, "positive": 1.0, "0": 0.0, "1": 1.0}
 SKIPPED = {"neutral"}  # two classes are told apart; the corpus has a third that is in between
 WORD = re.compile(r"[#@]?\w+(?:'\w+)?")

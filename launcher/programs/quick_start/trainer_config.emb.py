@@ -1,14 +1,14 @@
 """Sentiment of short texts: the mean of learnt word vectors, and one hidden layer."""
 
 import paddle
-from texts import COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+from texts import BLANK, COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
 
 LABEL = "label"
 OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_rate": 0.005}
 
 
-def network(inputs, job):
-    words, label = inputs["words"], inputs["label"]
+def network(data, job):
+    words, label = data["words"], data["label"]
     vectors = job.embedding(words, job.options["buckets"], job.options["width"], "word_vector", spread=0.05)
     present = paddle.cast(words > 0, "float32")
     total = paddle.sum(vectors * paddle.unsqueeze(present, -1), axis=1)

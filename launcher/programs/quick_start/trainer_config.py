@@ -1,14 +1,14 @@
 """Sentiment of short texts: logistic regression on a bag of words (a weight a word, summed over the text)."""
 
 import paddle
-from texts import COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+from texts import BLANK, COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
 
 LABEL = "label"
 OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.03}
 
 
-def network(inputs, job):
-    words, label = inputs["words"], inputs["label"]
+def network(data, job):
+    words, label = data["words"], data["label"]
     weights = job.embedding(words, job.options["buckets"], 1, "word_weight", spread=0.001)
     present = paddle.cast(words > 0, "float32")
     score = paddle.sum(paddle.squeeze(weights, -1) * present, axis=1, keepdim=True)

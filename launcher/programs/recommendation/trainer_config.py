@@ -12,6 +12,7 @@ from launcher.worker.interface import Ids, Job, Real, real_number
 
 COLUMNS = ("user_id", "item_id", "rating")
 LABEL = "rating"
+BLANK = {"rating": "3"}  # any that parses: a film not yet rated has none
 TABLES = ("ml-100k.user", "ml-100k.item")
 LOWEST, HIGHEST = 1, 5
 OPTIONS = {"factors": 8, "features": 14, "learning_rate": 0.005, "penalty": 0.02, "mean": 3.53}
@@ -60,11 +61,14 @@ def parse(row: dict, job: Job) -> dict:
         if row[column] not in known:
             raise ValueError(f"column {column} is {row[column]!r}, but {table} has no such row")
     rating = real_number(row, "rating", LOWEST, HIGHEST)
-    return {"features": job.side["users"][row["user_id"]] + job.side["films"][row["item_id"]], "rating": rating}
+    return {
+        "features": job.side["users"][row["user_id"]] + job.side["films"][row["item_id"]],
+        "rating": rating,
+    }
 
 
-def network(inputs, job):
-    features, rating = inputs["features"], inputs["rating"]
+def network(data, job):
+    features, rating = data["features"], data["rating"]
     table = job.embedding(features, job.side["rows"], 1 + job.options["factors"], "feature", spread=0.02)
     present = paddle.unsqueeze(paddle.cast(features > 0, "float32"), -1)
     table = table * present

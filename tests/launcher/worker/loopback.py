@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,7 +92,11 @@ class Loopback:
             started.append((spec, process))
         return started
 
-    def run(self, seconds: float = 120) -> dict[str, int]:
+    def run(
+        self,
+        seconds: float = 120,
+        watch: Callable[[dict[str, subprocess.Popen[bytes]]], object] = lambda _: None,
+    ) -> dict[str, int]:
         """Runs all to their end; returns exit codes by `rank/name`. A first bad end stops the others."""
         runtime = FleetRuntime()
         running = {}
@@ -102,8 +108,9 @@ class Loopback:
         deadline = time.monotonic() + seconds
         try:
             while any(p.poll() is None for p in running.values()):
+                watch(running)
                 if any(p.poll() for p in running.values()):
-                    time.sleep(0.3)  # the one that failed first is not always the one with the reason
+                    self._linger(running)
                     break
                 if time.monotonic() > deadline:
                     break
@@ -111,11 +118,16 @@ class Loopback:
             return {name: -999 if p.poll() is None else p.returncode for name, p in running.items()}
         finally:
             for process in running.values():
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 process.wait()
+
+    @staticmethod
+    def _linger(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        """Lets others that fail for the same reason end by themselves, so that their codes are seen."""
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline and any(p.poll() is None for p in running.values()):
+            time.sleep(0.05)
 
     def log(self, rank: int = 0) -> str:
         return self.output.train_log(rank).read_text(errors="replace")

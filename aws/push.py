@@ -1,0 +1,142 @@
+"""`make push`: builds the launcher's image for the nodes' architecture, pushes it, and sets its digest."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aws.stack import CommandError, run
+from infra import capacity, naming
+
+BUILDERS = ("buildah", "docker")
+_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)")
+
+
+@dataclass(frozen=True)
+class Login:
+    """User and password of a registry; they live in a folder that is removed after the push."""
+
+    user: str
+    password: str
+
+
+def builder(wanted: str = "") -> str:
+    """The builder to use: the wanted one, else the first on PATH.
+
+    Raises:
+        CommandError: there is none.
+    """
+    names = (wanted,) if wanted != "" else BUILDERS
+    for name in names:
+        if shutil.which(name):
+            return name
+    raise CommandError(f"no {' and no '.join(names)} on PATH; install one of them to build the image")
+
+
+def architecture(instance_types: Sequence[str]) -> str:
+    """`arm64` for Graviton nodes, else `amd64`: infra/nodes.py chooses the nodes' system by the first type."""
+    return "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
+
+
+def tag(context: Path, arch: str, base: str) -> str:
+    """A tag that stands for one image: the launcher's digest, the architecture, and the base."""
+    digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
+    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}"
+
+
+def build_argv(tool: str, context: Path, reference: str, arch: str, base: str) -> list[str]:
+    """The builder's command line. Attestations are off: the digest is then the image's own, of one platform."""
+    verb = ["build", "--provenance=false"] if tool == "docker" else ["build", "--format", "docker"]
+    return [tool, *verb, "--platform", f"linux/{arch}", "--build-arg", f"BASE={base}", "--tag", reference, str(context)]
+
+
+def push_argv(tool: str, reference: str, config: Path, *, tls: bool = True) -> list[str]:
+    """Pushes with the login of folder `config`, in the form of docker's own `config.json`."""
+    if tool == "docker":
+        return ["docker", "--config", str(config), "push", reference]
+    verify = [] if tls else ["--tls-verify=false"]
+    digest = ["--digestfile", str(config / "digest")]
+    return ["buildah", "push", *verify, "--authfile", str(config / "config.json"), *digest, reference]
+
+
+def build_and_push(
+    tool: str, context: Path, reference: str, arch: str, base: str, login: Login | None, *, tls: bool = True
+) -> str:
+    """Builds and pushes; returns the digest that the registry gave, `sha256:…`.
+
+    Raises:
+        CommandError: a step failed, with the builder's own words above it.
+    """
+    run(build_argv(tool, context, reference, arch, base), context)
+    with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as made:
+        config = Path(made)
+        auths: dict[str, Any] = {}
+        if login is not None:
+            secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
+            auths[reference.partition("/")[0]] = {"auth": secret}
+        (config / "config.json").write_text(json.dumps({"auths": auths}), encoding="utf-8")
+        run(push_argv(tool, reference, config, tls=tls), context, env=dict(os.environ))
+        if tool == "buildah":
+            return (config / "digest").read_text(encoding="utf-8").strip()
+    name = reference.rpartition(":")[0]
+    asked = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
+    for known in json.loads(run(asked, context, capture=True)):
+        if known.startswith(f"{name}@"):
+            return str(known.partition("@")[2])
+    raise CommandError(f"{reference} was pushed, but docker does not know its digest; push again with buildah")
+
+
+def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
+    """Digest of the image with that tag, or None."""
+    try:
+        found = ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": wanted}])
+    except ecr.exceptions.ImageNotFoundException:
+        return None
+    return str(found["imageDetails"][0]["imageDigest"])
+
+
+def ecr_login(ecr: Any) -> Login:
+    """ECR's password of the next twelve hours."""
+    token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]
+    user, _, password = base64.b64decode(token).decode().partition(":")
+    return Login(user, password)
+
+
+def push(url: str, context: Path, instance_types: Sequence[str], base: str, ecr: Any, tool: str = "") -> str:
+    """The image with its digest, built and pushed unless the registry has this very one already.
+
+    Args:
+        url: the stack's output `registry`.
+        context: the folder `launcher/`.
+        instance_types: the nodes'.
+        base: the Dockerfile's argument BASE.
+        ecr: a boto3 client of the registry's region.
+        tool: buildah or docker; empty: what is there.
+
+    Raises:
+        CommandError: `url` is no ECR repository, there is no builder, or a step failed.
+    """
+    found = _ECR.fullmatch(url)
+    if found is None:
+        raise CommandError(f"the stack's output registry is {url!r}, which is no ECR repository")
+    arch = architecture(instance_types)
+    wanted = tag(context, arch, base)
+    digest = in_registry(ecr, found[3], wanted)
+    if digest is None:
+        chosen = builder(tool)
+        digest = build_and_push(chosen, context, f"{url}:{wanted}", arch, base, ecr_login(ecr))
+    return f"{url}@{digest}"
+
+
+def config_argv(stack: str, image: str) -> list[str]:
+    """Writes the image to the stack's settings."""
+    return ["pulumi", "config", "set", "paddle-training:image", image, "--stack", stack]

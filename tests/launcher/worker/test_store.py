@@ -1,0 +1,93 @@
+"""The trainers' meeting place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def wait(port: int) -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.02)
+        else:
+            return
+    raise AssertionError(f"nothing listens on {port}")
+
+
+def gone(port: int) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def call(method: str, port: int, key: str, body: bytes | None = None) -> bytes:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{key}", data=body, method=method)
+    with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+        return bytes(answer.read())
+
+
+PARENT = (
+    "import sys, time; from launcher.worker import store; "
+    "store.start('127.0.0.1', int(sys.argv[1])); time.sleep(60)"
+)
+
+
+def test_it_keeps_values_and_ends_with_the_process_that_started_it() -> None:
+    port = free_port()
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(port)], cwd=ROOT)
+    try:
+        wait(port)
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            call("GET", port, "/worker/0")
+        call("PUT", port, "/worker/0", b"\x00address")
+        assert call("GET", port, "/worker/0") == b"\x00address"
+        call("DELETE", port, "/worker/0", b"")
+        assert call("GET", port, "/worker/0") == b"\x00address", "another trainer may still need it"
+    finally:
+        parent.kill()
+        parent.wait()
+    assert gone(port), "a killed pserver leaves nothing on the port"
+
+
+def test_a_port_in_use_ends_the_pserver_with_a_message() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        parent = subprocess.Popen(
+            [sys.executable, "-c", PARENT, str(port)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+        _, said = parent.communicate(timeout=30)
+    assert parent.returncode == -signal.SIGTERM
+    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert "portsNumSparse" in said
