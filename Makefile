@@ -60,5 +60,6 @@ lint: venv ## ruff and mypy
 fmt: venv ## format and sort
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
 
-docs: tools ## the chart's README from its values
+docs: tools ## the README's tables and the chart's README from their sources
+	@$(RUN) docs/tables.py
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file

@@ -19,8 +19,8 @@ from infra.settings import Settings
 # AWS's own month for prices that are quoted by the month.
 HOURS_PER_MONTH = 730
 
-# Interface endpoints of `nat: none` in each zone. A test compares it with infra/network.py, which imports the AWS
-# SDK and takes seconds to load.
+# Interface endpoints of `nat: none` in each zone. A test compares it with infra/network.py, which imports
+# the AWS SDK and takes seconds to load.
 ENDPOINTS = 11
 
 

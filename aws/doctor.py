@@ -1,4 +1,4 @@
-"""`make doctor`: what stands between a stack and `pulumi up`, found in seconds. It only asks; it makes nothing.
+"""`make doctor`: what stands between a stack and `pulumi up`, found in seconds. It makes nothing.
 
 Each check is one function that yields findings; one that may not look, or finds no answer, says so instead of
 failing. The checks run side by side.
@@ -52,7 +52,9 @@ def caller(client: Client) -> tuple[dict[str, str] | None, list[Finding]]:
         who = client("sts").get_caller_identity()
     except ClientError as error:
         said = error.response["Error"]
-        return None, [Finding("bad", f"AWS refuses these credentials: {said['Code']}: {said['Message']}", mend)]
+        return None, [
+            Finding("bad", f"AWS refuses these credentials: {said['Code']}: {said['Message']}", mend)
+        ]
     except (BotoCoreError, ValueError) as error:
         said_so = " ".join(str(error).split())
         return None, [Finding("bad", f"no credentials, or AWS cannot be reached: {said_so}", mend)]
@@ -71,13 +73,16 @@ def check_admin(stack: Stack, client: Client) -> Iterator[Finding]:
     kind, _, name = mine.partition(":iam::")[2].partition(":")[2].partition("/")
     wanted = f"{kind}/{name.rpartition('/')[2]}"
     admins = stack.settings.cluster.admins
-    if any(a.rpartition(":")[2].partition("/")[0] == kind and a.endswith(f"/{wanted.partition('/')[2]}") for a in admins):
+    if any(
+        a.rpartition(":")[2].partition("/")[0] == kind and a.endswith(f"/{wanted.partition('/')[2]}")
+        for a in admins
+    ):
         yield Finding("ok", f"{wanted} is an administrator of the cluster")
     else:
         listed = ", ".join(admins) or "none"
         yield Finding(
             "bad",
-            f"cluster.admins ({listed}) does not name {wanted}: the cluster would come up, but not the release",
+            f"cluster.admins ({listed}) does not name {wanted}: the release could not be made",
             f"pulumi config set --path 'cluster.admins[{len(admins)}]' {wanted} --stack {stack.name}",
         )
 
@@ -90,7 +95,7 @@ def check_region(stack: Stack, client: Client) -> Iterator[Finding]:
         on = ", ".join(sorted(name for name, status in regions.items() if status != "not-opted-in"))
         yield Finding("bad", f"aws:region {stack.region} is not on in this account", f"use one of {on}")
         return
-    zones = offered_zones(stack, client)
+    zones = offered_zones(client)
     missing = sorted(set(network.availability_zones) - set(zones))
     if missing or len(zones) < network.zones:
         lacks = f"no zone {', '.join(missing)}" if missing else f"only {len(zones)} zones"
@@ -99,7 +104,7 @@ def check_region(stack: Stack, client: Client) -> Iterator[Finding]:
         yield Finding("ok", f"region {stack.region} with zones {', '.join(zones)}")
 
 
-def offered_zones(stack: Stack, client: Client) -> list[str]:
+def offered_zones(client: Client) -> list[str]:
     """Names of the region's ordinary zones."""
     asked = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
     found = client("ec2").describe_availability_zones(Filters=asked)["AvailabilityZones"]
@@ -112,14 +117,18 @@ def used_zones(stack: Stack, client: Client) -> list[str]:
     if network.vpc_id != "":
         found = client("ec2").describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]
         return sorted({subnet["AvailabilityZone"] for subnet in found})
-    return list(network.availability_zones) or offered_zones(stack, client)[: network.zones]
+    return list(network.availability_zones) or offered_zones(client)[: network.zones]
 
 
 def check_types(stack: Stack, client: Client) -> Iterator[Finding]:
     """Every zone that nodes use offers an instance type of theirs."""
     zones, types = used_zones(stack, client), stack.settings.nodes.instance_types
-    pages = client("ec2").get_paginator("describe_instance_type_offerings").paginate(
-        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
+    pages = (
+        client("ec2")
+        .get_paginator("describe_instance_type_offerings")
+        .paginate(
+            LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
+        )
     )
     offered = {(o["InstanceType"], o["Location"]) for page in pages for o in page["InstanceTypeOfferings"]}
     for kind in types:
@@ -200,11 +209,15 @@ def check_vpcs(stack: Stack, client: Client) -> Iterator[Finding]:
         yield Finding("bad", f"network.vpcId {wanted} is not in {stack.region}", "correct it or aws:region")
 
 
-def check_actions(stack: Stack, client: Client) -> Iterator[Finding]:
+def check_actions(_: Stack, client: Client) -> Iterator[Finding]:
     """The caller may do what the program does: asks IAM's simulator, which makes no call."""
     arn = role_of(client("sts").get_caller_identity()["Arn"])
     if arn.endswith(":root"):
-        yield Finding("warn", "these are the account's root credentials", "use a role; make iam-policy prints its policy")
+        yield Finding(
+            "warn",
+            "these are the account's root credentials",
+            "use a role; make iam-policy prints its policy",
+        )
         return
     if ":role/" in arn:
         # The session's ARN has lost the role's path, which the simulator wants.
@@ -215,7 +228,9 @@ def check_actions(stack: Stack, client: Client) -> Iterator[Finding]:
     for start in range(0, len(actions), _ACTIONS_A_CALL):
         asked = {"PolicySourceArn": arn, "ActionNames": actions[start : start + _ACTIONS_A_CALL]}
         for page in client("iam").get_paginator("simulate_principal_policy").paginate(**asked):
-            denied += [r["EvalActionName"] for r in page["EvaluationResults"] if r["EvalDecision"] != "allowed"]
+            denied += [
+                r["EvalActionName"] for r in page["EvaluationResults"] if r["EvalDecision"] != "allowed"
+            ]
     if denied:
         more = f" and {len(denied) - 8} more" if len(denied) > 8 else ""
         yield Finding(
@@ -235,7 +250,9 @@ def check_image(stack: Stack, client: Client) -> Iterator[Finding]:
         told = "no image is set: up makes everything but the release"
         yield Finding("warn", told, f"pulumi up --stack {stack.name}, then {mend}, then pulumi up again")
         return
-    found = re.fullmatch(r"(\d+)\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^@:]+)(?:@(sha256:\w+)|:(.+))", image)
+    found = re.fullmatch(
+        r"(\d+)\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^@:]+)(?:@(sha256:\w+)|:(.+))", image
+    )
     if found is None:
         yield Finding("unknown", f"{image} is not in ECR, so it was not looked for")
         return

@@ -43,7 +43,7 @@ def builder(wanted: str = "") -> str:
 
 
 def architecture(instance_types: Sequence[str]) -> str:
-    """`arm64` for Graviton nodes, else `amd64`: infra/nodes.py chooses the nodes' system by the first type."""
+    """`arm64` for Graviton nodes, else `amd64`: the first type decides, as in infra/nodes.py."""
     return "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
 
 
@@ -54,9 +54,19 @@ def tag(context: Path, arch: str, base: str) -> str:
 
 
 def build_argv(tool: str, context: Path, reference: str, arch: str, base: str) -> list[str]:
-    """The builder's command line. Attestations are off: the digest is then the image's own, of one platform."""
+    """The builder's command line. Without attestations the digest is the image's own, of one platform."""
     verb = ["build", "--provenance=false"] if tool == "docker" else ["build", "--format", "docker"]
-    return [tool, *verb, "--platform", f"linux/{arch}", "--build-arg", f"BASE={base}", "--tag", reference, str(context)]
+    return [
+        tool,
+        *verb,
+        "--platform",
+        f"linux/{arch}",
+        "--build-arg",
+        f"BASE={base}",
+        "--tag",
+        reference,
+        str(context),
+    ]
 
 
 def push_argv(tool: str, reference: str, config: Path, *, tls: bool = True) -> list[str]:
@@ -69,7 +79,7 @@ def push_argv(tool: str, reference: str, config: Path, *, tls: bool = True) -> l
 
 
 def build_and_push(
-    tool: str, context: Path, reference: str, arch: str, base: str, login: Login | None, *, tls: bool = True
+    tool: str, context: Path, reference: str, *, arch: str, base: str, login: Login | None, tls: bool = True
 ) -> str:
     """Builds and pushes; returns the digest that the registry gave, `sha256:…`.
 
@@ -92,7 +102,9 @@ def build_and_push(
     for known in json.loads(run(asked, context, capture=True)):
         if known.startswith(f"{name}@"):
             return str(known.partition("@")[2])
-    raise CommandError(f"{reference} was pushed, but docker does not know its digest; push again with buildah")
+    raise CommandError(
+        f"{reference} was pushed, but docker does not know its digest; push again with buildah"
+    )
 
 
 def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
@@ -111,7 +123,9 @@ def ecr_login(ecr: Any) -> Login:
     return Login(user, password)
 
 
-def push(url: str, context: Path, instance_types: Sequence[str], base: str, ecr: Any, tool: str = "") -> str:
+def push(
+    url: str, context: Path, instance_types: Sequence[str], *, base: str, ecr: Any, tool: str = ""
+) -> str:
     """The image with its digest, built and pushed unless the registry has this very one already.
 
     Args:
@@ -133,7 +147,9 @@ def push(url: str, context: Path, instance_types: Sequence[str], base: str, ecr:
     digest = in_registry(ecr, found[3], wanted)
     if digest is None:
         chosen = builder(tool)
-        digest = build_and_push(chosen, context, f"{url}:{wanted}", arch, base, ecr_login(ecr))
+        digest = build_and_push(
+            chosen, context, f"{url}:{wanted}", arch=arch, base=base, login=ecr_login(ecr)
+        )
     return f"{url}@{digest}"
 
 

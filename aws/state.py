@@ -46,7 +46,7 @@ def prepare(client: Client, region: str) -> State:
     return State(
         bucket=bucket,
         backend=f"s3://{bucket}?region={region}&awssdk=v2",
-        secrets=f"awskms:///{ALIAS}?region={region}&awssdk=v2",
+        secrets=f"awskms://{ALIAS}?region={region}&awssdk=v2",
     )
 
 
@@ -99,7 +99,9 @@ def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
         "NoncurrentVersionExpiration": {"NoncurrentDays": KEEP_DAYS},
     }
     s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [old]})
-    partition = "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    partition = (
+        "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
+    )
     document = json.loads(policies.bucket_policy(f"arn:{partition}:s3:::{name}"))
     s3.put_bucket_policy(Bucket=name, Policy=json.dumps(document))
     tags = [{"Key": k, "Value": v} for k, v in _TAGS.items()]

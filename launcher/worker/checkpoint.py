@@ -52,8 +52,8 @@ class Save:
         free = files.free_bytes(self.final)
         if free < least_bytes + MARGIN_BYTES:
             raise StorageError(
-                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, "
-                f"but it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in runs/), "
+                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, but "
+                f"it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in runs/), "
                 "then start the run again: it goes on from the last whole pass."
             )
 

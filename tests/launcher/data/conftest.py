@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +16,26 @@ import pytest
 from launcher.data import prepare
 from launcher.data.stream import Retry
 from launcher.settings import DataSettings
+
+LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def tarred(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
 
 
 @dataclass

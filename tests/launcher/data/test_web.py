@@ -20,8 +20,7 @@ import pytest
 from launcher.data import prepare
 from launcher.data.stream import Retry
 from launcher.errors import DataError
-from tests.launcher.data.conftest import Pod
-from tests.launcher.data.test_prepare import LINES, tarred, zipped
+from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 CONTENT = b"".join(b"%d a line that is long enough to be cut anywhere\n" % n for n in range(20_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

@@ -158,9 +158,11 @@ def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Sta
 
 
 def test_gradient_num_is_what_a_synchronous_step_waits_for(tmp_path: Path, staged: Staged, port: int) -> None:
-    """With 150 rows on one rank and 600 on the other, both take the same number of steps, together."""
+    """Without its second trainer a job of two never begins; with it, both take the same number of steps."""
     data = staged(ranks=2)
-    (data[1] / "train.txt").write_text("".join((data[1] / "train.txt").open().readlines()[:150]))
+    (data[1] / "train.txt").write_text(
+        "".join((data[1] / "train.txt").read_text().splitlines(keepends=True)[:150])
+    )
     values = {
         **FEW,
         "PADDLE_LAUNCHER_MODE": "sync",
@@ -168,11 +170,11 @@ def test_gradient_num_is_what_a_synchronous_step_waits_for(tmp_path: Path, stage
         "CONF_PADDLE_PORT": str(port),
     }
     gang = Loopback(tmp_path, data, QUICK, values={**values, "CONF_PADDLE_GRADIENT_NUM": "2"})
+    assert gang.run(12, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
+    assert "training begins" not in gang.log()
     run(gang)
     begins = [line for rank in (0, 1) for line in gang.log(rank).splitlines() if "training begins" in line]
     assert len({line.partition("training")[2] for line in begins}) == 1
-    seconds = [float(row["seconds"]) for row in rows(gang)]
-    assert seconds[0] == pytest.approx(seconds[1], rel=0.2)
 
 
 def test_a_program_without_its_functions_ends_with_one_list(
@@ -233,7 +235,7 @@ def test_a_row_that_cannot_be_parsed_is_named_with_file_row_and_column(
 
 def test_labels_of_one_class_are_refused(tmp_path: Path, staged: Staged, port: int) -> None:
     data = staged()
-    lines = [line for line in (data[0] / "train.txt").open() if line.startswith("positive")]
+    lines = [line for line in (data[0] / "train.txt").read_text().splitlines(keepends=True) if line[0] == "p"]
     (data[0] / "train.txt").write_text("".join(lines))
     gang = Loopback(tmp_path, data, QUICK, values={"CONF_PADDLE_PORT": str(port)})
     assert gang.run()["0/trainer"] == 65

@@ -1,0 +1,177 @@
+"""Commands for a stack of target aws: `python -m aws doctor|cost|push|state|smoke|preview-comment`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from botocore.exceptions import BotoCoreError, ClientError
+from rich.console import Console
+from rich.table import Table
+
+from aws import cost as costs
+from aws import doctor as doctors
+from aws import preview_comment as comments
+from aws import push as pushing
+from aws import smoke as smoking
+from aws import state as states
+from aws.stack import CommandError, Stack, clients, outputs, read, run
+from infra.problems import SettingsError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="What goes with a stack of target aws.")
+out = Console(soft_wrap=True, highlight=False)
+
+StackName = Annotated[str, typer.Option("--stack", help="The stack: Pulumi.<stack>.yaml.")]
+Folder = Annotated[Path, typer.Option("--folder", help="The project's folder.")]
+Base = Annotated[str, typer.Option("--base", help="Base image: Debian 12 with Python 3.11.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of a change, such as nodes.desired=1.")
+]
+
+PROJECT = Path(__file__).resolve().parent.parent
+BASE = "python:3.11-slim-bookworm"
+_MARKS = {"ok": "[green]ok[/]", "unknown": "[yellow]??[/]", "warn": "[yellow]!![/]", "bad": "[red]no[/]"}
+
+
+@app.command()
+def doctor(stack: StackName, folder: Folder = PROJECT) -> None:
+    """What stands between this stack and `pulumi up`; changes nothing."""
+    known = read(folder, stack)
+    findings = doctors.examine(known, clients(known.region))
+    for finding in findings:
+        out.print(_MARKS[finding.level], finding.what, markup=True)
+        if finding.mend != "":
+            out.print(f"     → {finding.mend}", markup=False)
+    if any(finding.level == "bad" for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def cost(stack: StackName, changes: Changes = None, folder: Folder = PROJECT) -> None:
+    """What this stack costs an hour by part, and with --set what a change does to it."""
+    before = read(folder, stack)
+    columns = {"now": list(costs.parts(before.settings))}
+    if changes:
+        columns[", ".join(changes)] = list(costs.parts(read(folder, stack, changes).settings))
+    else:
+        columns["compute=off"] = list(costs.parts(read(folder, stack, ["compute=off"]).settings))
+    table = Table("$ an hour", *columns)
+    names = list(dict.fromkeys(part.name for parts in columns.values() for part in parts))
+    for name in names:
+        cells = [_cell(next((p for p in parts if p.name == name), None)) for parts in columns.values()]
+        table.add_row(name, *cells)
+    table.add_section()
+    table.add_row("sum", *(f"{costs.total(parts):.3f}" for parts in columns.values()))
+    hours = costs.HOURS_PER_MONTH
+    table.add_row("a month of it", *(f"{costs.total(parts) * hours:.0f}" for parts in columns.values()))
+    out.print(table)
+    known = costs.prices()
+    out.print("By use: " + "; ".join(f"{name} {price}" for name, price in costs.by_usage()))
+    elsewhere = "" if before.region == known["region"] else f" {before.region} may cost more or less."
+    out.print(f"List prices of {known['region']} as of {known['date']} (aws/prices.yaml).{elsewhere}")
+
+
+def _cell(part: costs.Part | None) -> str:
+    if part is None:
+        return "-"
+    return (
+        "not in the table" if part.per_hour is None else f"{part.per_hour:.3f}  ({part.count:g} {part.unit})"
+    )
+
+
+@app.command()
+def push(stack: StackName, base: Base = BASE, builder: str = "", folder: Folder = PROJECT) -> None:
+    """Builds the image, pushes it to the stack's registry and writes its digest to the stack's settings."""
+    image = _push(read(folder, stack), base, builder)
+    out.print(f"image {image}\nnext: pulumi up --stack {stack}")
+
+
+def _push(known: Stack, base: str, builder: str) -> str:
+    url = outputs(known.folder, known.name).get("registry")
+    if url is None:
+        raise CommandError(f"stack {known.name} has no registry yet: pulumi up --stack {known.name} makes it")
+    types = known.settings.nodes.instance_types
+    ecr = clients(known.region)("ecr")
+    image = pushing.push(str(url), known.folder / "launcher", types, base=base, ecr=ecr, tool=builder)
+    run(pushing.config_argv(known.name, image), known.folder)
+    return image
+
+
+@app.command()
+def state(stack: StackName, folder: Folder = PROJECT) -> None:
+    """Makes a bucket for Pulumi's state and a key for its secrets, and prints the commands that use them."""
+    known = read(folder, stack)
+    prepared = states.prepare(clients(known.region), known.region)
+    out.print(f"# bucket {prepared.bucket} and key {states.ALIAS} are ready; next:")
+    for line in states.next_steps(prepared, stack):
+        out.print(line, markup=False)
+
+
+@app.command()
+def smoke(
+    stack: StackName,
+    *,
+    base: Base = BASE,
+    results: Annotated[Path, typer.Option("--to", help="Folder for the results.")] = Path("smoke-results"),
+    yes: Annotated[bool, typer.Option("--yes", help="Yes, it may cost money.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the stack as it is at the end.")] = False,
+    folder: Folder = PROJECT,
+) -> None:
+    """Up, train, results, destroy, residue by tag: in a real account."""
+    known = read(folder, stack)
+    price = costs.total(list(costs.parts(known.settings)))
+    if not yes:
+        raise CommandError(
+            f"this makes real resources at some ${price:.2f} an hour; say YES=1 (--yes) to go on"
+        )
+    if known.settings.storage.protect and not keep:
+        mend = f"pulumi config set --path storage.protect false --stack {stack}"
+        raise CommandError(
+            f"storage.protect is true, so a destroy would leave things behind by design: {mend}"
+        )
+    findings = doctors.examine(known, clients(known.region))
+    bad = [f for f in findings if f.level == "bad"]
+    if bad:
+        raise CommandError("\n".join(f"{f.what}\n  → {f.mend}" for f in bad))
+
+    def say(text: str) -> None:
+        out.rule(text)
+
+    left = smoking.smoke(
+        known, clients(known.region), sys.executable, base, results.resolve(), say, keep=keep
+    )
+    if left:
+        raise CommandError("still there after destroy:\n" + "\n".join(left))
+    out.print(f"done; results are in {results}")
+
+
+@app.command(name="preview-comment")
+def preview_comment(
+    stack: StackName,
+    base: Annotated[Path, typer.Option("--base", help="Checkout of the pull request's base.")],
+    to: Annotated[Path, typer.Option("--to", help="File for the comment.")],
+    head: Annotated[Path, typer.Option("--head", help="Checkout of its head.")] = PROJECT,
+) -> None:
+    """Writes the comment for a pull request; ends with the preview's exit code."""
+    found = comments.report(stack, base.resolve(), head.resolve())
+    to.write_text(comments.comment(found), encoding="utf-8")
+    raise typer.Exit(found.code)
+
+
+def main() -> int:
+    """Runs a command; every mistake is one message on stderr."""
+    try:
+        app()
+    except (CommandError, SettingsError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 64 if isinstance(error, SettingsError) else 1
+    except (ClientError, BotoCoreError) as error:
+        sys.stderr.write(f"AWS: {' '.join(str(error).split())}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""`make doctor` names what is wrong before anything is made, and makes nothing."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, NoCredentialsError
+
+from aws import doctor
+from infra import policies
+from tests.aws_tools.conftest import REGION
+
+ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
+
+
+class _MissingQuotaError(Exception):
+    pass
+
+
+def refused(operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, operation)
+
+
+class Iam:
+    """IAM's simulator, which moto has not: refuses the actions it is told to."""
+
+    def __init__(self, denied=(), error=None):
+        self.denied, self.error, self.asked = set(denied), error, []
+
+    def get_role(self, RoleName):  # noqa: N803 - boto3's names
+        return {"Role": {"Arn": f"arn:aws:iam::123456789012:role/teams/{RoleName}"}}
+
+    def get_paginator(self, name):
+        assert name == "simulate_principal_policy"
+        return self
+
+    def paginate(self, PolicySourceArn, ActionNames):  # noqa: N803
+        if self.error:
+            raise self.error
+        assert PolicySourceArn == "arn:aws:iam::123456789012:role/teams/Admin"
+        assert len(ActionNames) <= 100
+        self.asked += ActionNames
+        decided = [(a, "implicitDeny" if a in self.denied else "allowed") for a in ActionNames]
+        yield {"EvaluationResults": [{"EvalActionName": a, "EvalDecision": d} for a, d in decided]}
+
+
+class Quotas:
+    """An account whose quotas are AWS's defaults, or those that a test sets by their code."""
+
+    exceptions = SimpleNamespace(NoSuchResourceException=_MissingQuotaError)
+    defaults = {"L-1216C47A": 64.0, "L-34B43A08": 64.0, "L-0263D0A3": 5.0, "L-F678F1CE": 5.0}  # noqa: RUF012
+
+    def __init__(self, **own):
+        self.own = {code.replace("_", "-"): value for code, value in own.items()}
+
+    def get_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
+        if QuotaCode not in self.own:
+            raise _MissingQuotaError
+        return {"Quota": {"Value": self.own[QuotaCode]}}
+
+    def get_aws_default_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
+        return {"Quota": {"Value": self.defaults[QuotaCode]}}
+
+
+@pytest.fixture
+def world(account, client):
+    """The emulated account with stand-ins for what moto lacks."""
+
+    def make(**replaced):
+        who = SimpleNamespace(get_caller_identity=lambda: {"Account": "123456789012", "Arn": ARN})
+        stand_ins = {"sts": who, "iam": Iam(), "service-quotas": Quotas(), **replaced}
+        return lambda service: stand_ins.get(service) or client(service)
+
+    return make
+
+
+def levels(findings, level):
+    return [f.what for f in findings if f.level == level]
+
+
+def test_an_account_that_is_ready_gets_no_complaint_but_the_missing_image(dev, world) -> None:
+    iam = Iam()
+    found = doctor.examine(dev(), world(iam=iam))
+    assert levels(found, "bad") == []
+    assert levels(found, "unknown") == []
+    assert [f.mend for f in found if f.level == "warn"] == [
+        "pulumi up --stack dev, then make push STACK=dev, then pulumi up again"
+    ]
+    documented = {a for s in json.loads(policies.deployer())["Statement"] for a in s["Action"]}
+    assert documented - set(iam.asked) == {"iam:PassRole"}
+
+
+def test_it_makes_nothing(dev, world) -> None:
+    calls: list[str] = []
+    session = boto3.session.Session(region_name=REGION)
+    session.events.register("before-call", lambda model, **_: calls.append(model.name))
+    inner = world()
+
+    def client(service):
+        known = inner(service)
+        return known if not hasattr(known, "meta") else session.client(service)
+
+    doctor.examine(dev(), client)
+    assert calls
+    assert [name for name in calls if not name.startswith(("Describe", "Get", "List"))] == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NoCredentialsError(),
+        ClientError(
+            {"Error": {"Code": "ExpiredToken", "Message": "The security token is expired"}}, "GetCallerIdentity"
+        ),
+    ],
+)
+def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> None:
+    def fail():
+        raise error
+
+    found = doctor.examine(dev(), world(sts=SimpleNamespace(get_caller_identity=fail)))
+    assert [f.level for f in found] == ["bad"]
+    assert "sign in" in found[0].mend
+
+
+@pytest.mark.parametrize(
+    ("changes", "replaced", "said"),
+    [
+        (["cluster.admins=[role/Other]"], {}, "does not name role/Admin"),
+        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no zone us-west-2x"),
+        (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a, us-west-2b"),
+        (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
+        ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),
+        (["nodes.capacity=SPOT"], {"service-quotas": Quotas(L_34B43A08=0.0)}, "spot standard instances: 0 used"),
+        (["network.nat=per-az"], {"service-quotas": Quotas(L_0263D0A3=1.0)}, "2 needed, quota 1"),
+        ([], {"service-quotas": Quotas(L_F678F1CE=1.0)}, "VPCs: 1 used by others, 1 needed, quota 1"),
+        (
+            ["network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]"],
+            {},
+            "vpc-0abc is not in us-west-2",
+        ),
+        ([], {"iam": Iam(denied=["eks:CreateCluster"])}, "IAM actions are missing: eks:CreateCluster"),
+        (
+            ["image=123456789012.dkr.ecr.us-west-2.amazonaws.com/none@sha256:" + "0" * 64],
+            {},
+            "is not in the registry",
+        ),
+    ],
+)
+def test_each_obstacle_is_named_with_a_mend(dev, world, changes, replaced, said) -> None:
+    found = [f for f in doctor.examine(dev(*changes), world(**replaced)) if f.level == "bad"]
+    assert [f for f in found if said in f.what and f.mend], found
+
+
+def test_a_region_that_is_off_is_named_with_those_that_are_on(dev, world) -> None:
+    found = doctor.examine(dev("aws:region=me-central-9"), world())
+    assert any("me-central-9 is not on in this account" in what for what in levels(found, "bad"))
+
+
+def test_the_stacks_own_resources_do_not_count_twice(dev, world) -> None:
+    own = [{"Key": "Project", "Value": "paddle-training"}, {"Key": "Stack", "Value": "dev"}]
+    ec2 = boto3.client("ec2", region_name=REGION)
+    tagged = [{"ResourceType": "vpc", "Tags": own}]
+    ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged)
+    found = doctor.examine(dev(), world(**{"service-quotas": Quotas(L_F678F1CE=2.0)}))
+    assert "VPCs: 1 used by others, 1 needed, quota 2" in levels(found, "ok")
+
+
+def test_what_it_may_not_look_at_is_said_and_stops_nothing(dev, world) -> None:
+    found = doctor.examine(dev(), world(iam=Iam(error=refused("SimulatePrincipalPolicy"))))
+    assert levels(found, "unknown") == ["actions: may not look: SimulatePrincipalPolicy is refused"]
+    assert levels(found, "bad") == []
+
+
+def test_an_image_that_the_registry_has_is_fine(dev, world) -> None:
+    ecr = boto3.client("ecr", region_name=REGION)
+    ecr.create_repository(repositoryName="launcher")
+    manifest = {"schemaVersion": 2, "config": {"digest": "sha256:" + "1" * 64}, "layers": []}
+    ecr.put_image(repositoryName="launcher", imageManifest=json.dumps(manifest), imageTag="one")
+    url = "123456789012.dkr.ecr.us-west-2.amazonaws.com/launcher"
+    digest = ecr.describe_images(repositoryName="launcher")["imageDetails"][0]["imageDigest"]
+    for image in (f"{url}:one", f"{url}@{digest}"):
+        assert f"image {image}" in levels(doctor.examine(dev(f"image={image}"), world()), "ok")
