@@ -140,7 +140,13 @@ def smoke(
         out.rule(text)
 
     left = smoking.smoke(
-        known, clients(known.region), sys.executable, base, results.resolve(), say, keep=keep
+        known,
+        clients(known.region),
+        python=sys.executable,
+        base=base,
+        results=results.resolve(),
+        say=say,
+        keep=keep,
     )
     if left:
         raise CommandError("still there after destroy:\n" + "\n".join(left))

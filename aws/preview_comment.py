@@ -140,6 +140,8 @@ def rendered(folder: Path, stack: str) -> str:
         values.write_text(yaml.safe_dump(chart_values.build(settings, facts, own)), encoding="utf-8")
         argv = ["helm", "template", settings.release.name, str(folder / chart_values.CHART)]
         argv += ["--namespace", settings.namespace.name, "--values", str(values)]
+        # helm by itself believes in whatever Kubernetes it was built for.
+        argv += ["--kube-version", f"{settings.cluster.version}.0"]
         return run(argv, folder, capture=True)
 
 

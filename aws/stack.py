@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,8 +66,8 @@ def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict
     except FileNotFoundError:
         known = ", ".join(sorted(p.name.split(".")[1] for p in folder.glob("Pulumi.*.yaml"))) or "none"
         raise CommandError(
-            f"there is no stack file {path.name} here; there are stacks {known}. Copy Pulumi.dev.yaml, or pass "
-            "STACK=dev"
+            f"there is no stack file {path.name} here; there are stacks {known}. "
+            "Copy Pulumi.dev.yaml, or pass STACK=dev"
         ) from None
     except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
         raise CommandError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from error
@@ -108,11 +109,17 @@ def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
 
 
 def clients(region: str) -> Client:
-    """Clients of one region, with the person's own credentials."""
-    session = boto3.session.Session(region_name=region if region != "" else None)
+    """Clients of one region, with the person's own credentials; each is made once, and any thread may ask."""
+    session: Any = boto3.session.Session(region_name=region if region != "" else None)
+    made: dict[str, Any] = {}
+    # boto3's clients may be shared by threads, its sessions may not.
+    lock = threading.Lock()
 
     def client(service: str) -> Any:
-        return session.client(service, config=_CLIENT)
+        with lock:
+            if service not in made:
+                made[service] = session.client(service, config=_CLIENT)
+            return made[service]
 
     return client
 

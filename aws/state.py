@@ -113,5 +113,6 @@ def next_steps(state: State, stack: str) -> list[str]:
     return [
         f"pulumi login '{state.backend}'",
         f"pulumi stack init {stack} --secrets-provider '{state.secrets}'",
-        f"# or, for a stack that is in this backend already: pulumi stack change-secrets-provider '{state.secrets}' --stack {stack}",
+        "# or, for a stack that is in this backend already:",
+        f"pulumi stack change-secrets-provider '{state.secrets}' --stack {stack}",
     ]

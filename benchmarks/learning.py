@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -72,7 +73,7 @@ def prepare(name: str, root: Path, source: Path, python: str) -> list[Path]:
     """Splits the data as the data Job does; returns one staged folder a rank."""
     sources = root / "sources"
     sources.mkdir(parents=True)
-    (sources / source.name).symlink_to(source)
+    shutil.copy(source, sources)
     env = {
         "PATH": os.environ["PATH"],
         "JOB_NAME": "job",

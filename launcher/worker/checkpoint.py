@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import GangError, StorageError
+from launcher.errors import GangError, SettingsError, StorageError
 from launcher.layout import Output
 from launcher.worker.outputs import CONTENTS
 
@@ -52,9 +52,9 @@ class Save:
         free = files.free_bytes(self.final)
         if free < least_bytes + MARGIN_BYTES:
             raise StorageError(
-                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, but "
-                f"it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in runs/), "
-                "then start the run again: it goes on from the last whole pass."
+                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, "
+                f"but it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in "
+                "runs/), then start the run again: it goes on from the last whole pass."
             )
 
     def arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> None:
@@ -75,7 +75,9 @@ class Save:
                 path.relative_to(self.folder).as_posix(): path.stat().st_size
                 for path in files.folder_files(self.folder)
             }
-            files.write_json(self.folder / CONTENTS, {"pass": self.number, "files": sizes})
+            files.write_json(
+                self.folder / CONTENTS, {"pass": self.number, "servers": servers, "files": sizes}
+            )
             self.folder.rename(self.final)
             files.fsync_dir(self.final.parent)
         files.write_whole(self.final / "done", "")
@@ -108,6 +110,20 @@ def _readable(part: Path) -> bool:
     except (OSError, EOFError):
         return False
     return True
+
+
+def check_servers(folder: Path, servers: int) -> None:
+    """Raises `SettingsError` when a pass was saved by another number of pservers.
+
+    Each server reads back the files that it wrote: with another number rows would be lost without a word.
+    """
+    saved = (files.read_json(folder / CONTENTS) or {}).get("servers")
+    if saved != servers:
+        raise SettingsError(
+            f"{folder.name} was saved by {saved} pservers, now there are {servers} (trainers x portsNum): "
+            "they cannot read each other's parts of the tables. Set portsNum back, or set a new runId to "
+            "begin anew."
+        )
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:

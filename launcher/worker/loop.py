@@ -33,9 +33,10 @@ class Loop:
     def _read(self) -> tuple[samples.Samples, samples.Samples]:
         data = self.settings.data_dir
         found = []
-        for path in (data / "train.txt", data / "test.txt"):
-            rows = samples.read(path, self.program, self.progress.write)
-            samples.check_labels(rows, str(path), self.program)
+        for file in ("train.txt", "test.txt"):
+            name = f"{self.settings.rank}/data/{file}"  # as it is called below the job's folder
+            rows = samples.read(data / file, self.program, self.progress.write, name)
+            samples.check_labels(rows, name, self.program)
             found.append(rows)
         train, test = found
         self.log.line(
@@ -71,6 +72,8 @@ class Loop:
         number = self.settings.resume_pass
         folder = None if number is None else Output(self.settings.output_dir).pass_dir(number)
         trainer = self.trainer
+        if folder is not None and self.settings.mode != "geo":
+            checkpoint.check_servers(folder, len(trainer.servers))
         if folder is not None and self.settings.mode == "geo":
             # Trainer 0's parameters become the servers', so they are set before everybody meets.
             trainer.set_parameters(checkpoint.load_arrays(folder / checkpoint.PARAMETERS))

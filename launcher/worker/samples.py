@@ -35,14 +35,14 @@ class Samples:
         return {name: array[rows] for name, array in self.arrays.items()}
 
 
-def read(path: Path, program: Program, check: Callable[[], None] = lambda: None) -> Samples:
-    """Parses a whole file. Raises `DataError` that names file, row and column.
+def read(path: Path, program: Program, check: Callable[[], None] = lambda: None, name: str = "") -> Samples:
+    """Parses a whole file. Raises `DataError` that names file (as `name`, if given), row and column.
 
     `check` is called now and then, so that progress can be shown while a long file is read.
     """
     try:
         with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return parse(file, str(path), program, check)
+            return parse(file, name or str(path), program, check)
     except FileNotFoundError:
         raise DataError(
             f"there is no {path}: the data Job has not written it, or it was not staged"

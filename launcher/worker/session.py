@@ -44,8 +44,9 @@ class Role(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
     def _gloo_init(self) -> None:
         if not self._is_worker():
             return  # pservers take no part in the trainers' barriers
-        address = socket.gethostbyname(self._settings.store_host)
-        await_ports([(address, self._settings.store_port)], "the trainers' meeting place on rank 0")
+        place = (self._settings.store_host, self._settings.store_port)
+        await_ports([place], "the trainers' meeting place on rank 0")
+        address = socket.gethostbyname(self._settings.store_host)  # gloo's own client takes no names
         gloo = core.Gloo()
         gloo.set_rank(self._role_id())
         gloo.set_size(self._worker_num())

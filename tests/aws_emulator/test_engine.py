@@ -25,7 +25,8 @@ import pulumi_aws as aws
 config = pulumi.Config()
 names = config.get_bool("names") or False
 vpc = aws.ec2.Vpc("vpc", cidr_block=config.get("cidr") or "10.0.0.0/16", enable_dns_hostnames=names)
-aws.ec2.Subnet("subnet", vpc_id=vpc.id, cidr_block=vpc.cidr_block.apply(lambda cidr: cidr.replace("/16", "/24")))
+inner = vpc.cidr_block.apply(lambda cidr: cidr.replace("/16", "/24"))
+aws.ec2.Subnet("subnet", vpc_id=vpc.id, cidr_block=inner)
 """
 
 

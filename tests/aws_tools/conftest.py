@@ -41,7 +41,13 @@ def dev() -> Callable[..., Stack]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def client():
-    """Clients of the region."""
-    return clients(REGION)
+    """Clients of the region, made once for all tests, since each takes a while."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "testing")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
+        known = clients(REGION)
+        for service in ("ec2", "ecr", "s3", "kms", "sts", "resourcegroupstaggingapi"):
+            known(service)
+    return known

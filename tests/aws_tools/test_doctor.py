@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from aws import doctor
 from infra import policies
-from tests.aws_tools.conftest import REGION
 
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
@@ -93,17 +91,17 @@ def test_an_account_that_is_ready_gets_no_complaint_but_the_missing_image(dev, w
     assert documented - set(iam.asked) == {"iam:PassRole"}
 
 
-def test_it_makes_nothing(dev, world) -> None:
+def test_it_makes_nothing(dev, world, client) -> None:
     calls: list[str] = []
-    session = boto3.session.Session(region_name=REGION)
-    session.events.register("before-call", lambda model, **_: calls.append(model.name))
-    inner = world()
 
-    def client(service):
-        known = inner(service)
-        return known if not hasattr(known, "meta") else session.client(service)
+    def note(model, **_):
+        calls.append(model.name)
 
-    doctor.examine(dev(), client)
+    for service in ("ec2", "ecr"):
+        client(service).meta.events.register("before-call", note, unique_id="note")
+    doctor.examine(dev(), world())
+    for service in ("ec2", "ecr"):
+        client(service).meta.events.unregister("before-call", note, unique_id="note")
     assert calls
     assert [name for name in calls if not name.startswith(("Describe", "Get", "List"))] == []
 
@@ -113,7 +111,8 @@ def test_it_makes_nothing(dev, world) -> None:
     [
         NoCredentialsError(),
         ClientError(
-            {"Error": {"Code": "ExpiredToken", "Message": "The security token is expired"}}, "GetCallerIdentity"
+            {"Error": {"Code": "ExpiredToken", "Message": "The security token is expired"}},
+            "GetCallerIdentity",
         ),
     ],
 )
@@ -134,7 +133,11 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
         (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a, us-west-2b"),
         (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
         ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),
-        (["nodes.capacity=SPOT"], {"service-quotas": Quotas(L_34B43A08=0.0)}, "spot standard instances: 0 used"),
+        (
+            ["nodes.capacity=SPOT"],
+            {"service-quotas": Quotas(L_34B43A08=0.0)},
+            "spot standard instances: 0 used",
+        ),
         (["network.nat=per-az"], {"service-quotas": Quotas(L_0263D0A3=1.0)}, "2 needed, quota 1"),
         ([], {"service-quotas": Quotas(L_F678F1CE=1.0)}, "VPCs: 1 used by others, 1 needed, quota 1"),
         (
@@ -160,11 +163,10 @@ def test_a_region_that_is_off_is_named_with_those_that_are_on(dev, world) -> Non
     assert any("me-central-9 is not on in this account" in what for what in levels(found, "bad"))
 
 
-def test_the_stacks_own_resources_do_not_count_twice(dev, world) -> None:
+def test_the_stacks_own_resources_do_not_count_twice(dev, world, client) -> None:
     own = [{"Key": "Project", "Value": "paddle-training"}, {"Key": "Stack", "Value": "dev"}]
-    ec2 = boto3.client("ec2", region_name=REGION)
     tagged = [{"ResourceType": "vpc", "Tags": own}]
-    ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged)
+    client("ec2").create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged)
     found = doctor.examine(dev(), world(**{"service-quotas": Quotas(L_F678F1CE=2.0)}))
     assert "VPCs: 1 used by others, 1 needed, quota 2" in levels(found, "ok")
 
@@ -175,10 +177,16 @@ def test_what_it_may_not_look_at_is_said_and_stops_nothing(dev, world) -> None:
     assert levels(found, "bad") == []
 
 
-def test_an_image_that_the_registry_has_is_fine(dev, world) -> None:
-    ecr = boto3.client("ecr", region_name=REGION)
+def test_an_image_that_the_registry_has_is_fine(dev, world, client) -> None:
+    ecr = client("ecr")
     ecr.create_repository(repositoryName="launcher")
-    manifest = {"schemaVersion": 2, "config": {"digest": "sha256:" + "1" * 64}, "layers": []}
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "config": {"digest": "sha256:" + "1" * 64},
+        "layers": [],
+    }
     ecr.put_image(repositoryName="launcher", imageManifest=json.dumps(manifest), imageTag="one")
     url = "123456789012.dkr.ecr.us-west-2.amazonaws.com/launcher"
     digest = ecr.describe_images(repositoryName="launcher")["imageDetails"][0]["imageDigest"]

@@ -173,19 +173,37 @@ def test_a_process_that_dies_ends_the_job_on_all_pods_with_its_cause(
     assert any("SIGKILL" in message and victim in message for message in training.messages())
 
 
-def test_a_deleted_pod_ends_the_job_with_its_rank_in_the_cause(train: Make, cluster: Cluster) -> None:
+def test_a_deleted_pod_ends_the_attempt_everywhere_and_its_replacement_goes_on(
+    train: Make, cluster: Cluster
+) -> None:
+    """Told to stop is no failure of the run: every rank ends with 143, and Kubernetes' new pods resume."""
     training = train("recommendation", training={"passes": 500})
     training.upgrade()
-    cluster.until("rank 2 in training", 180, lambda: training.pass_of(2) >= 0)
-    pod = next(
+    cluster.until("rank 2 in its second pass", 180, lambda: training.pass_of(2) >= 1)
+    old = {p["metadata"]["name"] for p in training.pods()}
+    victim = next(
         p
         for p in training.pods()
         if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "2"
     )
-    cluster.kubectl("delete", "pod", pod["metadata"]["name"], "-n", training.namespace, "--wait=false")
-    assert training.ended(DEATH_SECONDS + 15) == "Failed"
-    status = json.loads((training.output / "status.json").read_text())
-    assert "rank 2" in status["cause"]
+    cluster.kubectl("delete", "pod", victim["metadata"]["name"], "-n", training.namespace, "--wait=false")
+
+    def ended() -> list[dict[str, object]]:
+        left = [p for p in training.pods() if p["metadata"]["name"] in old]
+        return [p for p in left if p["status"]["phase"] != "Failed"]
+
+    cluster.until("the end of the first attempt on all pods", DEATH_SECONDS + 15, lambda: not ended())
+    assert any("rank 2" in message and "told to stop" in message for message in training.messages())
+
+    def again() -> bool:
+        status = json.loads((training.output / "status.json").read_text())
+        return status["attempt"] >= 1 and status["state"] == "training"
+
+    cluster.until("the second attempt in training", 150, again)
+    assert (training.output / "node_2" / "attempt-0" / "train.log").exists(), (
+        "the first attempt's log is kept"
+    )
+    assert "Pass=0 " not in (training.output / "node_2" / "train.log").read_text(), "it went on, not anew"
 
 
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:

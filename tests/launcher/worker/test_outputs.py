@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import files
-from launcher.errors import GangError, StorageError
+from launcher.errors import GangError, SettingsError, StorageError
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker import checkpoint, outputs
 from launcher.worker.books import Progress, add_metrics
@@ -46,6 +46,13 @@ def test_done_is_written_last_and_the_newest_whole_pass_is_found(tmp_path: Path)
     )
     (output / "pass-00001" / "done").unlink()
     assert outputs.newest_pass(output) == 0
+
+
+def test_a_pass_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, 0).end(config(tmp_path), 1, 2)
+    checkpoint.check_servers(tmp_path / "pass-00000", 2)
+    with pytest.raises(SettingsError, match=r"saved by 2 pservers, now there are 4"):
+        checkpoint.check_servers(tmp_path / "pass-00000", 4)
 
 
 def test_a_missing_part_of_a_server_leaves_no_done(tmp_path: Path) -> None:

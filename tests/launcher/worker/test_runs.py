@@ -230,7 +230,7 @@ def test_a_row_that_cannot_be_parsed_is_named_with_file_row_and_column(
         file.write("3\t4\t7\n")
     gang = Loopback(tmp_path, data, PROGRAMS / "recommendation", values={"CONF_PADDLE_PORT": str(port)})
     assert gang.run()["0/trainer"] == 65
-    assert "train.txt, row 601: column rating is '7', but must be a number from 1 to 5" in gang.log()
+    assert "0/data/train.txt, row 601: column rating is '7', but must be a number from 1 to 5" in gang.log()
 
 
 def test_labels_of_one_class_are_refused(tmp_path: Path, staged: Staged, port: int) -> None:

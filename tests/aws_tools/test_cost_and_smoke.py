@@ -1,0 +1,123 @@
+"""`make cost` adds up what a stack has; `make aws-smoke` always destroys and looks for residue."""
+
+from __future__ import annotations
+
+import stat
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from aws import cost, smoke
+from aws.stack import CommandError, read
+from infra.network import PRIVATE_SERVICES
+from tests.aws_tools.conftest import ROOT
+
+
+def by_name(stack):
+    return {part.name: part for part in cost.parts(stack.settings)}
+
+
+def test_three_nodes_cost_three_times_one(dev) -> None:
+    one, three = by_name(dev("nodes.desired=1")), by_name(dev())
+    assert three["nodes, m6i.large"].per_hour == pytest.approx(3 * one["nodes, m6i.large"].per_hour)
+    assert three["EKS control plane"] == one["EKS control plane"]
+
+
+def test_compute_off_leaves_key_and_zone_only(dev) -> None:
+    assert set(by_name(dev("compute=off"))) == {"KMS key", "Route53 zone"}
+
+
+def test_nat_none_pays_each_endpoint_in_each_zone(dev) -> None:
+    parts = by_name(dev("network.nat=none", "network.zones=3"))
+    assert parts["interface endpoints"].count == len(PRIVATE_SERVICES) * 3
+    assert "NAT gateway with its address" not in parts
+
+
+def test_an_existing_network_and_key_cost_nothing_more(dev) -> None:
+    key = "kms.keyArn=arn:aws:kms:us-west-2:123456789012:key/0a0a0a0a-0000-0000-0000-000000000000"
+    parts = by_name(dev("network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]", key))
+    assert not {"NAT gateway with its address", "KMS key"} & set(parts)
+
+
+def test_sizes_of_a_family_cost_in_proportion_and_an_unknown_type_has_no_price() -> None:
+    assert cost.instance("m6i.4xlarge") == pytest.approx(8 * cost.instance("m6i.large"))
+    assert cost.instance("x9z.metal") is None
+
+
+def test_a_change_that_is_none_and_a_stack_that_is_not_there_are_one_sentence() -> None:
+    with pytest.raises(CommandError, match="write KEY=VALUE"):
+        read(ROOT, "dev", ["nodes.desired"])
+    with pytest.raises(CommandError, match="there are stacks dev, local"):
+        read(ROOT, "nowhere")
+
+
+def listed():
+    found = list(smoke.steps("dev", "python", "base", Path("/results"), Path("/kubeconfig")))
+    return found, [name for name, _ in found]
+
+
+def test_the_round_goes_up_pushes_trains_and_takes_the_results_home() -> None:
+    found, names = listed()
+    assert names == ["everything but the release", "image", "release", "train", "results"]
+    assert dict(found)["train"][2:] == [
+        "launcher",
+        "wait",
+        "--timeout",
+        "3600",
+        "--kubeconfig",
+        "/kubeconfig",
+    ]
+
+
+@pytest.mark.parametrize("failing", [None, "pulumi up", "launcher wait"])
+def test_whatever_fails_destroy_and_the_search_for_residue_follow(failing: str | None) -> None:
+    ran: list[str] = []
+
+    def do(argv) -> None:
+        ran.append(" ".join(argv))
+        if failing is not None and failing in ran[-1]:
+            raise CommandError(failing)
+
+    def go() -> list[str]:
+        return smoke.rounds(
+            listed()[0],
+            do=do,
+            connect=lambda: ran.append("connect"),
+            destroy=smoke.destroy_argv("dev"),
+            search=lambda: ran.append("search") or ["arn:left"],
+            say=lambda text: None,
+        )
+
+    if failing is None:
+        assert go() == ["arn:left"]
+    else:
+        with pytest.raises(CommandError, match=failing):
+            go()
+    assert "pulumi destroy" in ran[-2]
+    assert ran[-1] == "search"
+    assert Counter(ran)["connect"] == (0 if failing == "pulumi up" else 1)
+
+
+def test_residue_is_what_carries_the_stacks_tags_and_is_not_on_its_way_out(account, client, dev) -> None:
+    stack = dev()
+    tags = [{"Key": k, "Value": v} for k, v in stack.prefix_tags.items()]
+    kms = client("kms")
+    keys = [
+        kms.create_key(Tags=[{"TagKey": t["Key"], "TagValue": t["Value"]} for t in tags])["KeyMetadata"]
+        for _ in range(2)
+    ]
+    kms.schedule_key_deletion(KeyId=keys[0]["KeyId"])
+    ec2 = client("ec2")
+    mine = ec2.create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=[{"ResourceType": "vpc", "Tags": tags}])
+    ec2.create_vpc(CidrBlock="10.1.0.0/16")
+    left = smoke.residue(stack, client)
+    assert [arn.rpartition("/")[2] for arn in left] == [mine["Vpc"]["VpcId"], keys[1]["KeyId"]]
+
+
+def test_the_kubeconfig_is_for_this_person_only(tmp_path: Path) -> None:
+    path = tmp_path / "kubeconfig"
+    smoke.write_kubeconfig({"kubeconfig": "{}"}, path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(CommandError, match="compute off"):
+        smoke.write_kubeconfig({}, path)
