@@ -5,18 +5,16 @@ NODES ?= 3
 CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
 IMAGE ?=
-STACK ?= dev
-BASE ?= python:3.11-slim-bookworm
 
 LOCAL = $(PYTHON) local/bootstrap.py
 # Looked up when a recipe runs, so that `make help` installs nothing. `path` puts environment and tools first.
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources push demo status down env test bench lint fmt docs
+.PHONY: help venv tools cluster image sources demo status down env test bench lint fmt docs
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 venv: ## the Python environment, from requirements/dev.lock
 	@$(LOCAL) > /dev/null
@@ -32,9 +30,6 @@ image: ## the launcher image, in every node of the cluster
 
 sources: ## the examples' data into the folder sources/, for the uploads of a stack of target aws
 	@$(LOCAL) sources --to sources
-
-push: ## the launcher image to the registry of STACK=dev; BASE= names another base image
-	@$(LOCAL) push --stack "$(STACK)" --base "$(BASE)"
 
 demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
@@ -63,3 +58,6 @@ fmt: venv ## format and sort
 docs: tools ## the README's tables and the chart's README from their sources
 	@$(RUN) docs/tables.py
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
+
+# What stacks of target aws need besides pulumi itself.
+include aws.mk

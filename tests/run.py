@@ -26,7 +26,9 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "unit": ((*PYTEST, "-m", "not e2e", "tests/docs", "tests/launcher", "tests/local", "tests/infra"),),
     "chart": ((*PYTEST, "-m", "not e2e", "tests/chart"),),
-    "emulated": ((*PYTEST, "-m", "not e2e", "tests/aws_emulator", "tests/infra_emulated"),),
+    "emulated": (
+        (*PYTEST, "-m", "not e2e", "tests/aws_tools", "tests/aws_emulator", "tests/infra_emulated"),
+    ),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),

@@ -22,6 +22,7 @@ PACKAGES = {
     "debootstrap": "debootstrap",
     "catatonit": "/usr/bin/catatonit",
     "iproute2": "ip",
+    "docker-registry": "docker-registry",  # a local OCI registry, for the test of `make push`
     "util-linux": "nsenter",
     "procps": "sysctl",
 }

@@ -83,21 +83,24 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
 
 
 def test_the_program_refuses_bad_settings_before_it_makes_anything(cluster: Cluster, tmp_path: Path) -> None:
-    env = person_env(cluster)
-    config = tmp_path / "Pulumi.bad.yaml"
-    config.write_text(
+    clone = tmp_path / "clone"
+    shutil.copytree(ROOT, clone, ignore=IGNORED)
+    (clone / "Pulumi.bad.yaml").write_text(
         "config:\n  paddle-training:target: kubeconfig\n  paddle-training:image: x\n"
         "  paddle-training:kubeconfig: {path: /nowhere/kubeconfig}\n"
         "  paddle-training:storage: {type: hostPath, path: relative}\n  paddle-training:colour: red\n"
     )
     backend = tmp_path / "backend"
     backend.mkdir()
-    env = {**env, "PULUMI_BACKEND_URL": f"file://{backend}", "PULUMI_CONFIG_PASSPHRASE": "test"}
-    env.pop("PULUMI_CONFIG_PASSPHRASE_FILE", None)
-    pulumi(env, "stack", "init", "bad", "--config-file", str(config))
-    said = pulumi(env, "preview", "-s", "bad", "--config-file", str(config), check=False)
+    env = {name: value for name, value in cluster.env.items() if not name.startswith("PULUMI_")}
+    env |= {
+        "PULUMI_BACKEND_URL": f"file://{backend}",
+        "PULUMI_CONFIG_PASSPHRASE": "test",
+    }
+    pulumi(env, "stack", "init", "bad", cwd=clone)
+    said = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
     for word in ("paddle-training:colour", "storage.path", "relative"):
         assert word in said, said
     assert "Traceback" not in said
-    state = pulumi(env, "stack", "export", "-s", "bad", "--config-file", str(config))
+    state = pulumi(env, "stack", "export", "-s", "bad", cwd=clone)
     assert not json.loads(state)["deployment"].get("resources")

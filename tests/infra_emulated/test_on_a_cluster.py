@@ -57,7 +57,10 @@ def namespace(cluster: Cluster) -> Iterator[str]:
             volume = item["spec"].get("source", {}).get("persistentVolumeName") or item["metadata"]["name"]
             if volume.startswith(name):
                 cluster.kubectl("delete", kind, item["metadata"]["name"], "--wait=false")
-    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=240s", seconds=260)
+    # The Jobs first: in a namespace that is ending a Job with a limit per index never ends. It keeps its last
+    # failed pod's finalizer until the next pod is made, and that one is refused.
+    cluster.kubectl("delete", "jobs", "--all", "-n", name, "--ignore-not-found", "--timeout=60s", check=False)
+    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=160s", seconds=180)
     shutil.rmtree(SHARED / name, ignore_errors=True)
 
 
