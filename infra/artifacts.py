@@ -100,6 +100,7 @@ class Artifacts(pulumi.ComponentResource):
                 key=key,
                 source=pulumi.FileAsset(path),
                 source_hash=naming.file_digest(file),
+                tags=context.tagged(f"object-{key.replace('/', '-')}"),
                 opts=pulumi.ResourceOptions(
                     parent=self, depends_on=[encryption, versioning], retain_on_delete=context.protect
                 ),
