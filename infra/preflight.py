@@ -74,7 +74,8 @@ def _unreachable(settings: Settings, server: str, why: str) -> SettingsError:
                 "a cluster that answers",
                 f"{server}: {why}",
                 "start the cluster (make cluster for the local one) or correct the kubeconfig; to drop the "
-                "state of a cluster that is gone: PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh",
+                "state of a cluster that is gone: "
+                "PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh",
             )
         ]
     )
