@@ -20,7 +20,7 @@ BAD = [
     ({"jobName": "j" * 46}, "jobName", f'"{"j" * 46}"', "at most 45 characters", "shorter or plainer name"),
     ({"jobName": "quick_start"}, "jobName", '"quick_start"', "DNS label", "shorter or plainer name"),
     ({"jobPath": "home"}, "jobPath", '"home"', "absolute path", "Leave it at /home/jobpath"),
-    ({"jobPath": "/work/x"}, "jobPath", '"/work/x"', "outside /work", "Leave it at /home/jobpath"),
+    ({"jobPath": "/work"}, "jobPath", '"/work"', "outside /work", "Leave it at /home/jobpath"),
     ({"port": 65533}, "port", "65533", "1024 to 65532", "Set another port"),
     ({"port": 80}, "port", "80", "1024 to", "Set another port"),
     ({"portsNum": 0}, "portsNum", "0", "at least 1", "Set it to 1"),

@@ -24,8 +24,8 @@ def gang(rank: int = 0, resume: int | None = None, **env: str) -> Gang:
         trainers=3,
         hosts=("192.168.129.66", "192.168.223.143", "192.168.129.71"),
         settings=s,
-        data_dir=Path("/work/data"),
-        program_dir=Path("/work/program"),
+        data_dir=Path("/pod/data"),
+        program_dir=Path("/pod/program"),
         output_dir=s.layout.output,
         work_dir=Path("/work"),
         attempt=0,
@@ -47,7 +47,7 @@ def test_the_trainer_line_is_the_one_in_the_seeds_log_with_num_gradient_servers(
         "--save_dir=/home/jobpath/paddle-cluster-job/output",
         "--num_gradient_servers=3",
     )  # fmt: skip
-    assert spec.cwd == Path("/work/program")
+    assert spec.cwd == Path("/pod/program")
     assert spec.log == Path("/home/jobpath/paddle-cluster-job/output/node_0/train.log")
 
 
