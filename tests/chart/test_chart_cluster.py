@@ -5,13 +5,25 @@ from __future__ import annotations
 import copy
 import json
 import uuid
+from pathlib import Path
 
 import pytest
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
 
 pytestmark = pytest.mark.e2e
 
+KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 CASES = [(path,) for path in SCENARIOS] + [(ONE_MACHINE, path) for path in EXAMPLES]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _local_cluster():
+    """kubectl and helm reach the local cluster, whatever KUBECONFIG a person's shell has."""
+    if not KUBECONFIG.exists():
+        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(KUBECONFIG))
+        yield
 
 
 def kubectl(*argv: str, stdin: str | None = None):
@@ -26,7 +38,7 @@ def namespaces():
         labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         done = kubectl("create", "-f", "-", stdin=json.dumps(body))
-        assert done.returncode == 0, f"is KUBECONFIG the local cluster's? {done.stderr}"
+        assert done.returncode == 0, done.stderr
     yield made
     for name in made.values():
         kubectl("delete", "namespace", name, "--wait=false")
