@@ -1,22 +1,35 @@
-"""`make test`: every tier of tests, one after the other, with its time; stops at the first that fails.
+"""`make test`: every tier of tests, in two streams side by side, each line under its tier's name.
 
     python tests/run.py                 all tiers
-    python tests/run.py lint unit       these only
+    python tests/run.py lint unit       these only, one after the other
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
-The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+The tiers of the cluster mostly wait, the others mostly compute: side by side they take little longer than the
+longer of them. A tier that fails ends its own stream; the other one goes on, so that one run shows what else
+is wrong. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = sys.executable
 PYTEST = (PY, "-m", "pytest", "-q")
+# Workers: on two cores three keep both busy, since most tests wait for processes of their own now and then.
+UNIT, EMULATED, E2E = ("-n", "2"), ("-n", "2"), ("-n", "3")
+
+
+
+def _folders(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/{name}" for name in names)
+
 
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lint": (
@@ -24,41 +37,103 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": ((*PYTEST, "-m", "not e2e", "tests/docs", "tests/launcher", "tests/local", "tests/infra"),),
-    "chart": ((*PYTEST, "-m", "not e2e", "tests/chart"),),
+    "unit": (
+        (*PYTEST, *UNIT, "-m", "not e2e", *_folders("docs", "launcher", "local", "infra")),
+    ),
+    "chart": ((*PYTEST, "-m", "not e2e", *_folders("chart")),),
     "emulated": (
-        (*PYTEST, "-m", "not e2e", "tests/aws_tools", "tests/aws_emulator", "tests/infra_emulated"),
+        (
+            *PYTEST,
+            *EMULATED,
+            "-m",
+            "not e2e",
+            "tests/aws_tools",
+            "tests/aws_emulator",
+            "tests/infra_emulated",
+        ),
     ),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
         (PY, "-m", "local", "sources"),
     ),
-    "e2e": ((*PYTEST, "-m", "e2e", "tests"),),
+    "e2e": (
+            *(*PYTEST, *E2E, "-m", "e2e and not restarts"),
+            *_folders("e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
+        ),),
+    "restarts": ((*PYTEST, "-m", "restarts", *_folders("local")),),
 }
+STREAMS = (("cluster", "e2e"), ("lint", "unit", "chart", "emulated"))
+LAST = "restarts"  # stops the cluster on which the others run
+
+_print_lock = threading.Lock()
+
+
+def say(tier: str, text: str) -> None:
+    """One whole line under its tier's name."""
+    with _print_lock:
+        print(f"{tier:>8} | {text}", flush=True)
+
+
+def run_tier(name: str, extra: list[str]) -> tuple[int, float]:
+    """Runs a tier's commands; returns the first failing exit code (or 0) and seconds."""
+    started = time.monotonic()
+    for command in TIERS[name]:
+        argv = [*command, *extra] if "pytest" in command else list(command)
+        say(name, "$ " + " ".join(["python", *argv[1:]]))
+        with subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(name, line.rstrip())
+        if process.returncode:
+            return process.returncode, time.monotonic() - started
+    return 0, time.monotonic() - started
+
+
+def run_stream(names: tuple[str, ...], extra: list[str]) -> list[tuple[str, int, float]]:
+    """(tier, exit code, seconds) of each tier up to the first that fails."""
+    ended = []
+    for name in names:
+        code, seconds = run_tier(name, extra)
+        say(name, f"{'FAILED' if code else 'passed'} after {seconds:.0f} s")
+        ended.append((name, code, seconds))
+        if code:
+            break
+    return ended
 
 
 def main() -> int:
     """Runs the tiers named on the command line, or all; returns the first failing command's exit code."""
-    names, _, extra = " ".join(sys.argv[1:]).partition("--")
-    wanted = names.split() or list(TIERS)
+    words = sys.argv[1:]
+    cut = words.index("--") if "--" in words else len(words)
+    wanted, extra = words[:cut], words[cut + 1 :]
     unknown = [name for name in wanted if name not in TIERS]
     if unknown:
         print(f"no tier named {', '.join(unknown)}; there are: {', '.join(TIERS)}", file=sys.stderr)
         return 2
-    times = []
-    for name in wanted:
-        started = time.monotonic()
-        for command in TIERS[name]:
-            argv = [*command, *extra.split()] if "pytest" in command else list(command)
-            argv = [a for a in argv if not a.startswith("tests/") or (ROOT / a).exists()]
-            print(f"\n== {name}: {' '.join(argv[1:])}", flush=True)
-            code = subprocess.run(argv, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode
-            if code:
-                print(f"\nfailed: tier {name} (exit code {code})", file=sys.stderr)
-                return code
-        times.append((name, time.monotonic() - started))
-    print("\nall tiers passed: " + ", ".join(f"{name} {seconds:.0f} s" for name, seconds in times))
+    started = time.monotonic()
+    streams = (tuple(wanted),) if wanted else STREAMS
+    with ThreadPoolExecutor(len(streams)) as pool:
+        ended = [
+            one for stream in pool.map(lambda names: run_stream(names, extra), streams) for one in stream
+        ]
+    if not wanted and not any(code for _, code, _ in ended):
+        ended += run_stream((LAST,), extra)
+    failed = [(name, code) for name, code, _ in ended if code]
+    times = ", ".join(f"{name} {seconds:.0f} s" for name, _, seconds in ended)
+    if failed:
+        print(f"\nfailed: {', '.join(name for name, _ in failed)} ({times})", file=sys.stderr)
+        return failed[0][1]
+    print(f"\nall tiers passed in {time.monotonic() - started:.0f} s: {times}")
     return 0
 
 

@@ -1,6 +1,6 @@
 """The local cluster on this machine: started twice, stopped halfway, killed, taken down and brought up again.
 
-Every test leaves a whole cluster behind, so that the other end-to-end tests find one, whatever their order.
+Every test leaves a whole cluster behind. Nothing else may use the cluster meanwhile.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from local.paths import CLONE, KUBECONFIG
 
 pytestmark = [
     pytest.mark.e2e,
+    pytest.mark.restarts,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and mounts need root"),
 ]

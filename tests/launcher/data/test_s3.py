@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from launcher.data import s3 as s3_module
-from launcher.errors import DataError
-from tests.launcher.data.conftest import Pod
+from launcher.errors import DataError, SettingsError
+from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
 
@@ -94,7 +94,11 @@ def test_more_objects_than_one_listing_holds_are_all_read(
     ("key", "content", "message"),
     [
         ("bad/2.txt", b"x\ny\xff\n", "s3://data/bad/2.txt, row 2, column 2: the byte 0xff"),
-        ("bad/2.txt.gz", gzip.compress(b"x\ny\0\n"), "s3://data/bad/2.txt.gz, row 2, column 2: a NUL"),
+        (
+            "bad/2.txt.gz",
+            gzip.compress(b"x\ny\0\n", mtime=0),
+            "s3://data/bad/2.txt.gz, row 2, column 2: a NUL",
+        ),
         ("bad/2.gz", b"\x1f\x8b nothing", "s3://data/bad/2.gz is damaged"),
     ],
 )
@@ -138,12 +142,11 @@ def test_a_checksum_over_all_objects_holds_or_nothing_is_published(pod: Pod, buc
         pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
 
 
-def test_a_broken_body_is_taken_up_again_at_its_byte(
-    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = b"".join(b"%d\n" % n for n in range(50_000))
-    bucket.put_object(Bucket="data", Key="big/1.txt", Body=content)
-    breaks = iter([5000, 100_000, 0])
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, *lengths: int, then: Callable[[], Any] = lambda: None
+) -> list[int]:
+    """Answers break off after so many bytes, one a length, and `then` happens; later answers are whole."""
+    breaks, broken = iter(lengths), []
     original = s3_module._Answer
 
     class Breaking:
@@ -153,14 +156,26 @@ def test_a_broken_body_is_taken_up_again_at_its_byte(
         def read(self, size: int = -1, /) -> bytes:
             if not self.left:
                 self.answer._body.close()
+                broken.append(1)
+                then()
                 raise s3_module.TransientError("pulled")
             data = self.answer.read(min(size, self.left))
             self.left -= len(data)
             return data
 
     monkeypatch.setattr(s3_module, "_Answer", Breaking)
+    return broken
+
+
+def test_a_broken_body_is_taken_up_again_at_its_byte(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"".join(b"%d\n" % n for n in range(50_000))
+    bucket.put_object(Bucket="data", Key="big/1.txt", Body=content)
+    broken = breaking(monkeypatch, 5000, 100_000, 0)
     assert pod.prepare(SOURCE="s3://data/big")["sha256"] == hashlib.sha256(content).hexdigest()
     assert sorted(map(int, pod.train())) == list(range(50_000))
+    assert len(broken) == 3
 
 
 def test_an_object_replaced_in_the_middle_is_refused(
@@ -186,4 +201,121 @@ def test_no_keys_is_said_with_the_mend(pod: Pod, bucket: Any, monkeypatch: pytes
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     with pytest.raises(DataError, match=r"(?s)credentials.*service account"):
+        pod.prepare(SOURCE="s3://data/set")
+
+
+MEMBERS = {"pkg/data/in.txt": LINES, "pkg/items.txt": b"1 item\n", "pkg/other.txt": b"never read\xff\n"}
+ARCHIVES = {"zip": zipped(MEMBERS), "tar.gz": tarred(MEMBERS)}
+
+
+@pytest.fixture(params=sorted(ARCHIVES))
+def archive(request: pytest.FixtureRequest, bucket: Any) -> dict[str, Any]:
+    """An archive in the bucket, beside objects that are none of its business: values and content."""
+    key = f"sources/set.{request.param}"
+    content = ARCHIVES[request.param]
+    for other, body in ((key, content), (f"{key}.txt", b"x\n"), (f"{key}/a.txt", b"y\n")):
+        bucket.put_object(Bucket="data", Key=other, Body=body)
+    values = {"SOURCE": f"s3://data/{key}", "MEMBER": "pkg/data/in.txt", "TABLES": ["pkg/items.txt"]}
+    return {"values": values, "content": content, "key": key}
+
+
+def test_a_member_and_tables_are_read_out_of_exactly_the_named_object(
+    pod: Pod, archive: dict[str, Any]
+) -> None:
+    sha256 = hashlib.sha256(archive["content"]).hexdigest()
+    manifest = pod.prepare(**archive["values"], SHA256=sha256)
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+    assert (manifest["sha256"], manifest["member"]) == (sha256, "pkg/data/in.txt")
+    assert manifest["source"] == f"s3://data/{archive['key']}"
+    assert (pod.job / "tables" / "items.txt").read_bytes() == b"1 item\n"
+    assert pod.leftovers() == []
+
+
+def test_an_archive_whose_answer_breaks_is_taken_up_again_at_its_byte(
+    pod: Pod, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = breaking(monkeypatch, 100, 700, 0)
+    manifest = pod.prepare(**archive["values"])
+    assert manifest["sha256"] == hashlib.sha256(archive["content"]).hexdigest()
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+    assert len(broken) == 3
+
+
+def test_an_archive_replaced_in_the_middle_is_refused_and_nothing_is_published(
+    pod: Pod, bucket: Any, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced() -> None:
+        bucket.put_object(Bucket="data", Key=archive["key"], Body=archive["content"] + b"\0")
+
+    breaking(monkeypatch, 700, then=replaced)
+    with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
+        pod.prepare(**archive["values"])
+    assert not (pod.job / "manifest.json").exists()
+    assert pod.leftovers() == []
+
+
+def test_an_archive_of_another_checksum_publishes_nothing(pod: Pod, archive: dict[str, Any]) -> None:
+    found = hashlib.sha256(archive["content"]).hexdigest()
+    with pytest.raises(DataError, match=rf"sha256 is {found}, but data.sha256 says {'0' * 64}"):
+        pod.prepare(**archive["values"], SHA256="0" * 64)
+    assert not (pod.job / "manifest.json").exists()
+    assert pod.leftovers() == []
+
+
+def test_a_member_that_the_archive_lacks_is_named_with_those_that_it_has(
+    pod: Pod, archive: dict[str, Any]
+) -> None:
+    archive["values"]["MEMBER"] = "in.txt"
+    with pytest.raises(DataError, match=r"has no member 'in.txt'; it has 'pkg/data/in.txt'"):
+        pod.prepare(**archive["values"])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            "set/part-9.zip",
+            r"s3://data/set/part-9.zip: there is no such object; beside it is .*set/part-0.txt",
+        ),
+        ("none/part-9.zip", r"s3://data/none/part-9.zip: there is no such object; beside it is nothing"),
+        ("none.zip", r"s3://data/none.zip: there is no such object; beside it is set/_SUCCESS"),
+        ("set/part", r"s3://data/set/part: there is no such object"),
+        (
+            "set",
+            r"s3://data/set is no object but a prefix; below it is set/_SUCCESS.*leave data.member empty",
+        ),
+    ],
+)
+def test_a_key_that_is_no_object_is_one_error_that_says_what_is_there(
+    pod: Pod, bucket: Any, key: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE=f"s3://data/{key}", MEMBER="in.txt")
+
+
+@pytest.mark.parametrize("source", ["s3://data", "s3://data/", "s3://data/set/"])
+def test_a_member_of_a_folder_is_refused_before_anything_is_asked(pod: Pod, source: str) -> None:
+    with pytest.raises(SettingsError, match=r"data.source is .*, but must be s3://BUCKET/KEY of one archive"):
+        pod.prepare(SOURCE=source, MEMBER="in.txt")
+
+
+def test_a_key_may_hold_what_a_web_address_may_not(pod: Pod, bucket: Any) -> None:
+    bucket.put_object(Bucket="data", Key="a?b#c.zip", Body=zipped({"in": LINES}))
+    pod.prepare(SOURCE="s3://data/a?b#c.zip", MEMBER="in")
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+
+
+def test_a_store_that_does_not_answer_is_tried_again_and_then_named(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(DataError, match=r"s3://data/set could not be read, 5 tries in a row: no connection"):
+        pod.prepare(SOURCE="s3://data/set")
+
+
+def test_an_endpoint_that_is_no_address_is_named(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
+    with pytest.raises(DataError, match=r"minio:9000.*AWS_ENDPOINT_URL"):
         pod.prepare(SOURCE="s3://data/set")
