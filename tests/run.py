@@ -21,47 +21,31 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = sys.executable
-PYTEST = (PY, "-m", "pytest", "-q")
-# Workers: on two cores three keep both busy, since most tests wait for processes of their own now and then.
-UNIT, EMULATED, E2E = ("-n", "2"), ("-n", "2"), ("-n", "3")
 
 
+def _pytest(marks: str, workers: int, *folders: str) -> tuple[str, ...]:
+    """A run of the tests with these marks below tests/, in so many processes."""
+    paths = [f"tests/{folder}" for folder in folders]
+    return (PY, "-m", "pytest", "-q", "-m", marks, "-n", str(workers), *paths)
 
-def _folders(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/{name}" for name in names)
 
-
+# Processes: on two cores a few more keep both busy, since most tests wait for processes of their own.
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lint": (
         (PY, "-m", "ruff", "check", "."),
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": (
-        (*PYTEST, *UNIT, "-m", "not e2e", *_folders("docs", "launcher", "local", "infra")),
-    ),
-    "chart": ((*PYTEST, "-m", "not e2e", *_folders("chart")),),
-    "emulated": (
-        (
-            *PYTEST,
-            *EMULATED,
-            "-m",
-            "not e2e",
-            "tests/aws_tools",
-            "tests/aws_emulator",
-            "tests/infra_emulated",
-        ),
-    ),
+    "unit": (_pytest("not e2e", 2, "docs", "launcher", "local", "infra"),),
+    "chart": (_pytest("not e2e", 0, "chart"),),
+    "emulated": (_pytest("not e2e", 2, "aws_tools", "aws_emulator", "infra_emulated"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
         (PY, "-m", "local", "sources"),
     ),
-    "e2e": (
-            *(*PYTEST, *E2E, "-m", "e2e and not restarts"),
-            *_folders("e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
-        ),),
-    "restarts": ((*PYTEST, "-m", "restarts", *_folders("local")),),
+    "e2e": (_pytest("e2e and not restarts", 3, "e2e", "infra_emulated", "launcher/cli", "chart", "infra"),),
+    "restarts": (_pytest("restarts", 0, "local"),),
 }
 STREAMS = (("cluster", "e2e"), ("lint", "unit", "chart", "emulated"))
 LAST = "restarts"  # stops the cluster on which the others run
