@@ -156,9 +156,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--python", default=str(CACHE / "paddle" / "bin" / "python"), help="has the image's packages"
-    )
+    parser.add_argument("--python", default=sys.executable, help="has the image's packages")
     python = parser.parse_args().python
     missed = []
     for name, example in EXAMPLES.items():

@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PY = sys.executable
 
 
-def _pytest(marks: str, workers: int, *folders: str) -> tuple[str, ...]:
-    """A run of the tests with these marks below tests/, in so many processes."""
+def _pytest(marks: str, workers: int, *folders: str, said: str = "-q") -> tuple[str, ...]:
+    """A run of the tests with these marks below tests/, in so many processes; `-v` says a line for each."""
     paths = [f"tests/{folder}" for folder in folders]
-    return (PY, "-m", "pytest", "-q", "-m", marks, "-n", str(workers), *paths)
+    return (PY, "-m", "pytest", said, "-m", marks, "-n", str(workers), *paths)
 
 
 # Processes: on two cores a few more keep both busy, since most tests wait for processes of their own.
@@ -44,8 +44,12 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "local", "image"),
         (PY, "-m", "local", "sources"),
     ),
-    "e2e": (_pytest("e2e and not restarts", 3, "e2e", "infra_emulated", "launcher/cli", "chart", "infra"),),
-    "restarts": (_pytest("restarts", 0, "local"),),
+    "e2e": (
+        _pytest(
+            "e2e and not restarts", 3, "e2e", "infra_emulated", "launcher/cli", "chart", "infra", said="-v"
+        ),
+    ),
+    "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
 STREAMS = (("cluster", "e2e"), ("lint", "unit", "chart", "emulated"))
 LAST = "restarts"  # stops the cluster on which the others run

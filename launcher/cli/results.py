@@ -15,6 +15,7 @@ from launcher import report
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT, STATUS_FILES
 from launcher.cli.storage import Storage, buffered, json_file, small_files
+from launcher.cli.view import exported_to
 from launcher.reader import place
 from launcher.tarstream import ReaderError, save_tar
 
@@ -33,6 +34,8 @@ class Results:
     score: dict[str, Any]
     passes: list[dict[str, Any]]
     has_model: bool
+    exported: str
+    """Where a copy of the model lies in a bucket; empty without one."""
 
 
 def load(storage: Storage, where: str) -> Results:
@@ -42,7 +45,8 @@ def load(storage: Storage, where: str) -> Results:
     run, status = json_file(found.get(STATUS_FILES["run"])), json_file(found.get(STATUS_FILES["status"]))
     if run is None and status is None and _METRICS not in found:
         raise CliError(
-            f"no results in {where}: no training has written there yet. `status` tells what it waits for."
+            f"no results in {where}: no training has written there yet (`status` tells what it waits for), "
+            "or the folder was removed after its Jobs were complete: then set another runId and it runs anew."
         )
     rows = report.parse_metrics(found.get(_METRICS, b"").decode(errors="replace"))
     state = str((status or {}).get("state") or (run or {}).get("state") or "unknown")
@@ -53,6 +57,7 @@ def load(storage: Storage, where: str) -> Results:
         score=dict((run or {}).get("score") or {}),
         passes=report.pass_table(rows),
         has_model=_exists(storage, OUTPUT.model.as_posix()),
+        exported=exported_to(run, None),
     )
 
 

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from launcher import runtimes
 from launcher.errors import LauncherError
 from launcher.gang.agent import Agent
 from launcher.gang.network import Network
@@ -41,9 +42,9 @@ class SelfEndingV1(V1Runtime):
 def main() -> int:
     config = json.loads(Path(sys.argv[1]).read_text())
     network = LoopbackNetwork(config["hosts"], config["nics"], config["own"])
-    runtime = SelfEndingV1() if config.get("servers_end_themselves") else V1Runtime()
     try:
         settings = TrainSettings.from_environ(config["environ"])
+        runtime = SelfEndingV1() if config.get("servers_end_themselves") else runtimes.load(settings.runtime)
     except LauncherError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return error.exit_code

@@ -1,0 +1,53 @@
+"""The tutorial says the same in both languages, and nothing that the project does not have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from launcher.cli.main import typer_app
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "tutorial.zh-CN.md"]
+
+
+def commands(page: Path) -> list[str]:
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def test_both_languages_have_the_same_commands_in_the_same_order() -> None:
+    english, chinese = map(commands, PAGES)
+    assert len(english) > 25
+    assert english == chinese
+
+
+def test_both_languages_have_the_same_sections_and_rows() -> None:
+    shape = [re.findall(r"^(#+|\||\*\*)", page.read_text(), re.MULTILINE) for page in PAGES]
+    assert shape[0] == shape[1]
+
+
+def test_every_make_target_is_there() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets |= set(re.findall(r"^([a-z-]+):", (ROOT / "aws.mk").read_text(), re.MULTILINE))
+    named = {word for page in PAGES for word in re.findall(r"make (?:-s )?([a-z][a-z-]+)", page.read_text())}
+    assert named
+    assert named <= targets
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_the_launcher_and_every_setting_is_there(page: Path) -> None:
+    text = page.read_text()
+    words = set(re.findall(r"python -m launcher (\w+)", text))
+    assert words
+    for word in words:
+        assert CliRunner().invoke(typer_app, [word, "--help"]).exit_code == 0, word
+    settings = set(re.findall(r"\b(nodes|storage|dns|kms|bastion|cluster)\.(\w+)", text))
+    assert settings
+    known = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    for section, key in settings:
+        assert key in known[section]["default"], f"{section}.{key}"
