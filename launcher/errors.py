@@ -9,6 +9,7 @@ LauncherError                 70  anything below; `exit_code` is what the proces
 │   ├── PeerError                 another rank said why it ends (carries that rank's exit code)
 │   └── DeadlineError             something that was waited for did not come
 ├── StorageError              75  no space, or storage that cannot be written
+├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
 └── StoppedError             143  told to stop (SIGTERM, SIGINT)
 
 64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them.
@@ -77,6 +78,12 @@ class DeadlineError(GangError):
 
 class StorageError(LauncherError):
     """The shared storage or the pod's own disk is full or refuses to be written."""
+
+    exit_code = EXIT_STORAGE
+
+
+class ExportError(LauncherError):
+    """A complete run could not be copied to `training.exportTo`."""
 
     exit_code = EXIT_STORAGE
 

@@ -18,7 +18,8 @@
 <work dir>/                              Work, an emptyDir of the pod
 ├── data/{train.txt,test.txt,train.list,test.list,tables/<name>}   staged shard
 ├── program/                             staged program
-└── progress.json                        the trainer's progress
+├── progress.json                        the trainer's progress
+└── export.json, export-<do>.log         what launcher.export answered and said
 """
 
 from __future__ import annotations
@@ -166,3 +167,10 @@ class Work:
     @property
     def progress(self) -> Path:
         return self.root / "progress.json"
+
+    @property
+    def export_answer(self) -> Path:
+        return self.root / "export.json"
+
+    def export_log(self, do: str) -> Path:
+        return self.root / f"export-{do}.log"

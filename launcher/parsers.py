@@ -11,6 +11,7 @@ from typing import Any
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s\\]{0,500})?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_000" and " 3"
 
 JOB_NAME_MAX = 45  # Kubernetes' 63 less "-data-", a digest of 8 and the pod's own suffix (DESIGN)
@@ -123,6 +124,23 @@ def absolute(value: str) -> Path:
     if not path.is_absolute() or ".." in path.parts:
         raise BadValueError("an absolute path without '..'", "it names a place in the pod")
     return path
+
+
+def export_to(value: str) -> str:
+    """Empty, or `s3://BUCKET/PREFIX`; a slash at the end is dropped."""
+    limit = "s3://BUCKET/PREFIX, or empty"
+    mend = "Set training.exportTo to a bucket and a folder in it, or leave it empty"
+    if not value:
+        return value
+    match = _S3.fullmatch(value)
+    if match is None:
+        raise BadValueError(
+            limit, "the launcher exports to buckets only, whose names have 3 to 63 of a-z, 0-9, . and -", mend
+        )
+    parts = (match[1] or "").strip("/").split("/")
+    if any(part in (".", "..") or (not part and len(parts) > 1) for part in parts):
+        raise BadValueError(limit, "a prefix with '//', '.' or '..' in it names no folder", mend)
+    return value.rstrip("/")
 
 
 def sha256(value: str) -> str:

@@ -74,6 +74,7 @@ class TrainSettings(PodSettings):
     extra_args: tuple[str, ...]
     restarts: int
     export_to: str
+    """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
     data_wait_seconds: int
     work_dir: Path
 
@@ -215,7 +216,7 @@ TRAIN = (
     Row(_L + "SAVING_PERIOD", "saving_period", p.whole(1), 1, "training.savingPeriod"),
     Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
     Row(_L + "RESTARTS", "restarts", p.whole(0), 3, "training.restarts"),
-    Row(_L + "EXPORT_TO", "export_to", p.text, "", "training.exportTo"),
+    Row(_L + "EXPORT_TO", "export_to", p.export_to, "", "training.exportTo"),
     Row(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
     Row(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
 )

@@ -13,6 +13,7 @@ from launcher.cli.view import (
     Object,
     Run,
     View,
+    exported_to,
     first_cause,
     job_view,
     owned_by,
@@ -58,6 +59,7 @@ def of_cluster(seen: Seen) -> View:
         ranks=ranks,
         progress=progress,
         notes=tuple(_notes(seen, progress is not None, data, state)),
+        exported=exported_to(seen.files.get("run"), run.k8s_job),
     )
 
 
@@ -151,4 +153,5 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
         ranks=ranks_of((status or {}).get("trainers") or 0, [], {}, (status or {}).get("ranks")),
         progress=progress,
         notes=tuple(notes),
+        exported=exported_to(files.get("run"), None),
     )

@@ -206,6 +206,8 @@ def results(
     out.print(f"score on the test set: {render.scores(found.score) or 'none yet'}")
     if found.passes:
         out.print(_pass_table(found.passes))
+    if found.exported:
+        out.print(f"exported to {found.exported}")
     if to is None:
         out.print(
             f"on the storage: {found.where}/output (model/, curve.png, metrics.csv, node_*/); --to DIR "

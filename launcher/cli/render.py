@@ -56,8 +56,15 @@ def progress_text(progress: Progress) -> str:
 def line(view: View) -> str:
     """The whole view in one line, for logs and for `wait` without a terminal."""
     if view.progress and view.state not in ("preparing", "pending", "missing", "failed"):
-        return f"{view.state}: {progress_text(view.progress)}"
+        return f"{view.state}: {', '.join(filter(None, (progress_text(view.progress), _export(view))))}"
     return f"{view.state}: {waits_for(view)}" if not view.over else view.state
+
+
+def _export(view: View) -> str:
+    """Where the model goes just now, or lies; empty when there is nothing to say."""
+    if view.state == "exporting" and view.progress:
+        return f"copying the model to {view.progress.export_to}"
+    return f"exported to {view.exported}" if view.state == "complete" and view.exported else ""
 
 
 def waits_for(view: View) -> str:
@@ -72,7 +79,7 @@ def waits_for(view: View) -> str:
     if view.training and view.training.reason:
         return f"training Job {view.training.name}: {view.training.reason}"
     if view.progress:
-        return progress_text(view.progress)
+        return _export(view) or progress_text(view.progress)
     return "; ".join(view.notes) or "the training to begin"
 
 
@@ -125,6 +132,8 @@ def screen(view: View, now: float | None = None) -> RenderableType:
         age = (time.time() if now is None else now) - (view.progress.updated or 0)
         if view.progress.updated and not view.over and age > STALE_SECONDS:
             parts.append(Text(f"last sign of life {duration(age)} ago", style="yellow"))
+    if export := _export(view):
+        parts.append(Text(export))
     if view.ranks:
         columns = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
         parts.append(table(columns, [_rank_row(rank) for rank in view.ranks]))

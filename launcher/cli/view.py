@@ -106,11 +106,13 @@ class Progress:
     loss: float | None
     eta: float | None
     updated: float | None
+    export_to: str | None = None
+    """Where the model goes at the end."""
 
     @property
     def fraction(self) -> float:
         """0 to 1 of all batches of all passes."""
-        if self.state == "complete":
+        if self.state in ("exporting", "complete"):
             return 1.0
         within = self.batch / self.batches if self.batches else 0.0
         return min(1.0, max(0.0, (self.number + min(within, 1.0)) / self.passes)) if self.passes else 0.0
@@ -132,6 +134,8 @@ class View:
     ranks: tuple[Rank, ...] = ()
     progress: Progress | None = None
     notes: tuple[str, ...] = field(default=())
+    exported: str = ""
+    """Where the whole model lies besides the shared storage."""
 
     @property
     def over(self) -> bool:
@@ -181,7 +185,15 @@ def progress_of(status: Mapping[str, Any] | None, run_id: str | None) -> Progres
         loss=_number(status.get("loss")),
         eta=_number(status.get("etaSeconds")),
         updated=_number(status.get("updated")),
+        export_to=status.get("exportTo"),
     )
+
+
+def exported_to(run: Mapping[str, Any] | None, run_id: str | None) -> str:
+    """What run.json says of the export; empty when there was none, or the file is another run's."""
+    if not run or (run_id is not None and run.get("runId") != run_id):
+        return ""
+    return str((run.get("exported") or {}).get("to") or "")
 
 
 def _number(value: object) -> float | None:

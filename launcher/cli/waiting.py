@@ -92,6 +92,6 @@ def follow(
 def ended(view: View) -> None:
     """Raise RunFailed when there is nothing more to wait for."""
     if view.state == "failed":
-        raise RunFailed(f"the training failed: {view.cause or 'no cause was left behind'}")
+        raise RunFailed(f"the run failed: {view.cause or 'no cause was left behind'}")
     if view.state == "missing":
         raise RunFailed(f"nothing to wait for: {'; '.join(view.notes)}")

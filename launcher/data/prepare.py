@@ -33,11 +33,12 @@ from launcher.data.publish import (
     remove_leftovers,
 )
 from launcher.data.space import require_space
-from launcher.data.stream import BLOCK, Retry
+from launcher.data.stream import BLOCK
 from launcher.data.writers import Writers, Written
 from launcher.errors import DataError, LauncherError, StoppedError
 from launcher.files import copy_file, fsync_dir, storage, write_json, write_whole
 from launcher.gang.log import begin, log
+from launcher.retry import Retry
 from launcher.settings import DataSettings
 
 MANIFEST_VERSION = 1

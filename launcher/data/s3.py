@@ -1,21 +1,24 @@
-"""s3://bucket/prefix: the objects below a prefix, in the order of their keys."""
+"""s3:// sources: the objects below a prefix, in the order of their keys, or one object that is an archive."""
 
 from __future__ import annotations
 
 import hashlib
-import urllib.parse
+import posixpath
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
+from launcher import s3
 from launcher.data.archive import Part, whole
-from launcher.data.source import Tools
-from launcher.data.stream import Body, ResumingStream, TransientError
+from launcher.data.source import OneFile, Tools
+from launcher.data.stream import BLOCK, Body, Open, ResumingStream
 from launcher.errors import DataError
 from launcher.gang.log import log
+from launcher.retry import TransientError
 
 SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
 KEYS_SHOWN = 12
-PAGE = 1000  # keys of one listing; S3 gives no more
+PAGE = s3.PAGE
 
 
 class _Answer:
@@ -34,113 +37,70 @@ class _Answer:
             raise TransientError(f"the connection broke ({error})") from error
 
 
-class S3Source:
-    """All objects whose key is the prefix, or lies below it as a folder, and ends with one of `SUFFIXES`.
-
-    The sha256 is that of the objects' bytes one after the other.
-    """
+class _Place:
+    """The bucket and key (or prefix) that `data.source` names. Refusals are `DataError`s with the mend."""
 
     def __init__(self, tools: Tools) -> None:
-        import boto3
-        from botocore.config import Config
-
-        url = urllib.parse.urlsplit(tools.settings.source)
-        self._bucket, self._prefix = url.netloc, url.path.lstrip("/")
         self._tools = tools
-        self._sha256 = hashlib.sha256()
-        retries = {"mode": "standard", "total_max_attempts": 2}  # the streams' own back-off is around it
-        config = Config(retries=retries, connect_timeout=20, read_timeout=30)  # type: ignore[arg-type]
-        self._client = boto3.client("s3", config=config)
-        self._objects = self._list()
-        tools.progress.total = sum(size for _, size, _ in self._objects)
-
-    def _call(self, doing: str, **arguments: Any) -> Any:
-        """One request. Raises `TransientError` or `DataError`."""
-        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
-
+        name, self.key = s3.address(tools.settings.source)
         try:
-            return getattr(self._client, doing)(Bucket=self._bucket, **arguments)
-        except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            code = error.response.get("Error", {}).get("Code", "")
-            if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
-                raise TransientError(f"S3 answered {status} {code}") from error
-            raise DataError(
-                f"s3://{self._bucket}/{arguments.get('Key', self._prefix)}: {code} ({status}). "
-                f"{_MENDS.get(code, '')}The pod's role must allow s3:ListBucket of the bucket and "
-                "s3:GetObject below the prefix."
-            ) from error
-        except HTTPClientError as error:
-            raise TransientError(f"no connection ({error})") from error
-        except BotoCoreError as error:
-            raise DataError(
-                f"s3://{self._bucket}/{self._prefix}: {error} The pods get their keys from their service "
-                "account (pod identity); see whether it has a role, and the region is known."
-            ) from error
+            self._bucket = s3.Bucket(name)
+        except s3.RefusedError as error:
+            raise DataError(f"{tools.settings.source}: {error}") from error
 
-    def _list(self) -> list[tuple[str, int, str]]:
-        """(key, bytes, ETag) of each object, by key."""
-        found: list[tuple[str, int, str]] = []
-        token: dict[str, str] = {}
-        retry = self._tools.retry
+    def objects(self, prefix: str) -> Iterator[s3.Found]:
+        """All objects whose key begins with `prefix`, by key; asks for a page when it is needed."""
+        token = ""
         while True:
             self._tools.progress.tick("listing the objects")
-            try:
-                page = self._call("list_objects_v2", Prefix=self._prefix, MaxKeys=PAGE, **token)
-            except TransientError as error:
-                retry.failed(self._tools.settings.source, error)
-                continue
-            retry.moved()
-            found += [(o["Key"], o["Size"], o["ETag"]) for o in page.get("Contents", [])]
-            if not page.get("IsTruncated"):
-                break
-            token = {"ContinuationToken": page["NextContinuationToken"]}
-        folder = self._prefix.rstrip("/") + "/" if self._prefix else ""
-        below = [o for o in found if o[0] == self._prefix or o[0].startswith(folder)]
-        taken = sorted(o for o in below if o[0].lower().endswith(SUFFIXES) and o[1])
-        if not taken:
-            keys = ", ".join(key for key, _, _ in (below or found)[:KEYS_SHOWN]) or "nothing"
-            raise DataError(
-                f"{self._tools.settings.source} has no object with text in it (.txt, .csv, .tsv, .gz); "
-                f"below it is {keys}. See whether bucket and prefix in data.source are right, and the "
-                "data was uploaded."
-            )
-        if len(taken) < len(below):
-            log.info("%d of %d objects are text; the others are left alone", len(taken), len(below))
-        return taken
+            found, token = self._page(prefix, token)
+            yield from found
+            if not token:
+                return
 
-    def parts(self) -> Iterator[Part]:
-        """One part an object."""
-        plain = sum(size for key, size, _ in self._objects if not key.endswith(".gz"))
-        for key, _, etag in self._objects:
-            name = f"s3://{self._bucket}/{key}"
-            stream = ResumingStream(
-                name, self._opener(key, etag), self._tools.retry, self._tools.progress, self._sha256
-            )
-            stream.start()
-            part = whole(stream, name, None)
-            yield Part(part.name, part.stream, plain or None)
-            plain = 0  # room for all of them was looked for with the first
-            while stream.read(1 << 20):
-                pass
-            stream.close()
+    def _page(self, prefix: str, token: str) -> tuple[list[s3.Found], str]:
+        retry, source = self._tools.retry, self._tools.settings.source
+        try:
+            return retry.call(source, lambda: self._bucket.page(prefix, PAGE, token))
+        except s3.RefusedError as error:
+            raise self._refused(self.url(prefix), error) from error
 
-    def _opener(self, key: str, etag: str) -> Any:
+    def stream(self, found: s3.Found, also: hashlib._Hash | None = None) -> ResumingStream:
+        """The bytes of exactly this version of the object. `also` is a sha256 over several streams."""
+        tools, name = self._tools, self.url(found.key)
+        stream = ResumingStream(name, self._opener(found), tools.retry, tools.progress, also)
+        stream.start()
+        return stream
+
+    def _opener(self, found: s3.Found) -> Open:
         def open_at(offset: int, _version: str, /) -> Body:
             part = {"Range": f"bytes={offset}-"} if offset else {}
-            answer = self._call("get_object", Key=key, IfMatch=etag, **part)
+            try:
+                answer = self._bucket.call("get_object", Key=found.key, IfMatch=found.etag, **part)
+            except s3.RefusedError as error:
+                raise self._refused(self.url(found.key), error) from error
             body = answer["Body"]
-            return Body(_Answer(body), offset, offset + answer["ContentLength"], etag, body.close)
+            total = offset + answer["ContentLength"]
+            return Body(_Answer(body), offset, total, found.etag, body.close)
 
         return open_at
 
-    def hexdigest(self) -> str:
-        """The sha256 over all objects' bytes."""
-        return self._sha256.hexdigest()
+    def url(self, key: str) -> str:
+        """The address of a key, for messages."""
+        return self._bucket.url(key)
 
     def close(self) -> None:
         """Ends the client's connections."""
-        self._client.close()
+        self._bucket.close()
+
+    @staticmethod
+    def _refused(where: str, error: s3.RefusedError) -> DataError:
+        if not error.code:
+            return DataError(f"{where}: {error}")
+        return DataError(
+            f"{where}: {error}. {_MENDS.get(error.code, '')}The pod's role must allow s3:ListBucket of the "
+            "bucket and s3:GetObject below the prefix."
+        )
 
 
 _MENDS = {
@@ -148,3 +108,98 @@ _MENDS = {
     "NoSuchKey": "The object was removed while the source was read. ",
     "PreconditionFailed": "The object was replaced while the source was read: start the Job again. ",
 }
+
+
+class S3Archive(OneFile):
+    """The one object of exactly that key, read as an archive: `data.member` names the text in it."""
+
+    def __init__(self, tools: Tools) -> None:
+        self._place = _Place(tools)
+        try:
+            stream = self._place.stream(self._object(tools.settings.source))
+        except BaseException:
+            self._place.close()
+            raise
+        super().__init__(tools, tools.settings.source, stream, None)
+
+    def _object(self, source: str) -> s3.Found:
+        """Raises `DataError` with what is there, when it is not."""
+        place = self._place
+        first = next(place.objects(place.key), None)  # of all keys with this beginning, itself is the first
+        if first is not None and first.key == place.key:
+            return first
+        folder = place.key + "/"
+        below = self._names(folder)
+        if below:
+            raise DataError(
+                f"{source} is no object but a prefix; below it is {below}. With data.member set, "
+                "data.source must be the key of one archive: name it, or leave data.member empty to read all "
+                "text below the prefix."
+            )
+        beside = posixpath.dirname(place.key)
+        there = self._names(beside + "/" if beside else "") or "nothing"
+        raise DataError(
+            f"{source}: there is no such object; beside it is {there}. See whether bucket and key in "
+            "data.source are right, and the archive was uploaded."
+        )
+
+    def _names(self, prefix: str) -> str:
+        return ", ".join(found.key for found in islice(self._place.objects(prefix), KEYS_SHOWN))
+
+    def close(self) -> None:
+        """Ends the connections."""
+        super().close()
+        self._place.close()
+
+
+class S3Source:
+    """All objects whose key is the prefix, or lies below it as a folder, and ends with one of `SUFFIXES`.
+
+    The sha256 is that of the objects' bytes one after the other.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._source = tools.settings.source
+        self._place = _Place(tools)
+        self._sha256 = hashlib.sha256()
+        self._objects = self._list()
+        tools.progress.total = sum(found.size for found in self._objects)
+
+    def _list(self) -> list[s3.Found]:
+        """The objects with text, by key. Raises `DataError` when there is none."""
+        prefix = self._place.key
+        found = list(self._place.objects(prefix))
+        folder = prefix.rstrip("/") + "/" if prefix else ""
+        below = [o for o in found if o.key == prefix or o.key.startswith(folder)]
+        taken = [o for o in below if o.key.lower().endswith(SUFFIXES) and o.size]
+        if not taken:
+            keys = ", ".join(o.key for o in (below or found)[:KEYS_SHOWN]) or "nothing"
+            raise DataError(
+                f"{self._source} has no object with text in it (.txt, .csv, .tsv, .gz); below it is {keys}. "
+                "See whether bucket and prefix in data.source are right, and the data was uploaded; of an "
+                "archive, data.member names the text."
+            )
+        if len(taken) < len(below):
+            log.info("%d of %d objects are text; the others are left alone", len(taken), len(below))
+        return sorted(taken, key=lambda o: o.key)
+
+    def parts(self) -> Iterator[Part]:
+        """One part an object."""
+        plain = sum(o.size for o in self._objects if not o.key.endswith(".gz"))
+        for found in self._objects:
+            name = self._place.url(found.key)
+            stream = self._place.stream(found, self._sha256)
+            part = whole(stream, name, None)
+            yield Part(part.name, part.stream, plain or None)
+            plain = 0  # room for all of them was looked for with the first
+            while stream.read(BLOCK):
+                pass
+            stream.close()
+
+    def hexdigest(self) -> str:
+        """The sha256 over all objects' bytes."""
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """Ends the client's connections."""
+        self._place.close()

@@ -11,10 +11,11 @@ from typing import Protocol
 
 from launcher.data.archive import Part, is_zip, tar_parts, whole, zip_parts
 from launcher.data.progress import Progress
-from launcher.data.stream import BLOCK, FileStream, Peeked, Readable, ResumingStream, Retry
+from launcher.data.stream import BLOCK, FileStream, Peeked, Readable, ResumingStream
 from launcher.data.web import Web, bare
 from launcher.errors import DataError, SettingsError, setting
 from launcher.files import storage
+from launcher.retry import Retry
 from launcher.settings import DataSettings
 
 SCHEMES = ("https", "http", "file", "s3")
@@ -99,6 +100,14 @@ def check(settings: DataSettings) -> None:
             "there is nowhere to go",
             "Name it in full",
         )
+    elif url.scheme == "s3" and s.member and (not url.path.strip("/") or s.source.endswith("/")):
+        fault(
+            "data.source",
+            s.source,
+            "s3://BUCKET/KEY of one archive, since data.member is set",
+            "a member lies in exactly one object, and this names a folder",
+            "Name the archive itself, or leave data.member empty to read all text below the prefix",
+        )
     for key, path in [("data.member", s.member)] * bool(s.member) + [("data.tables", t) for t in s.tables]:
         if not _plain(path):
             fault(
@@ -124,14 +133,6 @@ def check(settings: DataSettings) -> None:
             "of different file names, and without data.member",
             "they are all copied to one folder, tables/",
             "Leave the repeated one out",
-        )
-    if s.member and url.scheme == "s3":
-        fault(
-            "data.member",
-            s.member,
-            "empty for an s3:// source",
-            "the objects below a prefix are read whole",
-            "Unpack the archive into the bucket",
         )
     if s.format == "lines" and s.columns:
         fault(
@@ -162,9 +163,9 @@ def open_source(tools: Tools) -> Source:
     source = tools.settings.source
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme == "s3":
-        from launcher.data.s3 import S3Source
+        from launcher.data.s3 import S3Archive, S3Source
 
-        return S3Source(tools)
+        return S3Archive(tools) if tools.settings.member else S3Source(tools)
     if scheme == "file":
         path = tools.settings.layout.sources / source.removeprefix("file://")
         _check_file(path, tools.settings)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import random
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from launcher.data.progress import Progress
 from launcher.errors import DataError
 from launcher.gang.log import log
+from launcher.retry import Retry, TransientError
 
 BLOCK = 1 << 20
 
@@ -21,45 +20,6 @@ class Readable(Protocol):
     """The one method of a file that everything here needs."""
 
     def read(self, size: int = -1, /) -> bytes: ...
-
-
-class TransientError(Exception):
-    """A failure of the moment: a try later may succeed. `wait`: seconds that the server asked for."""
-
-    def __init__(self, message: str, wait: float = 0.0) -> None:
-        super().__init__(message)
-        self.wait = wait
-
-
-@dataclass
-class Retry:
-    """Exponential back-off with jitter: at most `tries` in a row without one new byte."""
-
-    tries: int = 8
-    base: float = 0.5
-    """Seconds before the second try, doubled for each one after it."""
-    cap: float = 30.0
-    sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = field(default=random.random)
-    """From 0 to 1; the wait is between half of the back-off and all of it."""
-    failures: int = 0
-
-    def moved(self) -> None:
-        """A byte came: the count begins again."""
-        self.failures = 0
-
-    def failed(self, name: str, error: TransientError) -> None:
-        """Waits before the next try, or raises `DataError` after the last."""
-        self.failures += 1
-        if self.failures >= self.tries:
-            raise DataError(
-                f"{name} could not be read, {self.failures} tries in a row: {error}. See whether the "
-                "server can be reached from the cluster's nodes, then start the Job again."
-            ) from error
-        wait = min(self.cap, self.base * 2 ** (self.failures - 1)) * (0.5 + self.jitter() / 2)
-        wait = max(wait, min(error.wait, 2 * self.cap))
-        log.info("%s: %s; try %d of %d in %.1f s", name, error, self.failures + 1, self.tries, wait)
-        self.sleep(wait)
 
 
 @dataclass

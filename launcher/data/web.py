@@ -10,8 +10,9 @@ import urllib.request
 from email.message import Message
 from typing import IO, Any
 
-from launcher.data.stream import Body, TransientError
+from launcher.data.stream import Body
 from launcher.errors import DataError
+from launcher.retry import TransientError
 
 TIMEOUT = 30.0  # seconds without a byte
 AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})

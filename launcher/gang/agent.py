@@ -1,7 +1,7 @@
 """`train`: one rank's launcher from its start to its exit code.
 
     find the peers' names → channel → stage → (rank 0: lock, adopt an output) → plan → pservers → go →
-    trainer → finish → end
+    trainer → finish → (rank 0: picture, export) → end
 
 The channel to rank 0 opens first, so that whatever goes wrong later on any rank ends all of them.
 """
@@ -22,6 +22,7 @@ from launcher.gang.books import Books
 from launcher.gang.children import reap_orphans
 from launcher.gang.ending import write_termination_message
 from launcher.gang.events import Event, Events
+from launcher.gang.exporting import Exporter
 from launcher.gang.lock import Holder, LockLostError, RunLock, holder_text
 from launcher.gang.log import begin, log
 from launcher.gang.manifest import await_manifest
@@ -59,6 +60,7 @@ class Agent:
         self.supervisor: Supervisor | None = None
         self.lock: RunLock | None = None
         self.books: Books | None = None
+        self.exporter: Exporter | None = None
         self._ending = False
         self._lock_lost = False
         self._reaped = 0.0
@@ -140,7 +142,7 @@ class Agent:
         now = time.monotonic()
         if now - self._reaped > 1:
             self._reaped = now
-            reap_orphans(self.supervisor.pids() if self.supervisor is not None else set())
+            reap_orphans(self._pids())
         try:
             event = self.events.get(timeout=seconds) if seconds > 0 else self.events.get_nowait()
         except Empty:
@@ -154,6 +156,10 @@ class Agent:
             if event.kind == "exit" and self.peers is not None:
                 self.peers.halt(error, event.at)
 
+    def _pids(self) -> set[int]:
+        """Of the children that have watchers."""
+        return {pid for each in (self.supervisor, self.exporter) if each is not None for pid in each.pids()}
+
     def _handle(self, event: Event) -> None:
         if event.kind == "stop":
             if not self._ending:
@@ -161,8 +167,9 @@ class Agent:
         elif event.kind == "error":
             raise event.body["error"]
         elif event.kind == "exit":
-            if self.supervisor is not None:
-                self.supervisor.child_ended(event.body["child"])
+            child = event.body["child"]
+            if self.supervisor is not None and child.spec.role != "export":  # the exporter looks itself
+                self.supervisor.child_ended(child)
         elif self.peers is not None:
             self.peers.handle(event)
 
@@ -262,16 +269,22 @@ class Agent:
         adopted = adopt(s, print_, lock, holder)
         lock.keep(self._lock_failed)
         self.attempt = adopted.attempt
+        self.complete = self.runtime.complete(self.output.root, s.passes)
         self.books = Books(
             self.output,
             s,
             fingerprint=print_,
             attempt=adopted.attempt,
+            earlier=adopted.earlier,
             members=self.hub.members,
             progress=self._progress,
             timings=self.timings,
         )
-        self.books.open()
+        self.books.open(self.complete)
+        if s.export_to:
+            self.exporter = Exporter(s, self.timings, self.events, self._take)
+            if not self.complete:
+                self.exporter.reserve(self.books.output_id)
 
     def _lock_failed(self, error: LauncherError) -> None:
         """From the lock's thread."""
@@ -292,7 +305,7 @@ class Agent:
                 "hosts": [member.host for member in self.hub.members],
                 "addresses": [member.address for member in self.hub.members],
                 "resume": self.runtime.newest_pass(self.output.root),
-                "complete": self.runtime.complete(self.output.root, s.passes),
+                "complete": self.complete,
             }
         )
 
@@ -359,6 +372,8 @@ class Agent:
         if self.hub is None:
             t = self.timings
             deadline = time.monotonic() + t.servers_end + t.stop + 2 * t.farewell + t.curve
+            if self.settings.export_to:
+                deadline += t.export + t.stop
             assert self.peers is not None  # noqa: S101 - _open() made it
             while "end" not in self.peers.signals:
                 self._take(self.timings.poll)
@@ -375,5 +390,9 @@ class Agent:
                 raise DeadlineError(f"all trainers are done, but {late} did not end its pservers")
         assert self.books is not None  # noqa: S101 - _adopt() made it
         self.books.draw(self.timings.curve)
+        if self.exporter is not None:
+            self.books.trained()
+            self._state("exporting")
+            self.books.exported = self.exporter.copy(self.books.output_id)
         self.books.close("complete", None)
         self.hub.bid_farewell()

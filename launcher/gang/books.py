@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 from launcher import files
 from launcher.errors import LauncherError
 from launcher.gang.log import log
-from launcher.gang.members import Member, status
+from launcher.gang.members import Member, number, status
 from launcher.gang.output import write_run
 from launcher.gang.timings import Timings
 from launcher.layout import Output
@@ -32,6 +33,7 @@ class Books:
         *,
         fingerprint: dict[str, Any],
         attempt: int,
+        earlier: dict[str, Any],
         members: list[Member],
         progress: Callable[[], dict[str, Any]],
         timings: Timings,
@@ -39,15 +41,30 @@ class Books:
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._attempt, self._members, self._progress = attempt, members, progress
         self._timings = timings
+        self._earlier = earlier
+        self.output_id = str(earlier.get("outputId") or os.urandom(8).hex())
+        """The output's own, as long as runs go on with it: two trainings may have the same names."""
+        self.exported: dict[str, Any] | None = (
+            earlier.get("exported") if earlier.get("runId") == settings.run_id else None
+        )
+        """What run.json says of the export."""
         self._started = time.time()
+        self._trained: float | None = None
+        """When the last pass was whole; None before that."""
         self.state = "rendezvous"
         self._end = threading.Event()
         self._writing = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def open(self) -> None:
-        """run.json with the fingerprint, before anything else is written; then status.json from a thread."""
-        self._write_run("training", None)
+    def open(self, complete: bool) -> None:
+        """run.json with the fingerprint, before anything else is written; then status.json from a thread.
+
+        `complete`: nothing is left to train, and run.json never says otherwise again.
+        """
+        if complete:
+            self._started = number(self._earlier.get("started")) or self._started
+            self._trained = number(self._earlier.get("finished")) or time.time()
+        self._write_run("training")
         self._write_status(None)
         self._thread = threading.Thread(target=self._run, name="status.json", daemon=True)
         self._thread.start()
@@ -59,15 +76,22 @@ class Books:
             except (LauncherError, OSError) as error:  # the next one may do better; the lock's beat decides
                 log.warning("cannot write status.json: %s", error)
 
-    def _write_run(self, state: str, finished: float | None) -> None:
+    def _write_run(self, state: str, finished: float | None = None) -> None:
         write_run(
             self.output,
             self._settings,
             self._fingerprint,
-            state=state,
+            state=state if self._trained is None else "complete",
             started=self._started,
-            finished=finished,
+            finished=finished if self._trained is None else self._trained,
+            output_id=self.output_id,
+            exported=self.exported,
         )
+
+    def trained(self) -> None:
+        """All passes are whole: run.json says `complete` from now on, whatever happens to the export."""
+        self._trained = self._trained or time.time()
+        self._write_run("complete")
 
     def _write_status(self, cause: str | None) -> None:
         with self._writing:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.export import folder
 from launcher.settings import TrainSettings
 
 PHASES = ("absent", "staging", "staged", "starting", "ready", "training", "done", "ended")
@@ -118,6 +119,7 @@ def status(
         "loss": sum(losses) / len(losses) if losses else None,
         "etaSeconds": round(max(etas), 1) if etas and running else (0 if state == "complete" else None),
         "cause": cause,
+        "exportTo": folder(settings) if settings.export_to else None,
         "updated": updated,
         "ranks": ranks,
     }

@@ -194,6 +194,8 @@ def write_run(
     state: str,
     started: float,
     finished: float | None,
+    output_id: str,
+    exported: dict[str, Any] | None,
 ) -> None:
     """run.json. The score is trainer 0's (`model/score.json`), or what an earlier end wrote."""
     earlier = files.read_json(output.run_json) or {}
@@ -202,6 +204,7 @@ def write_run(
         output.run_json,
         {
             "runId": settings.run_id,
+            "outputId": output_id,
             "namespace": settings.namespace,
             "release": settings.release,
             "fingerprint": print_,
@@ -209,5 +212,6 @@ def write_run(
             "finished": finished,
             "state": state,
             "score": score,
+            "exported": exported,
         },
     )

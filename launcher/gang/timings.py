@@ -43,3 +43,11 @@ class Timings:
     """Between writings of status.json."""
     curve: float = 30.0
     """For the picture of the run to be drawn."""
+    reach: float = 60.0
+    """For the bucket of `training.exportTo` to be reached and written at the start of a run."""
+    export: float = 3600.0
+    """For the model to be exported, all tries together: 100 GB at 30 MB/s."""
+    export_tries: int = 8
+    """For one object, in a row: with `export_base` doubling to 30 s they outlast a minute's outage."""
+    export_base: float = 0.5
+    """Before the second of those tries."""

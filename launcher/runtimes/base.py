@@ -47,7 +47,7 @@ class ProcessSpec:
 
     name: str
     """Shown to people: `pserver 0`, `trainer`."""
-    role: Literal["pserver", "trainer"]
+    role: Literal["pserver", "trainer", "export"]
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The whole environment (start from `settings.environ`)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, one, render
+from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
 
 CONTRACT = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
 
@@ -81,6 +81,32 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_BATCH_SIZE": "1000000",
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_a_persons_own_variables_reach_every_container_as_they_are():
+    """The API server refuses a value that is no text, so "1" and "true" stay quoted."""
+    secret = {"secretKeyRef": {"name": "store", "key": "secret"}}
+    own = [
+        {"name": "HTTPS_PROXY", "value": "http://proxy.example.org:3128"},
+        {"name": "A_NUMBER", "value": "1"},
+        {"name": "A_SWITCH", "value": "true"},
+        {"name": "EMPTY", "value": ""},
+        {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": secret},
+    ]
+    training, data = containers({"extraEnv": own})
+    assert len(training) == 2
+    for container in [*training, *data]:
+        assert [item for item in container["env"] if item in own] == own, container["name"]
+        assert all(isinstance(item.get("value", ""), str) for item in container["env"])
+
+
+def test_every_name_that_the_chart_sets_is_refused_as_ones_own():
+    """Else the second of two variables of one name would win, unseen."""
+    names = contract_of_all() | set(contract_of_training()) | contract_of_data() | {"HOME"}
+    own = [{"name": name, "value": "x"} for name in sorted(names)]
+    done = helm_template(ONE_MACHINE, values={"extraEnv": own})
+    refused = set(re.findall(r'extraEnv is "([A-Z0-9_]+)", but must be a name that neither', done.stderr))
+    assert refused == names
 
 
 def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():

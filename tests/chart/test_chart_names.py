@@ -45,6 +45,8 @@ def test_the_run_names_the_objects_that_are_made():
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
         ({"podSecurity": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
         ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
+        # A proxy does not decide the data: the new data Job finds it there.
+        ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
         ({"data": {"seed": 8}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"sha256": "0" * 64}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
@@ -65,11 +67,12 @@ def test_the_run_names_the_objects_that_are_made():
         ({"ttlSecondsAfterFinished": 100}, set()),
         ({"scheduling": {"suspend": True}}, set()),
         ({"networkPolicy": {"enabled": False}}, set()),
+        ({"extraEnv": []}, set()),
         ({"storage": {"nfs": {"server": "unused"}}}, set()),
         # The same meaning in other words.
         ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),
     ],
-    ids=str,
+    ids=lambda item: str(sorted(item) if isinstance(item, set) else item),  # the same in every process
 )
 def test_a_change_renames_exactly_what_it_must(values, expected):
     assert changed(values) == expected

@@ -83,6 +83,11 @@ def test_s3_opens_https_to_the_given_blocks_and_the_pod_identity_agent():
         } in policy["egress"]
 
 
+def test_a_store_on_a_port_of_its_own_is_reached_by_both_jobs_through_extra_egress():
+    for policy in policies(CHART / "ci" / "s3-compatible-store.yaml"):
+        assert ("TCP", 9000) in ports(policy)
+
+
 def test_plain_http_opens_port_80_for_the_data_pod_alone():
     training, data = policies(values={"data": {"source": "http://example.org/a", "sha256": "0" * 64}})
     assert ("TCP", 80) in ports(data)

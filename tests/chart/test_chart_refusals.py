@@ -82,6 +82,58 @@ BAD = [
         "Leave it empty",
     ),
     (
+        {"training": {"exportTo": "s3://ab"}},
+        "training.exportTo",
+        '"s3://ab"',
+        "s3://BUCKET",
+        "Leave it empty",
+    ),
+    (
+        {"training": {"exportTo": "s3://bucket/a/../b"}},
+        *("training.exportTo", '"s3://bucket/a/../b"', "s3://BUCKET/PREFIX", "Leave it empty"),
+    ),
+    (
+        {"training": {"exportTo": "s3://bucket/a b"}},
+        *("training.exportTo", '"s3://bucket/a b"', "s3://BUCKET/PREFIX", "Leave it empty"),
+    ),
+    (
+        {"data": {"source": "s3://bucket", "member": "a"}},
+        *("data.source", '"s3://bucket"', "s3://BUCKET/KEY of one archive", "Name the archive itself"),
+    ),
+    (
+        {"data": {"source": "s3://bucket/a/", "member": "a"}},
+        *("data.source", '"s3://bucket/a/"', "s3://BUCKET/KEY of one archive", "Name the archive itself"),
+    ),
+    (
+        {"extraEnv": [{"name": "JOB_NAME", "value": "x"}]},
+        *("extraEnv", '"JOB_NAME"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "PYTHONPATH", "value": "x"}]},
+        *("extraEnv", '"PYTHONPATH"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}]},
+        *("extraEnv", '"OMP_NUM_THREADS"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]},
+        *("extraEnv", '"A"', "given once", "Remove one"),
+    ),
+    ({"extraEnv": [{"name": "A"}]}, "extraEnv A", '""', "either value or valueFrom", "exactly one"),
+    (
+        {"extraEnv": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a.b"}}}]},
+        *("extraEnv A", '"value and valueFrom"', "either value or valueFrom", "exactly one"),
+    ),
+    (
+        {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]},
+        *("extraEnv AWS_SECRET_ACCESS_KEY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
+    ),
+    (
+        {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://me:secret@proxy:3128"}]},
+        *("extraEnv HTTPS_PROXY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
+    ),
+    (
         {"data": {"splitCount": 4}},
         "data.splitCount",
         "4",
@@ -162,6 +214,19 @@ def test_a_bad_value_is_refused_with_key_value_limit_and_mend(values, key, value
     assert line, done.stderr
     assert limit in line
     assert mend in line
+
+
+def test_a_secret_in_plain_text_is_refused_without_being_printed():
+    values = {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://me:topsecret@proxy:3128"}]}
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0
+    assert "topsecret" not in done.stdout + done.stderr
+
+
+def test_the_old_binary_may_be_given_its_threads():
+    """Runtime fleet sets them itself; v1 passes its environment on."""
+    own = [{"name": "OMP_NUM_THREADS", "value": "4"}]
+    assert helm_template(ONE_MACHINE, values={"extraEnv": own, "runtime": "v1"}).returncode == 0
 
 
 def test_all_mistakes_are_told_at_once():

@@ -117,6 +117,7 @@ def test_the_schema_knows_exactly_the_values_with_their_defaults_and_a_descripti
         {"podSecurity": {"privileged": True}},
         {"serviceAccount": {"token": "x"}},
         {"imagePullSecrets": [{"nam": "x"}]},
+        {"extraEnv": [{"name": "A", "valueFrom": {"vaultRef": {}}}]},
     ],
     ids=json.dumps,
 )
@@ -143,6 +144,8 @@ def test_an_unknown_key_is_refused_by_name(values):
         {"storage": {"type": "efs"}},
         {"storage": {"size": "many"}},
         {"nic": "eth 0"},
+        {"extraEnv": [{"name": "A", "value": 8080}]},
+        {"extraEnv": [{"value": "x", "name": "a-b"}]},
     ],
     ids=json.dumps,
 )

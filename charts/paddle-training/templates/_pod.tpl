@@ -21,6 +21,9 @@
 # Libraries keep small files at home, and the pods' user has none in the image.
 - name: HOME
   value: /tmp
+{{- with .root.Values.extraEnv }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* What both pods' specs have in common. */}}

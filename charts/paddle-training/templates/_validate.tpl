@@ -4,7 +4,7 @@ line for each fault: key, value, limit, reason, mend.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "helm" "job" "ports" "training" "data" "storage" "pods" "cluster" -}}
+{{- range list "helm" "job" "ports" "training" "data" "storage" "pods" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -73,7 +73,8 @@ line for each fault: key, value, limit, reason, mend.
 {{- $seen = append $seen $flag -}}
 {{- end -}}
 {{- with .Values.training.exportTo -}}
-{{- if not (regexMatch "^s3://[a-z0-9][a-z0-9.-]+(/.*)?$" .) -}}
+{{- $parts := trimPrefix "s3://" . | trimSuffix "/" | splitList "/" -}}
+{{- if or (not (regexMatch "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\\s\\\\]{0,500})?$" .)) (has "" $parts) (has "." $parts) (has ".." $parts) -}}
 {{- include "paddle-training.fault" (list "training.exportTo" . "s3://BUCKET/PREFIX, or empty" "the launcher can write to nothing else" "Leave it empty: the model is on the shared storage anyway") -}}
 {{- end -}}
 {{- end -}}

@@ -10,6 +10,8 @@
 {{- include "paddle-training.fault" (list "data.source" $source "https://…, http://…, s3://BUCKET/PREFIX or file://NAME" "the data Job can read nothing else, and the digest of the data covers it also without that Job" "Set it; a file in the folder sources/ of the shared storage is file://NAME") -}}
 {{- else if and (hasPrefix "http://" $source) (not $data.sha256) -}}
 {{- include "paddle-training.fault" (list "data.sha256" $data.sha256 "given with an http source" (printf "anybody on the way could change what %s gives" $source) "Set the output of sha256sum, or use https") -}}
+{{- else if and (hasPrefix "s3://" $source) $data.member (or (not (regexMatch "^s3://[^/]+/." $source)) (hasSuffix "/" $source)) -}}
+{{- include "paddle-training.fault" (list "data.source" $source "s3://BUCKET/KEY of one archive, since data.member is set" "a member lies in exactly one object, and this names a folder" "Name the archive itself, or leave data.member empty to read all text below the prefix") -}}
 {{- else if hasPrefix "file://" $source -}}
 {{- $name := trimPrefix "file://" $source -}}
 {{- if or (hasPrefix "/" $name) (has ".." (splitList "/" $name)) -}}

@@ -125,3 +125,12 @@ def test_json_names_a_pass_as_the_status_file_does(api):
     value = assemble.of_cluster(seen(api, status=api.status())).as_json()
     assert value["progress"]["pass"] == 6
     assert value["ranks"][2]["pass"] == 6
+
+
+def test_an_export_of_another_run_is_not_shown_as_this_ones(api):
+    exported = {"to": "s3://bucket/models/"}
+    done = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    for run_id, shown in ((api.k8s_job, "s3://bucket/models/"), ("quick-start-other", "")):
+        files = {"status": api.status(state="complete"), "run": {"runId": run_id, "exported": exported}}
+        looked = assemble.of_cluster(seen(api, done, **files))
+        assert (looked.state, looked.exported) == ("complete", shown)

@@ -106,6 +106,38 @@ def test_wait_ends_with_2_at_its_deadline_and_says_what_it_waits_for(cli, job_fo
     assert "still waiting for: pass 7 of 10" in err
 
 
+def exporting(job_folder, state, exported=None):
+    """The run's files while its model is copied to a bucket, and afterwards."""
+    output = job_folder / "output"
+    to = "s3://bucket/models/quick-start/quick-start-1a2b3c4d/"
+    for name, more in (
+        ("status.json", {"state": state, "exportTo": to}),
+        ("run.json", {"exported": exported}),
+    ):
+        (output / name).write_text(json.dumps({**json.loads((output / name).read_text()), **more}))
+    return to
+
+
+def test_a_run_that_still_exports_is_not_over_although_run_json_is_complete(cli, job_folder):
+    to = exporting(job_folder, "exporting")
+    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
+    assert code == 2
+    assert out.startswith("exporting: ")
+    assert f"still waiting for: copying the model to {to}" in err
+    code, out, _ = cli("status", "--path", job_folder)
+    assert f"copying the model to {to}" in out
+    assert "100%" in out
+
+
+def test_where_the_model_was_exported_to_is_shown_at_the_end(cli, job_folder):
+    to = exporting(job_folder, "complete")
+    exporting(job_folder, "complete", {"to": to, "objects": 5, "bytes": 1000})
+    for command in ("wait", "status", "results"):
+        code, out, _ = cli(command, "--path", job_folder)
+        assert code == 0
+        assert f"exported to {to}" in out, command
+
+
 def test_results_prints_score_and_passes(cli, job_folder):
     code, out, _ = cli("results", "--path", job_folder)
     assert code == 0

@@ -53,7 +53,7 @@ def test_it_returns_when_the_run_is_complete():
 def test_a_failure_ends_with_code_1_and_its_cause():
     _, error = follow([a_view(), a_view("failed", cause="rank 1: SIGSEGV")])
     assert isinstance(error, RunFailed)
-    assert (error.exit_code, str(error)) == (1, "the training failed: rank 1: SIGSEGV")
+    assert (error.exit_code, str(error)) == (1, "the run failed: rank 1: SIGSEGV")
 
 
 def test_the_deadline_ends_with_code_2_and_says_what_is_waited_for():

@@ -1,6 +1,7 @@
 """A stand-in for the old `paddle` binary: same flags, ports and passes; dies, hangs or stays as FAKE says.
 
-FAKE is JSON: {"<role>:<rank>": {"do": "exit|signal|hang", "at": "start|later|<pass>", …}}.
+FAKE is JSON: {"<role>:<rank>": {"do": "exit|signal|hang", "at": "start|later|<pass>", …}}, and with
+{"model": {name: bytes}} trainer 0 leaves a model of such files.
 """
 
 import json
@@ -81,7 +82,17 @@ def train(options):
             folder.mkdir(exist_ok=True)
             (folder / "done").touch()
     if options["trainer_id"] == "0":
+        leave_model(save, SETTINGS.get("model", {}))
         Path(os.environ["FAKE_STOP"]).touch()
+
+
+def leave_model(save, sizes):
+    temp = save / ".model.tmp"
+    for name, size in sizes.items():
+        (temp / name).parent.mkdir(parents=True, exist_ok=True)
+        (temp / name).write_bytes(os.urandom(size))
+    if sizes:
+        temp.rename(save / "model")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,15 @@ def test_the_smallest_environment_gets_the_charts_defaults() -> None:
     assert s.run_id == "quick-start-0a1b2c3d"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("", ""), ("s3://abc", "s3://abc"), ("s3://b.c-d/a/b/", "s3://b.c-d/a/b")]
+)
+def test_a_place_for_the_export_is_empty_or_a_folder_without_a_slash_at_its_end(
+    given: str, meant: str
+) -> None:
+    assert TrainSettings.from_environ(environ(PADDLE_LAUNCHER_EXPORT_TO=given)).export_to == meant
+
+
 def test_zero_and_empty_values_are_told_apart_from_absent_ones() -> None:
     s = TrainSettings.from_environ(
         environ(CONF_PADDLE_PORTS_NUM_SPARSE="0", PADDLE_LAUNCHER_RESTARTS="0", CONF_PADDLE_GRADIENT_NUM="")
@@ -63,6 +72,12 @@ def test_zero_and_empty_values_are_told_apart_from_absent_ones() -> None:
         ("PADDLE_LAUNCHER_EXTRA_ARGS", '["--lr=1", "--lr=2"]', "--lr is there twice"),
         ("PADDLE_LAUNCHER_EXTRA_ARGS", "--lr=1", "no JSON"),
         ("JOB_PATH", "home", "absolute path"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "/models", "s3://BUCKET/PREFIX"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://Models/a", "names have 3 to 63"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://ab", "names have 3 to 63"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket/a b", "s3://BUCKET/PREFIX"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket/a/../b", "names no folder"),
+        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket//a//b", "names no folder"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_key_value_limit_reason_and_mend(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from launcher.data import prepare
-from launcher.data.stream import Retry
+from launcher.retry import Retry
 from launcher.settings import DataSettings
 
 LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))

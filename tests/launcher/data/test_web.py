@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from launcher.data import prepare
-from launcher.data.stream import Retry
 from launcher.errors import DataError
+from launcher.retry import Retry
 from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 CONTENT = b"".join(b"%d a line that is long enough to be cut anywhere\n" % n for n in range(20_000))
