@@ -1,4 +1,4 @@
-"""A way to the API server that can be cut: what a destroyed cluster's endpoint looks like to a program."""
+"""A way to a server on another address, which can be cut: what a destroyed cluster's endpoint looks like."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import threading
 
 
 class Relay:
-    """Passes connections on loopback on to `host:port` until it is cut; then they are refused."""
+    """Passes connections that come to `listen` on to `host:port` until it is cut; then they are refused."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, listen: str = "127.0.0.1") -> None:
         self._target = (host, port)
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((listen, 0))
         self._open: list[socket.socket] = []
-        self.address = f"https://127.0.0.1:{self._server.getsockname()[1]}"
+        self.address = f"{listen}:{self._server.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:

