@@ -16,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,9 +53,10 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
-STREAMS = (("cluster", "e2e"), ("lint", "unit", "chart", "emulated"))
-LAST = "restarts"  # stops the cluster on which the others run
+# All that needs the cluster, and last what stops it; beside it all that does not.
+STREAMS = (("cluster", "e2e", "restarts"), ("lint", "unit", "chart", "emulated"))
 
+LAST_LINES = 100  # of a tier that failed
 _print_lock = threading.Lock()
 
 
@@ -63,9 +66,20 @@ def say(tier: str, text: str) -> None:
         print(f"{tier:>8} | {text}", flush=True)
 
 
-def run_tier(name: str, extra: list[str]) -> tuple[int, float]:
-    """Runs a tier's commands; returns the first failing exit code (or 0) and seconds."""
+@dataclass
+class Ended:
+    """How a tier ended: the first failing exit code (or 0), seconds, and its last lines."""
+
+    tier: str
+    code: int = 0
+    seconds: float = 0.0
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+
+
+def run_tier(name: str, extra: list[str]) -> Ended:
+    """Runs a tier's commands up to the first that fails."""
     started = time.monotonic()
+    ended = Ended(name)
     for command in TIERS[name]:
         argv = [*command, *extra] if "pytest" in command else list(command)
         say(name, "$ " + " ".join(["python", *argv[1:]]))
@@ -82,19 +96,21 @@ def run_tier(name: str, extra: list[str]) -> tuple[int, float]:
             assert process.stdout is not None
             for line in process.stdout:
                 say(name, line.rstrip())
-        if process.returncode:
-            return process.returncode, time.monotonic() - started
-    return 0, time.monotonic() - started
+                ended.lines.append(line.rstrip())
+        ended.code = process.returncode
+        if ended.code:
+            break
+    ended.seconds = time.monotonic() - started
+    say(name, f"{'FAILED' if ended.code else 'passed'} after {ended.seconds:.0f} s")
+    return ended
 
 
-def run_stream(names: tuple[str, ...], extra: list[str]) -> list[tuple[str, int, float]]:
-    """(tier, exit code, seconds) of each tier up to the first that fails."""
-    ended = []
+def run_stream(names: tuple[str, ...], extra: list[str]) -> list[Ended]:
+    """The tiers up to the first that fails."""
+    ended: list[Ended] = []
     for name in names:
-        code, seconds = run_tier(name, extra)
-        say(name, f"{'FAILED' if code else 'passed'} after {seconds:.0f} s")
-        ended.append((name, code, seconds))
-        if code:
+        ended.append(run_tier(name, extra))
+        if ended[-1].code:
             break
     return ended
 
@@ -114,13 +130,13 @@ def main() -> int:
         ended = [
             one for stream in pool.map(lambda names: run_stream(names, extra), streams) for one in stream
         ]
-    if not wanted and not any(code for _, code, _ in ended):
-        ended += run_stream((LAST,), extra)
-    failed = [(name, code) for name, code, _ in ended if code]
-    times = ", ".join(f"{name} {seconds:.0f} s" for name, _, seconds in ended)
+    times = ", ".join(f"{one.tier} {one.seconds:.0f} s" for one in ended)
+    failed = [one for one in ended if one.code]
+    for one in failed:  # again, since the lines of other tiers came after them
+        print(f"\nthe last lines of tier {one.tier}, which failed:\n" + "\n".join(one.lines), file=sys.stderr)
     if failed:
-        print(f"\nfailed: {', '.join(name for name, _ in failed)} ({times})", file=sys.stderr)
-        return failed[0][1]
+        print(f"\nfailed: {', '.join(one.tier for one in failed)} ({times})", file=sys.stderr)
+        return failed[0].code
     print(f"\nall tiers passed in {time.monotonic() - started:.0f} s: {times}")
     return 0
 
