@@ -28,7 +28,8 @@ PY = sys.executable
 def _pytest(marks: str, workers: int, *folders: str, said: str = "-q") -> tuple[str, ...]:
     """A run of the tests with these marks below tests/, in so many processes; `-v` says a line for each."""
     paths = [f"tests/{folder}" for folder in folders]
-    return (PY, "-m", "pytest", said, "-m", marks, "-n", str(workers), *paths)
+    spread = ("-n", str(workers), "--dist", "worksteal")  # tests take from a tenth of a second to minutes
+    return (PY, "-m", "pytest", said, "-m", marks, *spread, *paths)
 
 
 # Processes: on two cores a few more keep both busy, since most tests wait for processes of their own.
