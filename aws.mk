@@ -4,7 +4,7 @@ BASE ?= python:3.11-slim-bookworm
 SET ?=
 TO ?= smoke-results
 
-.PHONY: push state doctor cost iam-policy aws-smoke
+.PHONY: push state doctor cost kept iam-policy aws-smoke
 
 push: venv ## the launcher image to the registry of STACK=dev; BASE= names another base image
 	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)"
@@ -17,6 +17,9 @@ doctor: venv ## what stands between STACK=dev and pulumi up; changes nothing
 
 cost: venv ## what STACK=dev costs an hour; SET="nodes.desired=1 network.nat=none" shows a change
 	@$(RUN) -m aws cost --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)")
+
+kept: venv ## what pulumi destroy left of STACK=dev on purpose, by its tags
+	@$(RUN) -m aws kept --stack "$(STACK)"
 
 iam-policy: venv ## the IAM policy of the person who deploys
 	@$(RUN) -m infra.policies deployer

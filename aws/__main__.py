@@ -1,4 +1,4 @@
-"""Commands for a stack of target aws: `python -m aws doctor|cost|push|state|smoke|preview-comment`."""
+"""Commands for a stack of target aws: `python -m aws doctor|cost|push|state|smoke|kept|preview-comment`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,14 @@ def smoke(
     if left:
         raise CommandError("still there after destroy:\n" + "\n".join(left))
     out.print(f"done; results are in {results}")
+
+
+@app.command()
+def kept(stack: StackName, folder: Folder = PROJECT) -> None:
+    """What carries this stack's tags in the account: after a destroy, what the destroy left."""
+    known = read(folder, stack)
+    left = smoking.residue(known, clients(known.region))
+    out.print("\n".join(left) if left else f"nothing carries the tags of stack {stack}", markup=False)
 
 
 @app.command(name="preview-comment")

@@ -209,6 +209,37 @@ def check_vpcs(stack: Stack, client: Client) -> Iterator[Finding]:
         yield Finding("bad", f"network.vpcId {wanted} is not in {stack.region}", "correct it or aws:region")
 
 
+# Named by a setting, and not there: the code of each service's refusal.
+_ABSENT = ("InvalidKeyPair.NotFound", "NotFoundException", "NoSuchHostedZone")
+
+
+def check_existing(stack: Stack, client: Client) -> Iterator[Finding]:
+    """What the settings name as being there already: key pair, key and public zone."""
+    settings = stack.settings
+    pair, key, zone = settings.nodes.ssh_key_name, settings.kms.key_arn, settings.dns.public_zone_id
+    asked: list[tuple[str, str, Callable[[], Any]]] = [
+        ("nodes.sshKeyName", pair, lambda: client("ec2").describe_key_pairs(KeyNames=[pair])),
+        ("kms.keyArn", key, lambda: client("kms").describe_key(KeyId=key)),
+        ("dns.publicZoneId", zone, lambda: client("route53").get_hosted_zone(Id=zone)),
+    ]
+    for setting, name, look in asked:
+        if name == "":
+            continue
+        mend = f"correct it, or leave {setting} empty"
+        try:
+            found = look()
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in _ABSENT:
+                raise
+            yield Finding("bad", f"{setting} {name} is not there", mend)
+            continue
+        state = found.get("KeyMetadata", {}).get("KeyState", "Enabled")
+        if state == "Enabled":
+            yield Finding("ok", f"{setting} {name}")
+        else:
+            yield Finding("bad", f"{setting} {name} is {state}", f"enable the key, or {mend}")
+
+
 def check_actions(_: Stack, client: Client) -> Iterator[Finding]:
     """The caller may do what the program does: asks IAM's simulator, which makes no call."""
     arn = role_of(client("sts").get_caller_identity()["Arn"])
@@ -274,6 +305,7 @@ CHECKS: tuple[Check, ...] = (
     check_vcpu,
     check_addresses,
     check_vpcs,
+    check_existing,
     check_actions,
     check_image,
 )

@@ -123,8 +123,8 @@ class Dns:
     )
     public_zone_id: str = rule(
         "",
-        lambda value: re.fullmatch(r"(Z[A-Z0-9]+)?", value) is not None,
-        "the id of a Route53 hosted zone: Z…",
+        lambda value: re.fullmatch(r"[A-Z0-9]{0,32}", value) is not None,
+        "the id of a Route53 hosted zone, such as Z0123456789ABC",
         "the external name's record is written there",
         "take the id from the zone's page, or leave both empty",
     )

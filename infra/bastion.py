@@ -8,7 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import capacity, versions
-from infra.context import Context, role
+from infra.context import Context, attach, role
 from infra.storage import Storage
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
@@ -57,12 +57,7 @@ class Bastion(pulumi.ComponentResource):
         super().__init__("paddle:infra:Bastion", context.named("bastion"), None, opts)
         own = pulumi.ResourceOptions(parent=self)
         machine_role = role(context, "bastion", "ec2.amazonaws.com", self)
-        allowed = aws.iam.RolePolicyAttachment(
-            context.named("bastion"),
-            role=machine_role.name,
-            policy_arn=context.managed_policy("AmazonSSMManagedInstanceCore"),
-            opts=own,
-        )
+        allowed = attach(context, "bastion", machine_role, "AmazonSSMManagedInstanceCore", self)
         profile = aws.iam.InstanceProfile(
             context.named("bastion"),
             role=machine_role.name,

@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from infra import policies, versions
 from infra.aws_settings import Cluster as ClusterSettings
-from infra.context import Context, role
+from infra.context import Context, allow, attach, role
 
 LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
@@ -43,18 +43,9 @@ class Cluster(pulumi.ComponentResource):
         own = pulumi.ResourceOptions(parent=self)
         settings = args.settings
         service_role = role(context, "cluster", "eks.amazonaws.com", self)
-        attached = aws.iam.RolePolicyAttachment(
-            context.named("cluster"),
-            role=service_role.name,
-            policy_arn=context.managed_policy("AmazonEKSClusterPolicy"),
-            opts=own,
-        )
-        key_use = aws.iam.RolePolicy(
-            context.named("cluster-key"),
-            role=service_role.name,
-            policy=pulumi.Output.from_input(args.key_arn).apply(policies.use_key),
-            opts=own,
-        )
+        attached = attach(context, "cluster", service_role, "AmazonEKSClusterPolicy", self)
+        use = pulumi.Output.from_input(args.key_arn).apply(policies.use_key)
+        key_use = allow(context, "cluster-key", service_role, use, self)
         # Before the cluster, which would make it itself, without an end to what it keeps.
         logs = aws.cloudwatch.LogGroup(
             context.named("logs"),
@@ -148,12 +139,7 @@ class Cluster(pulumi.ComponentResource):
     ) -> aws.eks.PodIdentityAssociation:
         """A role of its own for one service account, by pod identity; it may do what `policy` says."""
         pod_role = role(self._context, part, "pods.eks.amazonaws.com", parent)
-        allowed = aws.iam.RolePolicy(
-            self._context.named(part),
-            role=pod_role.name,
-            policy=policy,
-            opts=pulumi.ResourceOptions(parent=parent),
-        )
+        allowed = allow(self._context, part, pod_role, policy, parent)
         return aws.eks.PodIdentityAssociation(
             self._context.named(part),
             cluster_name=self.cluster.name,

@@ -71,6 +71,27 @@ def role(context: Context, part: str, service: str, parent: pulumi.Resource) -> 
     )
 
 
+def attach(
+    context: Context, part: str, to: aws.iam.Role, policy: str, parent: pulumi.Resource
+) -> aws.iam.RolePolicyAttachment:
+    """Gives a role one of AWS's own policies."""
+    return aws.iam.RolePolicyAttachment(
+        context.named(part),
+        role=to.name,
+        policy_arn=context.managed_policy(policy),
+        opts=pulumi.ResourceOptions(parent=parent),
+    )
+
+
+def allow(
+    context: Context, part: str, to: aws.iam.Role, policy: pulumi.Input[str], parent: pulumi.Resource
+) -> aws.iam.RolePolicy:
+    """Gives a role a policy of its own."""
+    return aws.iam.RolePolicy(
+        context.named(part), role=to.name, policy=policy, opts=pulumi.ResourceOptions(parent=parent)
+    )
+
+
 def rule_in(
     name: str,
     *,

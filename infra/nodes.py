@@ -10,7 +10,7 @@ import pulumi_aws as aws
 
 from infra import capacity, versions
 from infra.aws_settings import Nodes as NodesSettings
-from infra.context import Context, role
+from infra.context import Context, attach, role
 
 # The least that a node needs: join the cluster, pull images, pod networking; and Session Manager in place of
 # ssh.
@@ -45,12 +45,7 @@ class Nodes(pulumi.ComponentResource):
         settings = args.settings
         node_role = role(context, "nodes", "ec2.amazonaws.com", self)
         attached = [
-            aws.iam.RolePolicyAttachment(
-                context.named(f"nodes-{name.lower().replace('_', '-')}"),
-                role=node_role.name,
-                policy_arn=context.managed_policy(name),
-                opts=own,
-            )
+            attach(context, f"nodes-{name.lower().replace('_', '-')}", node_role, name, self)
             for name in NODE_POLICIES
         ]
         placement = None

@@ -59,6 +59,17 @@ class TrainingArgs:
     after: Sequence[pulumi.Resource] = field(default_factory=tuple)
 
 
+class Namespace(pulumi.CustomResource):
+    """kubernetes:core/v1:Namespace.
+
+    The SDK's own class brings all of core/v1 along, which takes as long to load as the rest of the program.
+    """
+
+    def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:
+        inputs = {"apiVersion": "v1", "kind": "Namespace", "metadata": dict(metadata)}
+        super().__init__("kubernetes:core/v1:Namespace", name, inputs, opts)
+
+
 def wait_seconds(values: Mapping[str, Any]) -> int:
     """Both deadlines and the start: how long `up` waits with release.wait. Seconds."""
     data, training = values.get("data") or {}, values.get("training") or {}
@@ -80,13 +91,13 @@ class Training(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, depends_on=list(args.after)),
         )
         inside = pulumi.ResourceOptions(parent=self, provider=self.provider)
-        self.namespace: k8s.core.v1.Namespace | None = None
+        self.namespace: Namespace | None = None
         if args.create_namespace:
             level = "privileged" if args.privileged else "restricted"
-            self.namespace = k8s.core.v1.Namespace(
+            self.namespace = Namespace(
                 f"{name}-namespace",
-                metadata={"name": args.namespace, "labels": {**args.labels, ENFORCE_LABEL: level}},
-                opts=inside,
+                {"name": args.namespace, "labels": {**args.labels, ENFORCE_LABEL: level}},
+                inside,
             )
         # The digest is here because the provider's own checksum never reaches the diff: without it an edit of
         # a template would change nothing. The path is relative, so that every clone sees the same input.
@@ -96,7 +107,7 @@ class Training(pulumi.ComponentResource):
             f"{name}-release",
             name=args.release,
             chart=f"./{CHART}",
-            namespace=self.namespace.metadata.name if self.namespace is not None else args.namespace,
+            namespace=args.namespace,
             description=f"chart {digest}. {LOST}",
             values={} if manual else args.values,
             reuse_values=True if manual else None,

@@ -14,6 +14,10 @@ from botocore.config import Config
 from .account import Account, AwsError
 from .wire import Props
 
+# Clients by moto server, region and service: each takes up to half a second to make; threads may share them.
+_CLIENTS: dict[tuple[str, str, str], Any] = {}
+_MAKING = threading.Lock()
+
 
 class Cloud:
     """One account in one region, as the provider is configured for it."""
@@ -21,22 +25,26 @@ class Cloud:
     def __init__(self, account: Account, region: str) -> None:
         self.account = account
         self.region = region
-        self._clients: dict[str, Any] = {}
-        self._lock = threading.Lock()
 
     def client(self, service: str) -> Any:
         """A boto3 client that talks to the moto server."""
-        with self._lock:  # making a session's clients is not thread-safe
-            if service not in self._clients:
-                self._clients[service] = boto3.client(
+        key = (self.account.moto, self.region, service)
+        with _MAKING:  # making a session's clients is not thread-safe
+            if key not in _CLIENTS:
+                _CLIENTS[key] = boto3.client(
                     service,
                     region_name=self.region,
                     endpoint_url=self.account.moto,
                     aws_access_key_id="emulator",
                     aws_secret_access_key="emulator",
-                    config=Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60),
+                    config=Config(
+                        retries={"total_max_attempts": 1},
+                        connect_timeout=10,
+                        read_timeout=60,
+                        max_pool_connections=32,
+                    ),
                 )
-            return self._clients[service]
+            return _CLIENTS[key]
 
     def arn(self, service: str, resource: str, *, region: bool = True) -> str:
         """`arn:aws:<service>:<region>:<account>:<resource>`."""

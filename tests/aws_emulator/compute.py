@@ -285,4 +285,14 @@ class Instance(Ec2Handler):
         return self.seen(found, instanceType=found["InstanceType"])
 
     def delete(self, cloud: Cloud, rid: str, p: Props) -> None:
-        self.ec2(cloud).terminate_instances(InstanceIds=[rid])
+        ec2 = self.ec2(cloud)
+        own = [{"Name": "attachment.instance-id", "Values": [rid]}]
+        interfaces = ec2.describe_network_interfaces(Filters=own)["NetworkInterfaces"]
+        ec2.terminate_instances(InstanceIds=[rid])
+        known = {
+            item["NetworkInterfaceId"] for item in ec2.describe_network_interfaces()["NetworkInterfaces"]
+        }
+        for interface in interfaces:
+            # moto keeps the machine's interface, which on AWS goes with it.
+            if interface["NetworkInterfaceId"] in known:
+                ec2.delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])

@@ -1,9 +1,7 @@
-"""One moto server for all tests below this folder's parent that ask for it; an empty account for each
-test."""
+"""One moto server for all tests that ask for it; an empty account for each test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,9 @@ from tests.aws_emulator.model import Model
 
 
 @pytest.fixture(scope="session")
-def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Address of a moto server."""
-    with workbench.moto_server(tmp_path_factory.mktemp("moto") / "moto.log") as address:
-        yield address
+def moto() -> str:
+    """Address of a moto server, the same for all folders whose tests ask for one."""
+    return workbench.shared_moto_server()
 
 
 @pytest.fixture

@@ -37,6 +37,17 @@ def _require_role(cloud: Cloud, arn: str) -> None:
         raise AwsError(f"InvalidParameterException: the role {arn} does not exist") from error
 
 
+def _require_key_pair(cloud: Cloud, template: str, version: str) -> None:
+    """A template may name a key pair that is not there; a node with it does not start."""
+    found = cloud.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=template, Versions=[version]
+    )
+    name = found["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("KeyName")
+    known = [pair["KeyName"] for pair in cloud.client("ec2").describe_key_pairs()["KeyPairs"]]
+    if name and name not in known:
+        raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
+
+
 def require_cluster(cloud: Cloud, name: str) -> None:
     """Refuse what belongs to a cluster that is not there."""
     _eks(cloud).describe_cluster(name=name)
@@ -178,6 +189,7 @@ class NodeGroup(Handler):
                 raise AwsError(
                     f"InvalidRequestException: launch template has no version {template['version']}"
                 )
+            _require_key_pair(cloud, known["LaunchTemplateId"], str(template["version"]))
             wanted["launchTemplate"] = {"id": known["LaunchTemplateId"], "version": str(template["version"])}
         _eks(cloud).create_nodegroup(
             clusterName=cluster,

@@ -1,7 +1,8 @@
-"""The plugin's process: Pulumi's provider protocol over gRPC, in front of `model.Model`.
+"""Pulumi's provider protocol over gRPC, in front of `model.Model`.
 
-Started by the engine as `pulumi-resource-aws <engine address>`; prints its port and serves until it is told
-to stop.
+Either a process that the engine starts as `pulumi-resource-aws <engine address>`, which prints its port and
+serves until it is told to stop; or, with `serve`, a server in the caller's own process that the engine is
+told of, which spares each of the engine's commands the plugin's start.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ def _decoded(value: Any) -> Any:
 
 
 class Plugin(provider_pb2_grpc.ResourceProviderServicer):
-    """One configured provider."""
+    """One configured provider. `region` is what AWS_REGION is to a process of its own."""
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: Account, region: str) -> None:
         self.account = account
+        self.region = region
         self.model: Model | None = None
 
     def _do(self, context: Any, call: Callable[[Model], Answer]) -> Answer:
@@ -67,6 +69,12 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     # --- the provider itself
     # ----------------------------------------------------------------------------------
 
+    def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing to agree on")
+
+    def Attach(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return empty_pb2.Empty()  # the engine found this server by itself (PULUMI_DEBUG_PROVIDERS)
+
     def GetPluginInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         return plugin_pb2.PluginInfo(version=VERSION)
 
@@ -76,7 +84,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def CheckConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         news = from_struct(request.news)
         failed = []
-        if not news.get("region") and not _fallback_region():
+        if not news.get("region") and not self.region:
             reason = "Missing region information: `pulumi config set aws:region us-west-2` sets one"
             failed.append(provider_pb2.CheckFailure(property="region", reason=reason))
         return provider_pb2.CheckResponse(inputs=request.news, failures=failed)
@@ -89,7 +97,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def Configure(self, request: Any, context: Any) -> Any:  # noqa: N802
         settings = {key: _decoded(value) for key, value in from_struct(request.args).items()}
         tags = (settings.get("defaultTags") or {}).get("tags") or {}
-        region = settings.get("region") or _fallback_region()
+        region = settings.get("region") or self.region
         self.model = Model(self.account, region, {} if has_unknown(tags) else tags)
         return provider_pb2.ConfigureResponse(acceptSecrets=False, supportsPreview=True)
 
@@ -190,10 +198,6 @@ def _kind_and_name(urn: str) -> tuple[str, str]:
     return parts[2].rpartition("$")[2], parts[-1]
 
 
-def _fallback_region() -> str:
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
-
-
 def _end_with_parent(parent: int) -> None:
     """An engine that is killed cannot stop its plugins: leave when the parent is gone."""
     while os.getppid() == parent:
@@ -201,15 +205,22 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def main() -> None:
-    """Serve until the engine ends this process."""
+def serve(account: Account, region: str) -> tuple[grpc.Server, int]:
+    """A running server and its port on loopback. Its provider is configured anew by each engine command."""
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=32),
         options=[("grpc.max_receive_message_length", 400 * 1024 * 1024)],
     )
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(Account.from_environment()), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(account, region), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
+    return server, port
+
+
+def main() -> None:
+    """Serve until the engine ends this process."""
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
+    server, port = serve(Account.from_environment(), region)
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     sys.stdout.write(f"{port}\n")
     sys.stdout.flush()

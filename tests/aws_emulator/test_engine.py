@@ -42,7 +42,8 @@ def small(account: Account, tmp_path: Path) -> Callable[[str], Engine]:
 
 def test_one_of_each_type_comes_up_stays_as_it_is_and_goes(account: Account, tmp_path: Path) -> None:
     shutil.copytree(workbench.HERE / "sample", tmp_path / "program")
-    engine = Engine(tmp_path / "program", "one", tmp_path / "home", account.folder).init()
+    # Here the engine starts the plugin and asks pip itself, as it does for a person.
+    engine = Engine(tmp_path / "program", "one", tmp_path / "home", account.folder, starts_plugin=True).init()
     planned = engine.preview()
     assert planned.code == 0, planned.text
     assert set(planned.ops) == {"create"}

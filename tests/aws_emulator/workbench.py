@@ -3,19 +3,26 @@ program."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from . import plugin
+from .account import Account
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent
@@ -86,6 +93,42 @@ def tool_folder(folder: Path) -> Path:
     return folder
 
 
+@lru_cache
+def _packages() -> str:
+    """What `pip list -v --format json` answers."""
+    found = [(item.metadata["Name"], item.version, item.locate_file("")) for item in metadata.distributions()]
+    return json.dumps([{"name": n, "version": v, "location": str(where)} for n, v, where in found])
+
+
+def python_command(folder: Path) -> Path:
+    """This Python, but it knows already what pip would list.
+
+    The engine asks for that before each command, and pip takes the better part of a second to say the same.
+    """
+    command, listed = folder / "python-of-the-tests", folder / "packages.json"
+    if not command.exists():
+        listed.write_text(_packages(), encoding="utf-8")
+        script = f"""#!/bin/sh
+[ "$*" = "-m pip list -v --format json" ] && exec cat "{listed}"
+exec "{sys.executable}" "$@"
+"""
+        command.write_text(script, encoding="utf-8")
+        command.chmod(0o755)
+    return command
+
+
+_SERVING: dict[Path, tuple[Any, int]] = {}
+
+
+def serving(account: Path) -> int:
+    """Port of a plugin in this process for this account; it ends when another account is asked for."""
+    if account not in _SERVING:
+        while _SERVING:
+            _SERVING.popitem()[1][0].stop(None)
+        _SERVING[account] = plugin.serve(Account(account), REGION)
+    return _SERVING[account][1]
+
+
 def free_port() -> int:
     """A loopback port that is free now."""
     with socket.socket() as probe:
@@ -108,6 +151,15 @@ def moto_server(log: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(timeout=20)
+
+
+@lru_cache
+def shared_moto_server() -> str:
+    """Address of the one moto server of this process; whoever uses it empties it first (`reset`)."""
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="moto."))
+    return until_the_end.enter_context(moto_server(Path(folder) / "moto.log"))
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -163,13 +215,18 @@ class Result:
 
 @dataclass
 class Engine:
-    """The real engine on one stack of a project folder, against one emulated account."""
+    """The real engine on one stack of a project folder, against one emulated account.
+
+    The plugin serves in this process, unless `starts_plugin`: then the engine starts its own, as for a
+    person.
+    """
 
     project: Path
     stack: str
     home: Path
     account: Path
     environment: dict[str, str] = field(default_factory=dict)
+    starts_plugin: bool = False
 
     def command_environment(self) -> dict[str, str]:
         """All that a command needs, and nothing of this machine's own clouds or clusters."""
@@ -177,6 +234,9 @@ class Engine:
         python = Path(sys.executable).parent
         (self.home / "backend").mkdir(parents=True, exist_ok=True)
         inherited = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
+        attached = {}
+        if not self.starts_plugin:
+            attached["PULUMI_DEBUG_PROVIDERS"] = f"aws:{serving(self.account)}"
         return (
             inherited
             | {
@@ -187,7 +247,7 @@ class Engine:
                 "PULUMI_SKIP_UPDATE_CHECK": "true",
                 "PULUMI_DEBUG_COMMANDS": "true",  # the flag --event-log
                 "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-                "PULUMI_PYTHON_CMD": sys.executable,
+                "PULUMI_PYTHON_CMD": str(python_command(tools)),
                 "AWS_EMULATOR_DIR": str(self.account),
                 "AWS_EMULATOR_PYTHON": sys.executable,
                 "AWS_ACCESS_KEY_ID": "emulator",
@@ -196,6 +256,7 @@ class Engine:
                 "AWS_EC2_METADATA_DISABLED": "true",
                 "NO_COLOR": "1",
             }
+            | attached
             | self.environment
         )
 

@@ -48,6 +48,6 @@ def client():
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
         known = clients(REGION)
-        for service in ("ec2", "ecr", "s3", "kms", "sts", "resourcegroupstaggingapi"):
+        for service in ("ec2", "ecr", "s3", "kms", "sts", "route53", "resourcegroupstaggingapi"):
             known(service)
     return known

@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError, NoCredentialsError
 from aws import doctor
 from infra import policies
 
+KEY = "arn:aws:kms:us-west-2:123456789012:key/0-1"
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
 
@@ -145,6 +146,9 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
             {},
             "vpc-0abc is not in us-west-2",
         ),
+        (["nodes.sshKeyName=mine"], {}, "nodes.sshKeyName mine is not there"),
+        ([f"kms.keyArn={KEY}"], {}, f"kms.keyArn {KEY} is not there"),
+        (["dns.publicZoneId=Z1", "dns.externalName=api.example.com"], {}, "dns.publicZoneId Z1 is not there"),
         ([], {"iam": Iam(denied=["eks:CreateCluster"])}, "IAM actions are missing: eks:CreateCluster"),
         (
             ["image=123456789012.dkr.ecr.us-west-2.amazonaws.com/none@sha256:" + "0" * 64],
@@ -156,6 +160,17 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
 def test_each_obstacle_is_named_with_a_mend(dev, world, changes, replaced, said) -> None:
     found = [f for f in doctor.examine(dev(*changes), world(**replaced)) if f.level == "bad"]
     assert [f for f in found if said in f.what and f.mend], found
+
+
+def test_what_a_setting_names_is_found_and_a_key_on_its_way_out_is_not(dev, world, client) -> None:
+    client("ec2").create_key_pair(KeyName="mine")
+    key = client("kms").create_key()["KeyMetadata"]
+    stack = dev("nodes.sshKeyName=mine", f"kms.keyArn={key['Arn']}")
+    found = doctor.examine(stack, world())
+    assert {"nodes.sshKeyName mine", f"kms.keyArn {key['Arn']}"} <= set(levels(found, "ok"))
+    client("kms").schedule_key_deletion(KeyId=key["KeyId"])
+    found = doctor.examine(stack, world())
+    assert f"kms.keyArn {key['Arn']} is PendingDeletion" in levels(found, "bad")
 
 
 def test_a_region_that_is_off_is_named_with_those_that_are_on(dev, world) -> None:

@@ -11,8 +11,11 @@ import pytest
 
 from aws import state
 from aws.stack import clients
-from tests.aws_emulator.workbench import moto_server, tool_folder
+from tests.aws_emulator.conftest import moto
+from tests.aws_emulator.workbench import python_command, reset, tool_folder
 from tests.aws_tools.conftest import REGION
+
+__all__ = ["moto"]
 
 PROGRAM = """import pulumi
 pulumi.export("token", pulumi.Config().require_secret("token"))
@@ -21,51 +24,54 @@ SECRET = "hush-hush-4711"
 
 
 @pytest.mark.timeout(300)
-def test_a_second_clone_previews_no_changes_and_no_secret_is_readable(tmp_path: Path, monkeypatch) -> None:
+def test_a_second_clone_previews_no_changes_and_no_secret_is_readable(
+    tmp_path: Path, moto: str, monkeypatch
+) -> None:
     tools = tool_folder(tmp_path / "tools")
-    with moto_server(tmp_path / "moto.log") as address:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        client = clients(REGION)
-        made = state.prepare(client, REGION)
-        # The emulator speaks no TLS, so the bucket's policy would refuse it, as it should.
-        client("s3").delete_bucket_policy(Bucket=made.bucket)
+    reset(moto)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
+    client = clients(REGION)
+    made = state.prepare(client, REGION)
+    # The emulator speaks no TLS, so the bucket's policy would refuse it, as it should.
+    client("s3").delete_bucket_policy(Bucket=made.bucket)
 
-        def clone(name: str, settings: str = "") -> Path:
-            folder = tmp_path / name
-            folder.mkdir()
-            (folder / "Pulumi.yaml").write_text("name: demo\nruntime: {name: python}\n")
-            (folder / "__main__.py").write_text(PROGRAM)
-            if settings != "":
-                (folder / "Pulumi.dev.yaml").write_text(settings)
-            return folder
+    def clone(name: str, settings: str = "") -> Path:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "Pulumi.yaml").write_text("name: demo\nruntime: {name: python}\n")
+        (folder / "__main__.py").write_text(PROGRAM)
+        if settings != "":
+            (folder / "Pulumi.dev.yaml").write_text(settings)
+        return folder
 
-        def pulumi(folder: Path, *arguments: str) -> str:
-            environment = {
-                **os.environ,
-                "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-                "PULUMI_HOME": f"{folder}-home",
-                "PULUMI_BACKEND_URL": f"{made.backend}&use_path_style=true",
-                "PULUMI_SKIP_UPDATE_CHECK": "true",
-            }
-            for name in ("PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_OPTION_STACK", "PULUMI_OPTION_CONFIG_FILE"):
-                environment.pop(name, None)
-            argv = ["pulumi", *arguments, "--non-interactive", "--stack", "dev"]
-            done = subprocess.run(
-                argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-            )
-            assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
-            return done.stdout
+    def pulumi(folder: Path, *arguments: str) -> str:
+        environment = {
+            **os.environ,
+            "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PULUMI_HOME": f"{folder}-home",
+            "PULUMI_BACKEND_URL": f"{made.backend}&use_path_style=true",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_PYTHON_CMD": str(python_command(tools)),
+        }
+        for name in ("PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_OPTION_STACK", "PULUMI_OPTION_CONFIG_FILE"):
+            environment.pop(name, None)
+        argv = ["pulumi", *arguments, "--non-interactive", "--stack", "dev"]
+        done = subprocess.run(
+            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
 
-        first = clone("first")
-        pulumi(first, "stack", "init", "--secrets-provider", made.secrets)
-        pulumi(first, "config", "set", "--secret", "token", SECRET)
-        pulumi(first, "up", "--yes", "--skip-preview")
+    first = clone("first")
+    pulumi(first, "stack", "init", "--secrets-provider", made.secrets)
+    pulumi(first, "config", "set", "--secret", "token", SECRET)
+    pulumi(first, "up", "--yes", "--skip-preview")
 
-        settings = (first / "Pulumi.dev.yaml").read_text()
-        exported = pulumi(first, "stack", "export")
-        assert SECRET not in settings + exported
-        assert "ciphertext" in exported
+    settings = (first / "Pulumi.dev.yaml").read_text()
+    exported = pulumi(first, "stack", "export")
+    assert SECRET not in settings + exported
+    assert "ciphertext" in exported
 
-        second = clone("second", settings)
-        assert "1 unchanged" in pulumi(second, "preview", "--expect-no-changes")
-        assert pulumi(second, "stack", "output", "token", "--show-secrets").strip() == SECRET
+    second = clone("second", settings)
+    assert "1 unchanged" in pulumi(second, "preview", "--expect-no-changes")
+    assert pulumi(second, "stack", "output", "token", "--show-secrets").strip() == SECRET

@@ -9,11 +9,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pulumi
-from pulumi.runtime.mocks import MockCallArgs, MockResourceArgs, Mocks, set_mocks
+from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
 
 from infra import settings as settings_module
 from infra import stack
@@ -79,6 +80,8 @@ class Recorder(Mocks):
 
     resources: list[MockResourceArgs] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    # What each resource was told to wait for, by `type::name`, directly.
+    waits: dict[str, set[str]] = field(default_factory=dict)
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         self.resources.append(args)
@@ -106,11 +109,30 @@ class Recorder(Mocks):
         """Registrations of one type, by its last part: `Vpc`, `eks/cluster:Cluster`."""
         return [args for args in self.resources if args.typ.endswith(f":{token}") or args.typ.endswith(token)]
 
+    def before(self, args: MockResourceArgs) -> set[str]:
+        """Names of all that must be there before a resource, and outlive it, by way of others too."""
+        seen: set[str] = set()
+        todo = [f"{args.typ}::{args.name}"]
+        while todo:
+            more = self.waits.get(todo.pop(), set()) - seen
+            seen |= more
+            todo += more
+        return seen
+
     def one(self, token: str, name: str = "") -> MockResourceArgs:
         """The only registration of a type (whose name ends with `name`)."""
         found = [args for args in self.of(token) if args.name.endswith(name)]
         assert len(found) == 1, f"{len(found)} of {token} {name}: {[args.name for args in found]}"
         return found[0]
+
+
+class Monitor(MockMonitor):
+    """Remembers dependencies as well: the mocks are not told of them."""
+
+    def RegisterResource(self, request: Any) -> Any:  # noqa: N802
+        names = ["::".join(urn.split("::")[2:]).rpartition("$")[2] for urn in request.dependencies]
+        self.mocks.waits[f"{request.type}::{request.name}"] = set(names)
+        return super().RegisterResource(request)
 
 
 def config(**keys: Any) -> dict[str, str]:
@@ -134,10 +156,24 @@ LOCAL = {
 }
 
 
+EVERYTHING: dict[str, Any] = {
+    "network": {"nat": "none"},
+    "values": {"data": {"source": "s3://{bucket}/sources/x"}},
+    "nodes": {"placementGroup": True, "singleZone": True, "sshKeyName": "mine"},
+    "bastion": {"enabled": True},
+    "dns": {"publicZoneId": "Z1", "externalName": "paddle.example.com"},
+    "cluster": {"admins": ["role/Admin"], "viewers": ["role/preview"], "publicCidrs": ["203.0.113.0/24"]},
+    "artifacts": {"uploads": {"sources/readme": "Pulumi.yaml"}},
+    "tags": {"Team": "paddle"},
+    "iam": {"path": "/teams/", "permissionsBoundary": "arn:aws:iam::123456789012:policy/Boundary"},
+}
+
+
 def record(build: Callable[[], Any]) -> Recorder:
     """Runs `build` in a mock engine to its end, failing outputs included; returns what it registered."""
     recorder = Recorder()
-    set_mocks(recorder, project="paddle-training", stack="dev", preview=False)
+    monitor = Monitor(recorder)
+    set_mocks(recorder, project="paddle-training", stack="dev", preview=False, monitor=monitor)
 
     # An undecorated test would not wait for outputs, and pass with a false assert in an apply.
     @pulumi.runtime.test
@@ -170,3 +206,15 @@ def clone(where: Path) -> Iterator[Path]:
     for name in ("charts", "launcher"):
         shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     yield target
+
+
+@lru_cache
+def default() -> Recorder:
+    """Stack `dev` as it comes, with an image. Made once: tests only look."""
+    return aws_stack()
+
+
+@lru_cache
+def everything() -> Recorder:
+    """A stack with every component and option that fit together. Made once: tests only look."""
+    return aws_stack(**EVERYTHING)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.server
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +39,34 @@ def test_an_existing_cluster_gets_namespace_and_release_and_nothing_else() -> No
         "kubernetes:helm.sh/v3:Release",
     ]
     assert made.calls == [], "no cloud is asked anything"
+
+
+WITHOUT_AWS = """
+import sys
+from pathlib import Path
+from pulumi.runtime.mocks import Mocks, set_mocks
+from infra import settings, stack
+
+class Any(Mocks):
+    def new_resource(self, args):
+        return args.name, args.inputs
+    def call(self, args):
+        return {}
+
+set_mocks(Any(), project="paddle-training", stack="local")
+chosen = settings.load(%r)
+outputs = stack.on_existing_cluster(stack.plan(chosen, "paddle-training", "local", Path.cwd()))
+assert outputs["release"] is not None
+print([name for name in sys.modules if name in ("pulumi_aws", "pulumi_kubernetes.core.v1._inputs", "boto3")])
+"""
+
+
+def test_without_aws_its_sdk_is_not_even_loaded() -> None:
+    script = WITHOUT_AWS % config(region=None, **LOCAL)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]", "each of these takes as long to load as all else together"
 
 
 def test_only_the_named_kubeconfig_and_context_are_used() -> None:

@@ -78,7 +78,7 @@ OTHERS = [
     ({"dns": {"zone": "Paddle.internal"}}, "dns.zone", "lower-case"),
     ({"dns": {"zone": "a..b"}}, "dns.zone", "domain name"),
     ({"dns": {"externalName": "api.example.com"}}, "dns.externalName", "set together"),
-    ({"dns": {"publicZoneId": "example.com"}}, "dns.publicZoneId", "Z"),
+    ({"dns": {"publicZoneId": "example.com"}}, "dns.publicZoneId", "hosted zone"),
     ({"kms": {"keyArn": "alias/mine"}}, "kms.keyArn", "ARN"),
     ({"kms": {"keyArn": "arn:aws:kms:eu-west-1:123456789012:key/1-2"}}, "kms.keyArn", "us-west-2"),
     ({"iam": {"path": "teams"}}, "iam.path", "slash"),
@@ -238,6 +238,7 @@ def test_the_stacks_that_come_with_the_project_load(stack: str) -> None:
 def test_the_pure_modules_import_no_pulumi() -> None:
     modules = (
         "capacity",
+        "chart_check",
         "chart_values",
         "cidr",
         "kubeconfigs",

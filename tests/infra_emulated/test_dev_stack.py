@@ -3,15 +3,21 @@ the end."""
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 
+from aws import smoke
+from aws.stack import read
 from tests.aws_emulator import inventory
 from tests.aws_emulator.account import Account
-from tests.aws_emulator.workbench import REGION, Engine
+from tests.aws_emulator.cloud import Cloud
+from tests.aws_emulator.workbench import REGION, REPOSITORY, Engine
 
 CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
 VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
@@ -59,35 +65,34 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must go on, not begin again"
     order = _order(account, "create")
     _before(order, "cluster", "vpc-cni", "kube-proxy", "eks-pod-identity-agent")
-    _before(order, "vpc-cni", "nodes")
+    for addon in ("vpc-cni", "kube-proxy", "eks-pod-identity-agent"):
+        _before(order, addon, "nodes")
     _before(order, "nodes", "coredns", "aws-efs-csi-driver")
 
-    again = engine.up("--expect-no-changes")
-    assert again.code == 0, again.text
-    refreshed = engine.refresh("--expect-no-changes")
-    assert refreshed.code == 0, refreshed.text
-
-    engine.config("paddle-training:nodes.desired=3")
-    scaled = engine.preview()
-    assert [(s.op, s.type, s.diff) for s in scaled.steps] == [
-        ("update", NODES, {"scalingConfig.desiredSize": "update"})
-    ], scaled.text
-    assert engine.up().code == 0
+    again = engine.up("--refresh", "--expect-no-changes")
+    assert again.code == 0, f"neither the program nor a look at AWS may find a change:\n{again.text}"
 
     engine.config("paddle-training:network.vpcCidr=10.9.0.0/16")
     moved = engine.preview()
     assert moved.code == 0, moved.text
     assert "replace" in {step.op for step in moved.of(VPC)}
-    engine.config("paddle-training:network.vpcCidr=10.0.0.0/16")
 
+    engine.config("paddle-training:network.vpcCidr=10.0.0.0/16", "paddle-training:nodes.desired=3")
+    scaled = engine.preview()
+    assert [(s.op, s.type, s.diff) for s in scaled.steps] == [
+        ("update", NODES, {"scalingConfig.desiredSize": "update"})
+    ], scaled.text
     _cut_off(account)
     _rename(account)
     drifted = engine.preview("--refresh")
     assert {(s.op, s.type) for s in drifted.steps if s.op in ("update", "create")} == {
+        ("update", NODES),
         ("update", VPC),
         ("create", RULE),
     }, drifted.text
-    assert engine.up("--refresh").code == 0
+    mended = engine.up("--refresh")
+    assert mended.code == 0, mended.text
+    assert [record.inputs["scalingConfig"]["desiredSize"] for record in account.all(NODES)] == [3]
 
     kept = _ids(account, *KEPT_WITHOUT_COMPUTE)
     engine.config("paddle-training:compute=off")
@@ -134,7 +139,9 @@ def _ec2(account: Account) -> Any:
     )
 
 
-def test_two_stacks_in_one_account_and_what_destroy_keeps(dev_stack: Make, account: Account) -> None:
+def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
+    dev_stack: Make, account: Account, tmp_path: Path
+) -> None:
     protected = dev_stack("dev")
     other = dev_stack("two", "storage.protect=false")
     for engine in (protected, other):
@@ -142,16 +149,27 @@ def test_two_stacks_in_one_account_and_what_destroy_keeps(dev_stack: Make, accou
         assert made.code == 0, made.text
     names = [record.id for record in account.all(CLUSTER)]
     assert len(names) == len(set(names)) == 2
+    _assert_tagged(account)
 
     gone = other.destroy()
     assert gone.code == 0, gone.text
     assert not [record.urn for record in account.all() if ":two::" in record.urn]
-    untouched = protected.up("--refresh", "--expect-no-changes")
+    # A second clone of the same commit, with the same backend, finds nothing to do.
+    shutil.copytree(protected.project, tmp_path / "elsewhere" / "clone")
+    second = dataclasses.replace(protected, project=tmp_path / "elsewhere" / "clone")
+    untouched = second.up("--refresh", "--expect-no-changes")
     assert untouched.code == 0, untouched.text
 
     kept = protected.outputs()["kept"]
     ended = protected.destroy()
     assert ended.code == 0, ended.text
+    retained = {line.split()[2] for line in ended.text.splitlines() if line.endswith("[retain] ")}
+    for part in ("efs", "pods", "artifacts", "launcher", "key"):
+        assert f"paddle-training-dev-{part}" in retained, f"destroy must say what it keeps:\n{ended.text}"
+    # moto's tagging service knows no registries, or that one would be listed too.
+    names = [arn.rpartition(":")[2].rpartition("/")[2] for arn in _listed_by_tag(account)]
+    key = kept["key"].rpartition("/")[2]
+    assert sorted(names) == sorted([kept["accessPoint"], kept["fileSystem"], kept["bucket"], key])
     left = {record.type for record in account.all()}
     assert {FILES, BUCKET, REGISTRY, KEY} <= left
     assert not left & {CLUSTER, NODES, VPC, NAT, ADDON}
@@ -159,13 +177,16 @@ def test_two_stacks_in_one_account_and_what_destroy_keeps(dev_stack: Make, accou
     assert _ids(account, BUCKET) == {kept["bucket"]}
 
 
-def test_every_taggable_resource_carries_project_stack_and_a_name(dev_stack: Make, account: Account) -> None:
-    engine = dev_stack("dev")
-    assert engine.up().code == 0
-    for record in account.all():
-        tags = record.outputs.get("tagsAll")
-        if tags is not None:
-            assert (tags.get("Project"), tags.get("Stack")) == ("paddle-training", "dev"), (
-                f"{record.urn}: {tags}"
-            )
-            assert tags.get("Name"), record.urn
+def _listed_by_tag(account: Account) -> list[str]:
+    """What `python -m aws kept --stack dev` lists."""
+    return smoke.residue(read(REPOSITORY, "dev"), Cloud(account, REGION).client)
+
+
+def _assert_tagged(account: Account) -> None:
+    """Every taggable resource carries project, stack and a name."""
+    tagged = [record for record in account.all() if record.outputs.get("tagsAll") is not None]
+    assert len({record.type for record in tagged}) > 20
+    for record in tagged:
+        tags, stack = record.outputs["tagsAll"], record.urn.split("::")[0].rpartition(":")[2]
+        assert (tags.get("Project"), tags.get("Stack")) == ("paddle-training", stack), f"{record.urn}: {tags}"
+        assert tags.get("Name"), record.urn

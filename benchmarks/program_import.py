@@ -1,0 +1,62 @@
+"""Loading the Pulumi program: every module that it needs, from the interpreter's start.
+
+Prints `program_import ratio=… ours=… theirs=3.00s`: seconds of a processor (so that a busy machine changes
+little) against the budget of 3 s, for target aws with all components and the release.
+`program_import_local` is the same for target kubeconfig, which must not load AWS's SDK at all. The SDKs are
+lazy, so that a module counts only once something of it is touched: each one that the sources of `infra/` name
+is.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+REPO = Path(__file__).resolve().parents[1]
+BUDGET_SECONDS = 3.0
+ROUNDS = 5
+
+LOCAL = "import infra.settings, infra.stack, infra.preflight, infra.training\n"
+AWS = LOCAL + "import infra.aws_stack\n"
+
+
+def touched(alias: str, package: str) -> str:
+    """A line for each module of a lazy SDK that the program uses."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (REPO / "infra").glob("*.py"))
+    used = sorted(set(re.findall(rf"\b{alias}\.([\w.]+\.[A-Z]\w+|[A-Z]\w+)\b", sources)))
+    if not used:
+        raise RuntimeError(
+            f"the program uses nothing of {package}: this measurement looks for the wrong name"
+        )
+    return f"import {package} as {alias}\n" + "".join(f"{alias}.{name}\n" for name in used)
+
+
+def seconds(script: str) -> float:
+    """Processor seconds of a new interpreter with this script."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=REPO, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> int:
+    release = touched("k8s", "pulumi_kubernetes")
+    scripts = {
+        "program_import": AWS + touched("aws", "pulumi_aws") + release,
+        "program_import_local": LOCAL + release + "import sys; assert 'pulumi_aws' not in sys.modules\n",
+    }
+    worst = 0.0
+    for name, script in scripts.items():
+        seconds(script)  # the first one may have to write bytecode
+        ours = statistics.median(seconds(script) for _ in range(ROUNDS))
+        worst = max(worst, ours / BUDGET_SECONDS)
+        print(f"{name} ratio={ours / BUDGET_SECONDS:.2f} ours={ours:.2f}s theirs={BUDGET_SECONDS:.2f}s")
+    return int(worst > 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Wiring of target aws, by mocks: the bastion."""
+
+from __future__ import annotations
+
+from .support import default, everything
+
+
+def test_the_bastion_opens_no_port_and_mounts_with_the_tutorials_options() -> None:
+    made = everything()
+    instance = made.one("Instance").inputs
+    group = instance["vpcSecurityGroupIds"][0]
+    assert not [a for a in made.of("SecurityGroupIngressRule") if a.inputs["securityGroupId"] == group]
+    mounts = [
+        a for a in made.of("SecurityGroupIngressRule") if a.inputs.get("referencedSecurityGroupId") == group
+    ]
+    assert [a.inputs["fromPort"] for a in mounts] == [2049]
+    assert instance["metadataOptions"]["httpTokens"] == "required"
+    assert instance["associatePublicIpAddress"] is False
+    assert "keyName" not in instance
+    mount = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"
+    assert f"fs-1.efs.us-west-2.amazonaws.com:/ /efs nfs4 {mount},_netdev 0 0" in instance["userData"]
+    assert not default().of("Instance"), "it is made only when asked for"

@@ -1,0 +1,52 @@
+"""Wiring of target aws, by mocks: the node group and its launch template."""
+
+from __future__ import annotations
+
+from infra import versions
+
+from .support import aws_stack, default, everything
+
+
+def test_the_startup_taint_is_there_with_efs_csi_only() -> None:
+    taints = default().one("NodeGroup").inputs["taints"]
+    assert [taint["key"] for taint in taints] == ["efs.csi.aws.com/agent-not-ready"]
+    made = aws_stack(storage={"type": "hostPath", "path": "/shared"})
+    assert "taints" not in made.one("NodeGroup").inputs
+    assert not made.of("Addon") or not [
+        a for a in made.of("Addon") if a.name.endswith(versions.ADDON_EFS_CSI)
+    ]
+
+
+def test_nodes_take_imdsv2_with_one_hop_from_an_own_launch_template() -> None:
+    made = default()
+    template = made.one("LaunchTemplate")
+    metadata = template.inputs["metadataOptions"]
+    assert metadata["httpTokens"] == "required"
+    assert metadata["httpPutResponseHopLimit"] == 1
+    group = made.one("NodeGroup").inputs
+    assert group["launchTemplate"]["id"] == f"{template.name}-id"
+    assert group["amiType"] == "AL2023_x86_64_STANDARD"
+    assert "diskSize" not in group, "EKS refuses it beside a launch template"
+    assert "remoteAccess" not in group, "EKS refuses it beside a launch template"
+    assert "vpcSecurityGroupIds" not in template.inputs, (
+        "own groups would drop the cluster's group from the nodes"
+    )
+
+
+def test_a_nodes_number_is_the_groups_only_change_from_one_to_three() -> None:
+    one = aws_stack(nodes={"desired": 1}, values={"trainers": 1}).one("NodeGroup").inputs
+    three = default().one("NodeGroup").inputs
+    assert {key for key in three if one.get(key) != three[key]} == {"scalingConfig"}
+
+
+def test_graviton_types_take_their_own_image() -> None:
+    group = aws_stack(nodes={"instanceTypes": ["m7g.large"]}).one("NodeGroup").inputs
+    assert group["amiType"] == "AL2023_ARM_64_STANDARD"
+
+
+def test_a_key_pair_and_a_placement_group_reach_the_launch_template() -> None:
+    template = everything().one("LaunchTemplate").inputs
+    assert template["keyName"] == "mine"
+    assert template["placement"]["groupName"] == everything().one("PlacementGroup").name
+    assert len(everything().one("NodeGroup").inputs["subnetIds"]) == 1
+    assert "keyName" not in default().one("LaunchTemplate").inputs
