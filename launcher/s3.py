@@ -110,4 +110,4 @@ def sorted_out(request: Callable[[], T]) -> T:
             raise RefusedError(f"{code} ({status})", code) from caught
         if isinstance(error, (of.HTTPClientError, of.ConnectionError, of.IncompleteReadError)):
             raise TransientError(f"no connection ({error})") from caught
-        raise RefusedError(f"{error} {_ACCESS}") from caught
+        raise RefusedError(f"{str(error).rstrip('.')}. {_ACCESS}") from caught

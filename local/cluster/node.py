@@ -57,8 +57,7 @@ def ensure_runtime(node: Node, pause: Path) -> None:
         stop(node)  # daemons in a lost namespace, or with other settings, are of no use
     network.ensure_node(node)
     kernel.ensure_cgroups(node)
-    if processes.start(name, configs.containerd_command(node)):
-        node.socket.unlink(missing_ok=True)
+    processes.start(name, configs.containerd_command(node))  # it removes a socket that an earlier one left
     wait(f"containerd of {node.name}", lambda: ok([*store.ctr(node), "version"]), 60, name)
     store.import_into(node, pause, configs.PAUSE_IMAGE)
 

@@ -66,7 +66,7 @@ SETTINGS = [
     ({"MEMBER": "/x"}, "data.member is '/x'"),
     ({"MEMBER": "x", "TABLES": ["a/t", "b/t"]}, "data.tables"),
     ({"TABLES": ["t"]}, "data.tables is .* but must be empty without data.member"),
-    ({"SOURCE": "s3://bucket/x", "MEMBER": "x"}, "empty for an s3"),
+    ({"SOURCE": "s3://bucket/x/", "MEMBER": "x"}, "s3://BUCKET/KEY of one archive"),
     ({"COLUMNS": ["a"]}, "data.columns"),
     ({"FORMAT": "csv", "HEADER": "false", "COLUMNS": ["a"]}, "indexes from 0"),
 ]
