@@ -140,6 +140,10 @@ def decode(config: Mapping[str, str], project: str) -> dict[str, Any]:
     return found
 
 
+def _section(problem: Problem) -> str:
+    return problem.key.partition(".")[0]
+
+
 def load(config: Mapping[str, str], project: str = PROJECT) -> Settings:
     """The settings of a stack.
 
@@ -153,7 +157,10 @@ def load(config: Mapping[str, str], project: str = PROJECT) -> Settings:
     """
     problems: list[Problem] = []
     settings = read(Settings, decode(config, project), f"{project}:", problems)
-    problems.extend(checks.settings_problems(settings, config.get("aws:region", "")))
+    # A section with a mistake holds a default in its place: what its settings are together is not known yet.
+    broken = {_section(problem) for problem in problems}
+    together = checks.settings_problems(settings, config.get("aws:region", ""))
+    problems.extend(problem for problem in together if _section(problem) not in broken)
     if problems:
         raise SettingsError(problems)
     return settings

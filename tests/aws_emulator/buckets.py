@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 from .cloud import AwsError, Cloud, Handler, handles, tag_list, tag_map
@@ -145,14 +144,14 @@ class LifecycleConfiguration(BucketSetting):
     filled = ("rules", "transitionDefaultMinimumObjectSize")
 
 
-def _content(p: Props) -> bytes:
+def _content(cloud: Cloud, p: Props) -> bytes:
     if p.get("content") is not None:
         return str(p["content"]).encode()
     source = p.get("source")
     if isinstance(source, dict) and source.get(SIGNATURE) == ASSET_SIGNATURE:
         if "text" in source:
             return str(source["text"]).encode()
-        return Path(source["path"]).read_bytes()
+        return (cloud.project / source["path"]).read_bytes()
     raise AwsError("InvalidRequest: an object needs content or source (a file asset)")
 
 
@@ -170,7 +169,7 @@ class BucketObject(Handler):
     )
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
-        body, key = _content(p), p["key"]
+        body, key = _content(cloud, p), p["key"]
         made = _s3(cloud).put_object(Bucket=p["bucket"], Key=key, Body=body)
         outputs = {
             "arn": f"arn:aws:s3:::{p['bucket']}/{key}",

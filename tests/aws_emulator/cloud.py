@@ -6,6 +6,7 @@ import hashlib
 import threading
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import boto3
@@ -22,9 +23,11 @@ _MAKING = threading.Lock()
 class Cloud:
     """One account in one region, as the provider is configured for it."""
 
-    def __init__(self, account: Account, region: str) -> None:
+    def __init__(self, account: Account, region: str, project: Path | None = None) -> None:
         self.account = account
         self.region = region
+        self.project = project or Path()
+        """Where the paths of file assets begin: the program's folder."""
 
     def client(self, service: str) -> Any:
         """A boto3 client that talks to the moto server."""

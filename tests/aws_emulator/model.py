@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -58,8 +59,10 @@ class Difference:
 class Model:
     """All operations on resources of one account, as one configured provider sees it."""
 
-    def __init__(self, account: Account, region: str, default_tags: dict[str, str]) -> None:
-        self.cloud = Cloud(account, region)
+    def __init__(
+        self, account: Account, region: str, default_tags: dict[str, str], project: Path | None = None
+    ) -> None:
+        self.cloud = Cloud(account, region, project)
         self.account = account
         self.default_tags = default_tags
 

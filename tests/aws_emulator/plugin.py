@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from concurrent import futures
+from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
@@ -46,9 +47,10 @@ def _decoded(value: Any) -> Any:
 class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     """One configured provider. `region` is what AWS_REGION is to a process of its own."""
 
-    def __init__(self, account: Account, region: str) -> None:
+    def __init__(self, account: Account, region: str, project: Path | None) -> None:
         self.account = account
         self.region = region
+        self.project = project
         self.model: Model | None = None
 
     def _do(self, context: Any, call: Callable[[Model], Answer]) -> Answer:
@@ -98,7 +100,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         settings = {key: _decoded(value) for key, value in from_struct(request.args).items()}
         tags = (settings.get("defaultTags") or {}).get("tags") or {}
         region = settings.get("region") or self.region
-        self.model = Model(self.account, region, {} if has_unknown(tags) else tags)
+        self.model = Model(self.account, region, {} if has_unknown(tags) else tags, self.project)
         return provider_pb2.ConfigureResponse(acceptSecrets=False, supportsPreview=True)
 
     def Invoke(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -205,13 +207,16 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def serve(account: Account, region: str) -> tuple[grpc.Server, int]:
-    """A running server and its port on loopback. Its provider is configured anew by each engine command."""
+def serve(account: Account, region: str, project: Path | None = None) -> tuple[grpc.Server, int]:
+    """A running server and its port on loopback. Its provider is configured anew by each engine command.
+
+    project: the program's folder, which is the working folder of a plugin that the engine starts.
+    """
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=32),
         options=[("grpc.max_receive_message_length", 400 * 1024 * 1024)],
     )
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(account, region), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(account, region, project), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port

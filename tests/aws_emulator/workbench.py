@@ -117,16 +117,17 @@ exec "{sys.executable}" "$@"
     return command
 
 
-_SERVING: dict[Path, tuple[Any, int]] = {}
+_SERVING: dict[tuple[Path, Path], tuple[Any, int]] = {}
 
 
-def serving(account: Path) -> int:
-    """Port of a plugin in this process for this account; it ends when another account is asked for."""
-    if account not in _SERVING:
+def serving(account: Path, project: Path) -> int:
+    """Port of a plugin in this process for this account and program; it ends when others are asked for."""
+    key = (account, project)
+    if key not in _SERVING:
         while _SERVING:
             _SERVING.popitem()[1][0].stop(None)
-        _SERVING[account] = plugin.serve(Account(account), REGION)
-    return _SERVING[account][1]
+        _SERVING[key] = plugin.serve(Account(account), REGION, project)
+    return _SERVING[key][1]
 
 
 def free_port() -> int:
@@ -236,7 +237,7 @@ class Engine:
         inherited = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
         attached = {}
         if not self.starts_plugin:
-            attached["PULUMI_DEBUG_PROVIDERS"] = f"aws:{serving(self.account)}"
+            attached["PULUMI_DEBUG_PROVIDERS"] = f"aws:{serving(self.account, self.project)}"
         return (
             inherited
             | {

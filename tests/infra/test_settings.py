@@ -142,6 +142,11 @@ def test_all_mistakes_are_in_one_message() -> None:
     assert len(problems) == 3
 
 
+def test_a_mistake_brings_no_second_message_about_the_default_in_its_place() -> None:
+    names = {"publicZoneId": "example.com", "externalName": "paddle.example.com"}
+    assert [p.key for p in _refused(config(**{**AWS, "dns": names}))] == ["paddle-training:dns.publicZoneId"]
+
+
 def test_zero_and_false_are_values_and_not_absences() -> None:
     loaded = settings.load(
         config(

@@ -37,6 +37,7 @@ def test_compute_on_again_mounts_the_same_file_system() -> None:
         "Repository",
     )
     for kind in kept:
-        on = [(a.name, a.inputs) for a in default().of(kind)]
-        off = [(a.name, a.inputs) for a in aws_stack(compute="off").of(kind)]
+        on = {a.name: a.inputs for a in default().of(kind)}
+        off = {a.name: a.inputs for a in aws_stack(compute="off").of(kind)}
+        assert on
         assert on == off, kind
