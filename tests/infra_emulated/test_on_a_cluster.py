@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,11 +16,12 @@ import boto3
 import pytest
 import yaml
 
+from infra import kubeconfigs
 from tests.aws_emulator import inventory, workbench
 from tests.aws_emulator.account import Account
 from tests.aws_emulator.workbench import REGION, Engine
 from tests.e2e.conftest import SHARED, STATE, cluster
-from tests.e2e.kube import Cluster
+from tests.e2e.kube import Cluster, run
 from tests.infra_emulated.relay import Relay
 
 __all__ = ["cluster"]  # the fixture of the end-to-end tests
@@ -120,6 +122,34 @@ def test_with_efs_csi_the_release_stands_and_the_pods_wait_for_the_driver(
     gone = engine.destroy("--refresh")
     assert gone.code == 0, f"destroy must not depend on a cluster that is gone already:\n{gone.text}"
     assert inventory.left(account, REGION) == []
+
+
+def test_the_kubeconfig_verifies_the_api_server_through_another_name(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    known = yaml.safe_load((STATE / "kubeconfig").read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    server = urlsplit(known["server"])
+    # An address that the server's certificate does not carry stands for the external name.
+    alias = Relay(server.hostname or "", server.port or 443, listen="127.0.0.2")
+    authority = known["certificate-authority-data"]
+    text = kubeconfigs.kubeconfig("https://kubernetes.default", authority, "dev", REGION, alias.address)
+    document = json.loads(text)
+    token = (STATE / "eks-token").read_text(encoding="utf-8").strip()
+    document["users"][0]["user"] = {"token": token}
+    file = tmp_path / "kubeconfig"
+
+    def asked() -> subprocess.CompletedProcess[str]:
+        file.write_text(json.dumps(document), encoding="utf-8")
+        environment = {**cluster.env, "KUBECONFIG": str(file)}
+        return run(["kubectl", "get", "--raw", "/version"], environment, check=False)
+
+    try:
+        seen = asked()
+        assert "gitVersion" in seen.stdout, seen.stderr
+        del document["clusters"][0]["cluster"]["tls-server-name"]
+        assert "certificate is valid for" in asked().stderr
+    finally:
+        alias.cut()
 
 
 @pytest.fixture
