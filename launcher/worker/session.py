@@ -129,9 +129,29 @@ class Session:
 
     def serve(self) -> None:
         """A pserver's life: returns when trainer 0 stops the servers."""
+        if self.mode == "geo":
+            self._open_barrier()
         with paddle.static.program_guard(self.network.main, self.network.startup):
             fleet.init_server()
             fleet.run_server()
+
+    @staticmethod
+    def _open_barrier() -> None:
+        """Lets everybody through the server's barrier at once: the trainers wait for each other in `join`.
+
+        Geo's start passes it once for the dense parameters and once for each table. Two passes in a row can
+        hang for ever: a trainer that is already at the second one closes it before another woke up at the
+        first (seen once in some sixty starts on a busy machine).
+        """
+        from paddle.distributed.ps import the_one_ps
+
+        described = the_one_ps.BarrierTable._set
+
+        def alone(table: Any, description: Any) -> None:
+            described(table, description)
+            description.common.trainer_num = 1
+
+        the_one_ps.BarrierTable._set = alone
 
 
 class Trainer(Session):
@@ -162,6 +182,8 @@ class Trainer(Session):
     def join(self) -> None:
         """Meets servers and other trainers; trainer 0's parameters become everybody's."""
         await_ports(self.servers, "all pservers of the job")
+        if self.mode == "geo":
+            self._take_turns()
         fleet.init_worker()
         self.runtime = fleet.fleet._runtime_handle
         from paddle.distributed.ps.utils.public import get_the_one_recv_context
@@ -169,6 +191,21 @@ class Trainer(Session):
         self._dense_tables = get_the_one_recv_context(self.runtime.context, split_dense_table=False)
         if self.mode == "sync":
             self._prepare_sync()
+
+    def _take_turns(self) -> None:
+        """geo: trainer 0's parameters are at the servers before the others take them from there."""
+        from paddle.distributed.communicator import Communicator
+
+        init_params = Communicator.init_params
+
+        def in_turn(communicator: Any, context: Any) -> None:
+            if self.settings.rank != 0:
+                self.barrier()
+            init_params(communicator, context)
+            if self.settings.rank == 0:
+                self.barrier()
+
+        Communicator.init_params = in_turn
 
     def _prepare_sync(self) -> None:
         from paddle.distributed.communicator import Communicator
