@@ -51,7 +51,10 @@ class Supervisor:
         return {child.pid for child in self.children}
 
     def start_servers(self) -> None:
-        """Starts all pservers and waits until their ports accept. Raises `GangError` for a port in use."""
+        """Starts all pservers (a trainer that waits for them too) and waits until their ports accept.
+
+        Raises `GangError` for a port in use.
+        """
         specs = self._runtime.pservers(self._gang)
         host = self._gang.host
         for spec in specs:
@@ -65,6 +68,8 @@ class Supervisor:
                     )
         self._servers = [Child(spec, self._events) for spec in specs]
         log.info("started %s", ", ".join(spec.name for spec in specs) or "no pserver")
+        if self._runtime.trainer_waits:
+            self.start_trainer()
         deadline = time.monotonic() + self._timings.ready
         for spec in specs:
             self._await_ready(spec, deadline)
@@ -82,7 +87,9 @@ class Supervisor:
             self._pause(0.05 if waiting else 0)
 
     def start_trainer(self) -> None:
-        """Starts the trainer and the echo of its lines."""
+        """Starts the trainer and the echo of its lines, unless it was started with the pservers."""
+        if self._trainer is not None:
+            return
         spec = self._runtime.trainer(self._gang)
         with contextlib.suppress(FileNotFoundError):
             self._gang.settings.work.progress.unlink()

@@ -63,6 +63,9 @@ class ProcessSpec:
 class Runtime(Protocol):
     """The protocol behind `runtime: fleet|v1`."""
 
+    trainer_waits: bool
+    """The trainer itself waits until all pservers of the job accept, so it is started together with them."""
+
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` for settings or images that cannot work, before anything is made."""
 

@@ -44,6 +44,8 @@ PACKAGES = Path(__file__).parent.parent.parent
 class FleetRuntime:
     """`runtime: fleet`."""
 
+    trainer_waits = True  # and so pservers and trainers load Paddle at the same time
+
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` with one line for each setting that cannot work."""
         faults = []

@@ -47,6 +47,8 @@ def flag_name(argument: str) -> str:
 class V1Runtime:
     """The old binary: `paddle pserver` and `paddle train`."""
 
+    trainer_waits = False
+
     def check(self, settings: TrainSettings) -> None:
         """Refuses managed flags in extraArgs, modes it lacks, and images without the two sub-commands."""
         for argument in settings.extra_args:
