@@ -242,8 +242,14 @@ def test_a_run_whose_lock_is_taken_stops_writing(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="30") as gang:
         gang.start().until(gang.training)
         thief = {"runId": "thief", "namespace": "n", "release": "r", "pod": "p", "token": "x", "beat": 1}
-        (gang.output / "run.lock.new").write_text(json.dumps(thief))
-        (gang.output / "run.lock.new").rename(gang.output / "run.lock")
+
+        def stolen() -> bool:
+            """Rank 0's renewal may write over one theft; a real thief looks again too, and gives way."""
+            (gang.output / "run.lock.new").write_text(json.dumps(thief))
+            (gang.output / "run.lock.new").rename(gang.output / "run.lock")
+            return "thief" in gang.pod_log(0)
+
+        gang.until(stolen)
         assert gang.wait(30) == [70, 70, 70]
         assert "was taken by run thief" in gang.termination(2)
         assert json.loads((gang.output / "run.lock").read_text()) == thief
