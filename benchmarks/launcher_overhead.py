@@ -3,8 +3,8 @@
 Prints `launcher_overhead ratio=… ours=… theirs=…` (wall seconds; at most 1.05 is allowed). Both train
 `quick_start` on its real data with runtime `fleet`: three pservers and three trainers, from the same specs.
 By hand, all six are started at once and the end is that of the last one. Under the launchers the time begins
-when the three launchers are started, with staging, rendezvous and the closing of the books in it: some two
-seconds (one of them draws the picture), whatever the job's length.
+when the three launchers are started, with staging, rendezvous and the closing of the books in it: one to
+three seconds (one of them draws the picture), whatever the job's length.
 `python -m benchmarks.launcher_overhead` takes four minutes.
 """
 

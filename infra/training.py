@@ -62,7 +62,7 @@ class TrainingArgs:
 class Namespace(pulumi.CustomResource):
     """kubernetes:core/v1:Namespace.
 
-    The SDK's own class brings all of core/v1 along, which takes as long to load as the rest of the program.
+    The SDK's own class brings all of core/v1 along, which takes the better part of a second to load.
     """
 
     def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:

@@ -4,9 +4,8 @@
     python tests/run.py lint unit       these only, one after the other
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
-The tiers of the cluster mostly wait, the others mostly compute: side by side they take little longer than the
-longer of them. A tier that fails ends its own stream; the other one goes on, so that one run shows what else
-is wrong. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
+that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations

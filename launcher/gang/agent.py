@@ -342,7 +342,7 @@ class Agent:
         self.supervisor.start_servers()
         self.peers.report("ready")
         self._await_signal("go")
-        self.supervisor.start_trainer()
+        self.supervisor.start_training()
         self._state("training")
         self.peers.report("training")
         while not self.supervisor.trainer_done:

@@ -39,6 +39,8 @@ class Supervisor:
         self._servers: list[Child] = []
         self._trainer: Child | None = None
         self._echo: children.Echo | None = None
+        self._training = False
+        """Whether all pservers of the job accept, so that one may end with 0 by itself."""
         self._finishing = False
         self._early: float | None = None
         """When the first pserver ended with 0, before all trainers were done."""
@@ -69,7 +71,7 @@ class Supervisor:
         self._servers = [Child(spec, self._events) for spec in specs]
         log.info("started %s", ", ".join(spec.name for spec in specs) or "no pserver")
         if self._runtime.trainer_waits:
-            self.start_trainer()
+            self._start_trainer()
         deadline = time.monotonic() + self._timings.ready
         for spec in specs:
             self._await_ready(spec, deadline)
@@ -86,10 +88,14 @@ class Supervisor:
                 )
             self._pause(0.05 if waiting else 0)
 
-    def start_trainer(self) -> None:
-        """Starts the trainer and the echo of its lines, unless it was started with the pservers."""
-        if self._trainer is not None:
-            return
+    def start_training(self) -> None:
+        """All pservers of the job accept: starts the trainer, unless it was started with them."""
+        self._training = True
+        if self._trainer is None:
+            self._start_trainer()
+
+    def _start_trainer(self) -> None:
+        """Starts the trainer and the echo of its lines."""
         spec = self._runtime.trainer(self._gang)
         with contextlib.suppress(FileNotFoundError):
             self._gang.settings.work.progress.unlink()
@@ -108,7 +114,7 @@ class Supervisor:
         if child.spec.role == "pserver" and self._finishing:
             log.info("%s ended with %s", child.spec.name, describe_exit(code))
             return
-        if code == 0 and child.spec.ends_itself and self._trainer is not None:
+        if code == 0 and child.spec.ends_itself and self._training:
             # Trainer 0 stops the servers just before the last trainers end.
             self._early = self._early or child.ended_at
             return

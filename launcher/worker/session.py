@@ -140,8 +140,8 @@ class Session:
         """Lets everybody through the server's barrier at once: the trainers wait for each other in `join`.
 
         Geo's start passes it once for the dense parameters and once for each table. Two passes in a row can
-        hang for ever: a trainer that is already at the second one closes it before another woke up at the
-        first (seen once in some sixty starts on a busy machine).
+        hang: a trainer that is already at the second one closes it before another woke up at the first. A
+        start on a busy machine was seen to stay there for ever.
         """
         from paddle.distributed.ps import the_one_ps
 

@@ -94,6 +94,7 @@ class LoopbackGang:
         fake: dict[str, Any] | None = None,
         timings: dict[str, float] | None = None,
         servers_end_themselves: bool = False,
+        trainer_waits: bool = False,
         nics: dict[str, list[str]] | None = None,
         **env: str,
     ) -> None:
@@ -103,7 +104,7 @@ class LoopbackGang:
         self.output = self.job / "output"
         self.timings = {**FAST, **(timings or {})}
         self.fake, self.env, self.nics = fake or {}, env, nics
-        self.servers_end_themselves = servers_end_themselves
+        self.servers_end_themselves, self.trainer_waits = servers_end_themselves, trainer_waits
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
         self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
@@ -156,6 +157,7 @@ class LoopbackGang:
             "own": self.addresses[rank],
             "timings": self.timings,
             "servers_end_themselves": self.servers_end_themselves,
+            "trainer_waits": self.trainer_waits,
         }
 
     def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> LoopbackGang:

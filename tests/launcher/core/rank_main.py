@@ -33,7 +33,7 @@ class LoopbackNetwork(Network):
 
 
 class SelfEndingV1(V1Runtime):
-    """Servers that end by themselves, as fleet's do."""
+    """Servers that end by themselves, and trainers that may begin with them, as fleet's do."""
 
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         return [replace(spec, ends_itself=True) for spec in super().pservers(gang)]
@@ -44,7 +44,9 @@ def main() -> int:
     network = LoopbackNetwork(config["hosts"], config["nics"], config["own"])
     try:
         settings = TrainSettings.from_environ(config["environ"])
-        runtime = SelfEndingV1() if config.get("servers_end_themselves") else runtimes.load(settings.runtime)
+        runtime = SelfEndingV1() if config["servers_end_themselves"] else runtimes.load(settings.runtime)
+        if config["trainer_waits"]:
+            runtime.trainer_waits = True
     except LauncherError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return error.exit_code

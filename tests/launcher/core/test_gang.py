@@ -278,9 +278,15 @@ def test_a_pserver_that_leaves_too_early_is_a_failure_even_with_0(tmp_path: Path
         assert "pserver ended with exit code 0, but" in gang.termination(0)
 
 
-def test_a_pserver_that_ends_before_any_trainer_began_is_a_failure_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer_waits", [False, True])
+def test_a_pserver_that_ends_before_any_training_is_a_failure_at_once(
+    tmp_path: Path, trainer_waits: bool
+) -> None:
     fake = {"pserver:1": {"do": "exit", "code": 0, "at": "start"}}
-    with LoopbackGang(tmp_path, fake=fake, servers_end_themselves=True) as gang:
+    long = {"ready": 100.0, "server_early": 100.0}
+    with LoopbackGang(
+        tmp_path, fake=fake, timings=long, servers_end_themselves=True, trainer_waits=trainer_waits
+    ) as gang:
         assert gang.start().wait(30) == [70, 70, 70]
         assert "rank 1" in gang.termination(0)
         assert "pserver ended with exit code 0" in gang.termination(0)
@@ -291,6 +297,17 @@ def test_a_pserver_that_never_listens_ends_all_with_its_port(tmp_path: Path) -> 
     with LoopbackGang(tmp_path, fake=fake, timings={"ready": 1.0}) as gang:
         assert gang.start().wait(30) == [70, 70, 70]
         assert f"pserver does not accept connections on {gang.names[2]}:7164" in gang.termination(0)
+        assert gang.alive() == []
+
+
+@pytest.mark.parametrize("trainer_waits", [False, True])
+def test_a_trainer_that_waits_by_itself_is_started_with_the_pservers_and_no_other(
+    tmp_path: Path, trainer_waits: bool
+) -> None:
+    fake = {"pserver:2": {"do": "hang", "at": "start"}}
+    with LoopbackGang(tmp_path, fake=fake, timings={"ready": 1.0}, trainer_waits=trainer_waits) as gang:
+        assert gang.start().wait(30) == [70, 70, 70]
+        assert ("started trainer" in gang.pod_log(2)) == trainer_waits
         assert gang.alive() == []
 
 

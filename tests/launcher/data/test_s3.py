@@ -305,17 +305,17 @@ def test_a_key_may_hold_what_a_web_address_may_not(pod: Pod, bucket: Any) -> Non
     assert sorted(pod.train()) == sorted(LINES.splitlines())
 
 
-def test_a_store_that_does_not_answer_is_tried_again_and_then_named(
-    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("endpoint_url", "message"),
+    [
+        ("http://127.0.0.1:9", r"s3://data/set could not be read, 5 tries in a row: no connection"),
+        ("minio:9000", r"minio:9000.*AWS_ENDPOINT_URL"),
+    ],
+    ids=["nobody answers", "no address"],
+)
+def test_an_endpoint_of_no_use_is_named(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch, endpoint_url: str, message: str
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"s3://data/set could not be read, 5 tries in a row: no connection"):
-        pod.prepare(SOURCE="s3://data/set")
-
-
-def test_an_endpoint_that_is_no_address_is_named(
-    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "minio:9000")
-    with pytest.raises(DataError, match=r"minio:9000.*AWS_ENDPOINT_URL"):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
+    with pytest.raises(DataError, match=message):
         pod.prepare(SOURCE="s3://data/set")
