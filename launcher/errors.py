@@ -3,16 +3,19 @@
 LauncherError                 70  anything below; `exit_code` is what the process ends with
 ├── SettingsError             64  a setting is wrong: nothing was made yet
 ├── DataError                 65  the data is wrong or missing
+│   └── DivergedError             the loss is no number: the same again would end the same
 ├── GangError                 70  the job's processes failed as a whole
-│   ├── ProcessError              a pserver or trainer ended when it should not have
-│   ├── PeerLostError             another rank's launcher is silent or gone
-│   ├── PeerError                 another rank said why it ends (carries that rank's exit code)
+│   ├── ProcessError              a pserver or trainer ended when it should not have, or hangs
 │   └── DeadlineError             something that was waited for did not come
-├── StorageError              75  no space, or storage that cannot be written
+├── TwinError                 69  another pod of this rank is alive, or has taken its place
+├── UnfitError                71  this launcher cannot go on; another pod of its rank may
+│   └── StorageFailedError        the storage answers with errors that may pass (EIO, ESTALE, ETIMEDOUT)
+├── StorageError              75  no space, or storage that refuses to be written
 ├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
 └── StoppedError             143  told to stop (SIGTERM, SIGINT)
 
-64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them.
+64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them. 69 and 143 fail nothing, and 71
+brings another pod (docs/adr/0004-the-gang-restarts-in-place.md).
 """
 
 from __future__ import annotations
@@ -20,9 +23,14 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_SETTINGS = 64
 EXIT_DATA = 65
+EXIT_TWIN = 69
 EXIT_GANG = 70
+EXIT_UNFIT = 71
 EXIT_STORAGE = 75
 EXIT_STOPPED = 143
+
+FINAL_OF_CHILDREN = (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE)
+"""Exit codes of a pserver or trainer that a restart cannot mend."""
 
 
 class LauncherError(Exception):
@@ -38,9 +46,13 @@ class SettingsError(LauncherError):
 
 
 class DataError(LauncherError):
-    """The source, a shard, the manifest or a row is wrong or missing."""
+    """The source, a shard, the manifest, a save or a row is wrong or missing."""
 
     exit_code = EXIT_DATA
+
+
+class DivergedError(DataError):
+    """The loss is no number."""
 
 
 class GangError(LauncherError):
@@ -48,32 +60,37 @@ class GangError(LauncherError):
 
 
 class ProcessError(GangError):
-    """A child ended when it should not have.
+    """A child ended when it should not have, or does not go on.
 
-    The launcher's own final codes (64, 65, 75) of a child are kept, so that a row which a program cannot
-    parse ends the Job as wrong data and not as a broken gang.
+    `returncode`: the child's, negative for a signal; None while it still runs. A final code of a child
+    becomes the error's own, so that a row which a program cannot parse ends the Job as wrong data.
     """
 
-    def __init__(self, message: str, returncode: int = 1) -> None:
+    def __init__(self, message: str, returncode: int | None = None) -> None:
         super().__init__(message)
-        if returncode in (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE):
+        self.returncode = returncode
+        if returncode in FINAL_OF_CHILDREN:
             self.exit_code = returncode
-
-
-class PeerLostError(GangError):
-    """A rank's launcher closed its connection or was silent for too long."""
-
-
-class PeerError(GangError):
-    """Another rank gave up and told why; everybody ends with that rank's code."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 class DeadlineError(GangError):
     """What was waited for did not come in time; the message says what, how long, and why it may be late."""
+
+
+class TwinError(LauncherError):
+    """Two pods of one rank: this one is not the one that counts."""
+
+    exit_code = EXIT_TWIN
+
+
+class UnfitError(LauncherError):
+    """This launcher cannot go on, though the run can."""
+
+    exit_code = EXIT_UNFIT
+
+
+class StorageFailedError(UnfitError):
+    """The storage failed in a way that may pass; it was tried again for a while."""
 
 
 class StorageError(LauncherError):

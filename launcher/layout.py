@@ -12,12 +12,14 @@
     ├── output/
     │   ├── run.lock, run.json, status.json, metrics.csv, curve.png, model/
     │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
-    │   └── pass-<NNNNN>/{…,done}
+    │   ├── pass-<NNNNN>/{…,done}                    a finished pass
+    │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a save inside a pass
     └── runs/<run id>/                   earlier outputs, moved aside whole
 
 <work dir>/                              Work, an emptyDir of the pod
 ├── data/{train.txt,test.txt,train.list,test.list,tables/<name>}   staged shard
 ├── program/                             staged program
+├── logs/{server.log,server-<k>.log,train.log}    what the children say; the launcher copies it to node_<i>/
 ├── progress.json                        the trainer's progress
 └── export.json, export-<do>.log         what launcher.export answered and said
 """
@@ -30,7 +32,34 @@ from pathlib import Path
 
 SHARD_FILES = ("train.txt", "test.txt", "train.list", "test.list")
 RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
-_PASS = re.compile(r"pass-(\d{5,})")
+_SAVE = re.compile(r"pass-(\d{5,})(?:-batch-(\d{7,}))?")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """Where training stands, or goes on: `passes` are finished, and `batches` of the next one."""
+
+    passes: int
+    batches: int = 0
+
+    @property
+    def folder(self) -> str:
+        """The name of a save at this position; there is none at (0, 0)."""
+        if not self.batches:
+            return f"pass-{self.passes - 1:05d}"
+        return f"pass-{self.passes:05d}-batch-{self.batches:07d}"
+
+    def __str__(self) -> str:
+        """As people count, from 1: `the end of pass 3`, `pass 4, batch 500`."""
+        return f"pass {self.passes + 1}, batch {self.batches}" if self.batches else f"the end of pass {self.passes}"
+
+
+def position(name: str) -> Position | None:
+    """The position of a save's folder name, or None for any other name."""
+    match = _SAVE.fullmatch(name)
+    if match is None:
+        return None
+    return Position(int(match[1]), int(match[2])) if match[2] else Position(int(match[1]) + 1)
 
 
 @dataclass(frozen=True)
@@ -132,18 +161,17 @@ class Output:
     def attempt(self, rank: int, attempt: int) -> Path:
         return self.node(rank) / f"attempt-{attempt}"
 
+    def save(self, at: Position) -> Path:
+        """A save's folder; `done` in it is written last."""
+        return self.root / at.folder
+
+    def unfinished(self, at: Position, attempt: int) -> Path:
+        """A save before it gets its name: another attempt never writes into this one's."""
+        return self.root / f".{at.folder}.attempt-{attempt}.tmp"
+
     def pass_dir(self, number: int) -> Path:
-        return self.root / f"pass-{number:05d}"
-
-    def pass_done(self, number: int) -> Path:
-        """Exists when the pass is whole; written last."""
-        return self.pass_dir(number) / "done"
-
-
-def pass_number(name: str) -> int | None:
-    """The number in a folder name like `pass-00003`, or None for any other name."""
-    match = _PASS.fullmatch(name)
-    return int(match[1]) if match else None
+        """The save at the end of pass `number`, which counts from 0."""
+        return self.save(Position(number + 1))
 
 
 @dataclass(frozen=True)
@@ -163,6 +191,10 @@ class Work:
     @property
     def program(self) -> Path:
         return self.root / "program"
+
+    def log(self, name: str) -> Path:
+        """What a child says, under the name that its copy on the shared storage has."""
+        return self.root / "logs" / name
 
     @property
     def progress(self) -> Path:

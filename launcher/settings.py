@@ -71,11 +71,27 @@ class TrainSettings(PodSettings):
     log_period: int
     dot_period: int
     saving_period: int
+    save_every_batches: int
+    """Batches between two saves inside a pass; 0: none."""
+    save_every_minutes: float
+    """Minutes between two saves inside a pass, made a common number of batches; 0: none."""
+    keep_saves: int
+    """The newest so many saves stay."""
+    init_from: str
+    """Where a new run takes its first parameters from: a run's folder on the storage, `s3://…`, or empty."""
+    stall_seconds: int
+    """Without a batch for so long a trainer hangs."""
     extra_args: tuple[str, ...]
     restarts: int
+    """Restarts of the gang without a new save in between."""
     export_to: str
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
     data_wait_seconds: int
+    webhook: str = field(repr=False)
+    """Where messages about the run are posted to; it may hold a secret, so it is never shown."""
+    events: bool
+    """Write Kubernetes Events on the Job."""
+    log_format: str
     work_dir: Path
 
     @property
@@ -214,10 +230,18 @@ TRAIN = (
     Row(_L + "LOG_PERIOD", "log_period", p.whole(1), 50, "training.logPeriod"),
     Row(_L + "DOT_PERIOD", "dot_period", p.whole(1), 10, "training.dotPeriod"),
     Row(_L + "SAVING_PERIOD", "saving_period", p.whole(1), 1, "training.savingPeriod"),
+    Row(_L + "SAVE_EVERY_BATCHES", "save_every_batches", p.whole(0), 0, "training.saveEvery.batches"),
+    Row(_L + "SAVE_EVERY_MINUTES", "save_every_minutes", p.fraction(0, 10_080), 0.0, "training.saveEvery.minutes"),
+    Row(_L + "KEEP_SAVES", "keep_saves", p.whole(1), 3, "training.keepSaves"),
+    Row(_L + "INIT_FROM", "init_from", p.text, "", "training.initFrom"),
+    Row(_L + "STALL_SECONDS", "stall_seconds", p.whole(10), 600, "training.stallSeconds"),
     Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
     Row(_L + "RESTARTS", "restarts", p.whole(0), 3, "training.restarts"),
     Row(_L + "EXPORT_TO", "export_to", p.export_to, "", "training.exportTo"),
     Row(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
+    Row(_L + "WEBHOOK", "webhook", p.text, "", "notify.webhook"),
+    Row(_L + "EVENTS", "events", p.flag, False, "notify.events"),
+    Row(_L + "LOG_FORMAT", "log_format", p.choice("text", "json"), "text", "logFormat"),
     Row(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
 )
 

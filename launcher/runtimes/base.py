@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from launcher.layout import Position
 from launcher.settings import TrainSettings
 
 
@@ -20,7 +21,7 @@ class Gang:
     rank: int
     trainers: int
     hosts: tuple[str, ...]
-    """One advertised name or address a rank, in rank order, the same on every rank."""
+    """One IPv4 address a rank, in rank order, the same on every rank: Paddle resolves a name again and again."""
     settings: TrainSettings
     data_dir: Path
     """The staged shard: train.txt, test.txt, train.list, test.list, tables/."""
@@ -32,8 +33,8 @@ class Gang:
     """On the pod's own disk; the trainer writes `progress.json` here."""
     attempt: int
     """0 for the first start of a run, one more for each later one."""
-    resume_pass: int | None
-    """The newest whole pass, to go on from; None begins at pass 0."""
+    resume: Position | None
+    """The save to go on from; None begins anew."""
 
     @property
     def host(self) -> str:
@@ -53,7 +54,9 @@ class ProcessSpec:
     """The whole environment (start from `settings.environ`)."""
     cwd: Path
     log: Path
-    """Takes stdout and stderr."""
+    """Takes stdout and stderr, on the pod's own disk: a full or hung volume stops no batch."""
+    copy: Path | None = None
+    """Where the launcher copies the log to, on the shared storage."""
     ready_ports: tuple[int, ...] = ()
     """Ports on this rank's host that accept connections when the process is ready; empty: ready at once."""
     ends_itself: bool = True
@@ -65,6 +68,8 @@ class Runtime(Protocol):
 
     trainer_waits: bool
     """The trainer itself waits until all pservers of the job accept, so it is started together with them."""
+    fatal_lines: tuple[str, ...]
+    """Texts in a child's log after which it cannot go on, though it does not end by itself."""
 
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` for settings or images that cannot work, before anything is made."""
@@ -75,8 +80,11 @@ class Runtime(Protocol):
     def trainer(self, gang: Gang) -> ProcessSpec:
         """The trainer process of this rank."""
 
-    def newest_pass(self, output_dir: Path) -> int | None:
-        """The number of the newest whole pass below `output_dir`, or None."""
+    def newest_save(self, output_dir: Path) -> Position | None:
+        """Where the newest save stands that is whole and was not refused; None when nothing was saved yet.
+
+        Raises `DataError` when there are saves and none of them can be gone on from: never begun anew unseen.
+        """
 
     def complete(self, output_dir: Path, passes: int) -> bool:
         """Whether nothing is left to do: all passes are whole and the runtime's final outputs exist."""
