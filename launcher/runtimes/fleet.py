@@ -18,7 +18,7 @@ from pathlib import Path
 
 from launcher import files
 from launcher.errors import SettingsError, setting
-from launcher.layout import Output
+from launcher.layout import Output, Position
 from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.settings import TrainSettings
 from launcher.worker import outputs
@@ -38,6 +38,7 @@ THREADS = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+FATAL = ("fleet pull sparse failed",)
 PACKAGES = Path(__file__).parent.parent.parent
 
 
@@ -45,6 +46,7 @@ class FleetRuntime:
     """`runtime: fleet`."""
 
     trainer_waits = True  # and so pservers and trainers load Paddle at the same time
+    fatal_lines: tuple[str, ...] = FATAL
 
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` with one line for each setting that cannot work."""
@@ -87,13 +89,15 @@ class FleetRuntime:
         return [self._pserver(gang, server, port) for server, port in enumerate(gang.settings.pserver_ports)]
 
     def _pserver(self, gang: Gang, server: int, port: int) -> ProcessSpec:
+        copy = Output(gang.output_dir).server_log(gang.rank, server)
         return ProcessSpec(
             name=f"pserver {server}",
             role="pserver",
             argv=command(),
             env=environment(gang, server) | {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)},
             cwd=gang.work_dir,
-            log=Output(gang.output_dir).server_log(gang.rank, server),
+            log=gang.settings.work.log(copy.name),
+            copy=copy,
             ready_ports=(port,),
         )
 
@@ -105,23 +109,27 @@ class FleetRuntime:
             "PADDLE_PORT": str(gang.settings.sparse_ports[0]),
             "GLOG_minloglevel": "1",  # Paddle's notes on every flush would tear the lines of dots
         }
+        copy = Output(gang.output_dir).train_log(gang.rank)
         return ProcessSpec(
             name="trainer",
             role="trainer",
             argv=command(),
             env=environment(gang, -1) | own,
             cwd=gang.work_dir,
-            log=Output(gang.output_dir).train_log(gang.rank),
+            log=gang.settings.work.log(copy.name),
+            copy=copy,
         )
 
-    def newest_pass(self, output_dir: Path) -> int | None:
-        """The highest pass that has `done` and every file that it lists."""
-        return outputs.newest_pass(output_dir)
+    def newest_save(self, output_dir: Path) -> Position | None:
+        """The newest save that has `done`, all its files, and was not refused. Raises `DataError`."""
+        return outputs.newest_save(output_dir)
 
     def complete(self, output_dir: Path, passes: int) -> bool:
         """Whether the last pass and the model are whole."""
-        output = Output(output_dir)
-        return outputs.pass_whole(output.pass_dir(passes - 1)) and outputs.model_whole(output.model)
+        if not outputs.model_whole(Output(output_dir).model):
+            return False
+        newest = outputs.newest_save(output_dir)
+        return newest is not None and newest.passes >= passes
 
 
 def command() -> tuple[str, ...]:
@@ -173,8 +181,13 @@ def worker_settings(gang: Gang, server: int) -> dict[str, object]:
         "log_period": s.log_period,
         "dot_period": s.dot_period,
         "saving_period": s.saving_period,
+        "save_every_batches": s.save_every_batches,
+        "save_every_minutes": s.save_every_minutes,
+        "keep_saves": s.keep_saves,
         "attempt": gang.attempt,
-        "resume_pass": gang.resume_pass,
+        "resume": None if gang.resume is None else [gang.resume.passes, gang.resume.batches],
+        "init_from": s.init_from,
+        "job_path": str(s.job_path),
         "config_file": s.config_file,
         "options": list(s.extra_args),
         "data_dir": str(gang.data_dir),

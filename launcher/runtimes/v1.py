@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from launcher.errors import SettingsError, setting
-from launcher.gang.output import newest_done_pass
-from launcher.layout import Output
+from launcher.layout import Output, Position
 from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.settings import TrainSettings
+from launcher.worker import outputs
 
 BINARY = "paddle"
 COMMENT = "paddle_process_by_paddle"  # the seeds' runs carry it; it shows in `ps`
@@ -48,6 +48,7 @@ class V1Runtime:
     """The old binary: `paddle pserver` and `paddle train`."""
 
     trainer_waits = False
+    fatal_lines: tuple[str, ...] = ()
 
     def check(self, settings: TrainSettings) -> None:
         """Refuses managed flags in extraArgs, modes it lacks, and images without the two sub-commands."""
@@ -74,6 +75,20 @@ class V1Runtime:
                     "Set another mode, or runtime to fleet",
                 )
             )
+        for name, value in (
+            ("saveEvery", settings.save_every_batches or settings.save_every_minutes),
+            ("initFrom", settings.init_from),
+        ):
+            if value:
+                raise SettingsError(
+                    setting(
+                        f"training.{name}",
+                        value,
+                        "left out with runtime v1",
+                        "the old binary saves at the end of passes only, and begins with its own parameters",
+                        f"Leave training.{name} out, or set runtime to fleet",
+                    )
+                )
         _check_binary(settings)
 
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
@@ -95,7 +110,8 @@ class V1Runtime:
                 ),
                 env=s.environ,
                 cwd=gang.program_dir,
-                log=Output(gang.output_dir).server_log(gang.rank),
+                log=s.work.log("server.log"),
+                copy=Output(gang.output_dir).server_log(gang.rank),
                 ready_ports=(*s.pserver_ports, *s.sparse_ports),
                 ends_itself=False,
             )
@@ -105,7 +121,7 @@ class V1Runtime:
         """The seeds' trainer line, with `--num_gradient_servers` and, in a resume, `--start_pass`."""
         s = gang.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
-        start_pass = 0 if gang.resume_pass is None else gang.resume_pass + 1
+        start_pass = 0 if gang.resume is None else gang.resume.passes
         argv = [
             BINARY,
             "train",
@@ -135,15 +151,17 @@ class V1Runtime:
             argv=(*argv, *s.extra_args),
             env=s.environ,
             cwd=gang.program_dir,
-            log=Output(gang.output_dir).train_log(gang.rank),
+            log=s.work.log("train.log"),
+            copy=Output(gang.output_dir).train_log(gang.rank),
         )
 
-    def newest_pass(self, output_dir: Path) -> int | None:
-        return newest_done_pass(output_dir)
+    def newest_save(self, output_dir: Path) -> Position | None:
+        """The newest pass with `done`: the binary lists no files by which more could be told."""
+        return next((at for at in outputs.finished(output_dir) if not at.batches), None)
 
     def complete(self, output_dir: Path, passes: int) -> bool:
-        newest = newest_done_pass(output_dir)
-        return newest is not None and newest >= passes - 1
+        newest = self.newest_save(output_dir)
+        return newest is not None and newest.passes >= passes
 
 
 def _check_binary(settings: TrainSettings) -> None:

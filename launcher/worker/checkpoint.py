@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from launcher import files
 from launcher.errors import GangError, SettingsError, StorageError
-from launcher.layout import Output
+from launcher.layout import Output, Position
 from launcher.worker.outputs import CONTENTS
 
 PARAMETERS = "params.npz"
@@ -33,9 +33,9 @@ MARGIN_BYTES = 1 << 20  # room for names, lists and logs beside what is saved
 class Save:
     """One pass being saved: trainer 0 calls begin, all write their parts, trainer 0 calls end."""
 
-    def __init__(self, output_dir: Path, number: int) -> None:
+    def __init__(self, output_dir: Path, number: int, attempt: int) -> None:
         self.final = Output(output_dir).pass_dir(number)
-        self.folder = self.final.with_name(f".{self.final.name}.tmp")
+        self.folder = Output(output_dir).unfinished(Position(number + 1), attempt)
         self.number = number
 
     def begin(self, least_bytes: int) -> None:
@@ -72,7 +72,7 @@ class Save:
             shutil.copyfile(config, self.folder / config.name)
             files.write_whole(self.folder / "path.txt", f"{self.final}\n")
             sizes = {
-                path.relative_to(self.folder).as_posix(): path.stat().st_size
+                path.relative_to(self.folder).as_posix(): {"bytes": path.stat().st_size}
                 for path in files.folder_files(self.folder)
             }
             files.write_json(

@@ -26,7 +26,7 @@ class Loop:
         self.progress = progress
         self.first = settings.rank == 0
         self.train, self.test = self._read()
-        self.start = 0 if settings.resume_pass is None else settings.resume_pass + 1
+        self.start = 0 if settings.resume is None else settings.resume.passes
         self.trainer = Trainer(settings, program)
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
 
@@ -69,8 +69,8 @@ class Loop:
 
     def _join(self) -> None:
         """Meets the others; goes on from the pass to resume, if there is one."""
-        number = self.settings.resume_pass
-        folder = None if number is None else Output(self.settings.output_dir).pass_dir(number)
+        resume = self.settings.resume
+        folder = None if resume is None else Output(self.settings.output_dir).save(resume)
         trainer = self.trainer
         if folder is not None and self.settings.mode != "geo":
             checkpoint.check_servers(folder, len(trainer.servers))
@@ -134,12 +134,12 @@ class Loop:
         self.progress.set(state="saving")
         began = time.monotonic()
         settings, trainer = self.settings, self.trainer
-        save = checkpoint.Save(settings.output_dir, number)
+        save = checkpoint.Save(settings.output_dir, number, settings.attempt)
         if self.first:
             parameters = trainer.parameters()
             if settings.mode == "geo":
                 parameters |= trainer.tables()
-            save.begin(self._least_bytes(number))
+            save.begin(self._least_bytes())
             save.arrays(checkpoint.PARAMETERS, parameters)
         trainer.barrier()
         if settings.mode == "geo":
@@ -153,11 +153,10 @@ class Loop:
             self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s")
         trainer.barrier()
 
-    def _least_bytes(self, number: int) -> int:
+    def _least_bytes(self) -> int:
         """What this save takes at least: as much as the last one, else the dense parameters."""
-        before = outputs.pass_bytes(
-            Output(self.settings.output_dir).pass_dir(number - self.settings.saving_period)
-        )
+        newest = outputs.newest_save(self.settings.output_dir)
+        before = 0 if newest is None else outputs.save_bytes(Output(self.settings.output_dir).save(newest))
         return before or checkpoint.bytes_of(list(self.trainer.parameters().values()))
 
     @property

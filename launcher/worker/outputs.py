@@ -3,40 +3,81 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from launcher import files
-from launcher.layout import Output, pass_number
+from launcher.errors import DataError
+from launcher.layout import Output, Position, position
 
 CONTENTS = "contents.json"
+REFUSED = "refused.json"
 MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "model.json", "score.json")
 
 
-def pass_whole(folder: Path) -> bool:
-    """Whether a pass folder has `done` and every file that its list names, in full length."""
-    contents = files.read_json(folder / CONTENTS) if (folder / "done").is_file() else None
-    if contents is None:
-        return False
+def contents(folder: Path) -> dict[str, Any]:
+    """What a save says of itself. Raises `DataError` when it does not, and what the storage answers."""
+    found = files.read_json(folder / CONTENTS)
+    if found is None or not isinstance(found.get("files"), dict):
+        raise DataError(f"{folder / CONTENTS} is missing, or lists no files")
+    return found
+
+
+def fault(folder: Path) -> str | None:
+    """Why a finished save cannot be gone on from: it was refused, or a file is missing or shorter."""
+    refused = files.read_json(folder / REFUSED)
+    if refused is not None:
+        return f"refused: {refused.get('reason')}"
     try:
-        return all((folder / name).stat().st_size == size for name, size in contents["files"].items())
-    except (OSError, KeyError, AttributeError):
-        return False
+        listed = contents(folder)["files"]
+    except DataError as error:
+        return str(error)
+    with files.storage(folder):
+        for name, about in listed.items():
+            try:
+                size = (folder / name).stat().st_size
+            except FileNotFoundError:
+                return f"{name} is missing"
+            if size != about["bytes"]:
+                return f"{name} has {size} bytes, but was saved with {about['bytes']}"
+    return None
 
 
-def pass_bytes(folder: Path) -> int:
-    """Bytes of a whole pass; 0 for any other folder."""
-    contents = files.read_json(folder / CONTENTS) if pass_whole(folder) else None
-    return sum(contents["files"].values()) if contents else 0
+def finished(output_dir: Path) -> list[Position]:
+    """The saves with `done`, the newest first."""
+    with files.storage(output_dir):
+        if not output_dir.is_dir():
+            return []
+        found = {at for path in output_dir.iterdir() if (at := position(path.name))}
+        return [at for at in sorted(found, reverse=True) if (Output(output_dir).save(at) / "done").is_file()]
 
 
-def newest_pass(output_dir: Path) -> int | None:
-    """The highest pass below `output_dir` that is whole."""
-    if not output_dir.is_dir():
-        return None
-    found = (pass_number(path.name) for path in output_dir.iterdir())
-    numbers = sorted((number for number in found if number is not None), reverse=True)
-    return next((n for n in numbers if pass_whole(Output(output_dir).pass_dir(n))), None)
+def newest_save(output_dir: Path) -> Position | None:
+    """The newest save that is whole and was not refused; None when none was ever finished.
+
+    Raises `DataError` when there are finished saves and none of them is fit.
+    """
+    faults = []
+    for at in finished(output_dir):
+        folder = Output(output_dir).save(at)
+        found = fault(folder)
+        if found is None:
+            return at
+        faults.append(f"{folder.name}: {found}")
+    if faults:
+        raise DataError(
+            f"none of the saves in {output_dir} can be gone on from, and nothing is begun anew unasked.\n  "
+            + "\n  ".join(faults)
+            + "\nTo begin anew, remove these folders; to go on, bring a whole one back."
+        )
+    return None
+
+
+def save_bytes(folder: Path) -> int:
+    """Bytes of a save's files."""
+    return sum(int(about["bytes"]) for about in contents(folder)["files"].values())
 
 
 def model_whole(folder: Path) -> bool:
     """Whether a model is there; it appears under its name in one step."""
-    return all((folder / name).is_file() for name in MODEL_PARTS)
+    with files.storage(folder):
+        return all((folder / name).is_file() for name in MODEL_PARTS)

@@ -11,6 +11,7 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import SettingsError
+from launcher.layout import Position
 
 VARIABLE = "PADDLE_LAUNCHER_WORKER"
 
@@ -38,8 +39,17 @@ class WorkerSettings:
     log_period: int
     dot_period: int
     saving_period: int
+    save_every_batches: int
+    """Batches between two saves inside a pass; 0: none."""
+    save_every_minutes: float
+    """The same in minutes, which become a common number of batches; 0: none."""
+    keep_saves: int
     attempt: int
-    resume_pass: int | None
+    resume: Position | None
+    """The save to go on from."""
+    init_from: str
+    """Where a new run takes its first parameters from; empty: they are made by chance."""
+    job_path: Path
     config_file: str
     options: tuple[str, ...]
     """`--key=value`: the program's options, and the few of the worker itself."""
@@ -51,6 +61,8 @@ class WorkerSettings:
     def to_json(self) -> dict[str, Any]:
         """Plain values, paths as text."""
         values = dataclasses.asdict(self)
+        if self.resume is not None:
+            values["resume"] = [self.resume.passes, self.resume.batches]
         return {
             key: str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
             for key, value in values.items()
@@ -65,8 +77,9 @@ class WorkerSettings:
                 f"the worker's settings have other keys than this version of the launcher writes: "
                 f"{', '.join(sorted(wrong))}. Both come from one image; see that only one is in use."
             )
-        paths = {key: Path(value) for key, value in values.items() if key.endswith("_dir")}
-        return cls(**{**values, **paths, "options": tuple(values["options"])})
+        paths = {key: Path(value) for key, value in values.items() if key.endswith(("_dir", "_path"))}
+        resume = None if values["resume"] is None else Position(*values["resume"])
+        return cls(**{**values, **paths, "options": tuple(values["options"]), "resume": resume})
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> WorkerSettings:

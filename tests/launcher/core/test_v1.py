@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import SettingsError
+from launcher.layout import Position
 from launcher.runtimes.base import Gang
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 
 
-def gang(rank: int = 0, resume: int | None = None, **env: str) -> Gang:
+def gang(rank: int = 0, resume: Position | None = None, **env: str) -> Gang:
     s = TrainSettings.from_environ(
         environ(PADDLE_LAUNCHER_RUNTIME="v1", JOB_NAME="paddle-cluster-job", TRAINER_COUNT="4", **env)
     )
@@ -29,12 +30,13 @@ def gang(rank: int = 0, resume: int | None = None, **env: str) -> Gang:
         output_dir=s.layout.output,
         work_dir=Path("/work"),
         attempt=0,
-        resume_pass=resume,
+        resume=resume,
     )
 
 
 def test_the_trainer_line_is_the_one_in_the_seeds_log_with_num_gradient_servers() -> None:
-    spec = V1Runtime().trainer(gang())
+    here = gang()
+    spec = V1Runtime().trainer(here)
     assert spec.argv == (
         "paddle", "train",
         "--nics=eth0", "--port=7164",
@@ -48,7 +50,8 @@ def test_the_trainer_line_is_the_one_in_the_seeds_log_with_num_gradient_servers(
         "--num_gradient_servers=3",
     )  # fmt: skip
     assert spec.cwd == Path("/pod/program")
-    assert spec.log == Path("/home/jobpath/paddle-cluster-job/output/node_0/train.log")
+    assert spec.log == here.settings.work.log("train.log")
+    assert spec.copy == Path("/home/jobpath/paddle-cluster-job/output/node_0/train.log")
 
 
 def test_the_pserver_is_one_process_that_listens_on_dense_and_sparse_ports() -> None:
@@ -60,11 +63,12 @@ def test_the_pserver_is_one_process_that_listens_on_dense_and_sparse_ports() -> 
     assert spec.ready_ports == (7164, 7165, 7166, 7167)
     assert spec.ends_itself is False
     assert spec.log.name == "server.log"
-    assert spec.log.parent.name == "node_2"
+    assert spec.copy is not None
+    assert spec.copy.parent.name == "node_2"
 
 
 def test_a_resume_starts_behind_the_pass_and_trains_only_what_is_left() -> None:
-    argv = V1Runtime().trainer(gang(resume=6)).argv
+    argv = V1Runtime().trainer(gang(resume=Position(7))).argv
     assert "--start_pass=7" in argv
     assert "--num_passes=3" in argv
 
@@ -80,6 +84,12 @@ def test_extra_arguments_are_passed_on_at_the_end() -> None:
 def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -> None:
     with pytest.raises(SettingsError, match=r"training\.extraArgs .* does not set itself"):
         V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
+
+
+@pytest.mark.parametrize("name", ["SAVE_EVERY_BATCHES", "SAVE_EVERY_MINUTES", "INIT_FROM"])
+def test_what_the_old_binary_cannot_do_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="left out with runtime v1"):
+        V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
 
 
 def with_binary(tmp_path: Path, text: str | None) -> TrainSettings:
@@ -107,11 +117,11 @@ def test_a_binary_whose_help_ends_with_1_is_taken(tmp_path: Path) -> None:
 
 def test_only_passes_with_done_count_and_the_newest_wins(tmp_path: Path) -> None:
     runtime = V1Runtime()
-    assert runtime.newest_pass(tmp_path) is None
+    assert runtime.newest_save(tmp_path) is None
     for number in (0, 2, 10):
         (tmp_path / f"pass-{number:05d}").mkdir()
         (tmp_path / f"pass-{number:05d}" / "done").touch()
     (tmp_path / "pass-00011").mkdir()
-    assert runtime.newest_pass(tmp_path) == 10
+    assert runtime.newest_save(tmp_path) == Position(11)
     assert runtime.complete(tmp_path, 11)
     assert not runtime.complete(tmp_path, 12)

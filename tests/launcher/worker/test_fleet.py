@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import SettingsError
+from launcher.layout import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker.settings import WorkerSettings
 
@@ -19,7 +20,7 @@ RUNTIME = FleetRuntime()
 
 def gang(tmp_path: Path, rank: int = 0, ranks: int = 2, **values: str):
     data = [tmp_path / str(i) for i in range(ranks)]
-    return Loopback(tmp_path, data, PROGRAMS / "quick_start", values=values, resume_pass=4).gang(rank)
+    return Loopback(tmp_path, data, PROGRAMS / "quick_start", values=values, resume=Position(5)).gang(rank)
 
 
 def test_port_and_ports_num_decide_the_pservers_of_a_pod(tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_worker_reads_back_what_the_runtime_wrote(tmp_path: Path) -> None:
     told = WorkerSettings.from_environ(RUNTIME.trainer(here).env)
     assert (told.rank, told.trainers, told.server, told.trainer_count) == (1, 2, -1, 3)
     assert told.options == ("--learning_rate=0.1",)
-    assert (told.resume_pass, told.nic, told.data_dir) == (4, "lo", here.data_dir)
+    assert (told.resume, told.nic, told.data_dir) == (Position(5), "lo", here.data_dir)
     assert WorkerSettings.from_json(told.to_json()) == told
 
 

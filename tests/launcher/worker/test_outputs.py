@@ -10,13 +10,14 @@ import pytest
 
 from launcher import files
 from launcher.errors import GangError, SettingsError, StorageError
+from launcher.layout import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker import checkpoint, outputs
 from launcher.worker.books import Progress, add_metrics
 
 
 def save(output: Path, number: int, tables: int = 1, servers: int = 2, parts: bool = True) -> checkpoint.Save:
-    found = checkpoint.Save(output, number)
+    found = checkpoint.Save(output, number, 0)
     found.begin(100)
     for table in range(tables):
         folder = found.folder / "tables" / f"{table:03d}"
@@ -35,17 +36,17 @@ def config(tmp_path: Path) -> Path:
 
 def test_done_is_written_last_and_the_newest_whole_pass_is_found(tmp_path: Path) -> None:
     output = tmp_path / "output"
-    assert outputs.newest_pass(output) is None
+    assert outputs.newest_save(output) is None
     for number in (0, 1, 2):
         save(output, number).end(config(tmp_path), 1, 2)
     save(output, 3)
-    assert outputs.newest_pass(output) == 2
+    assert outputs.newest_save(output) == Position(3)
     (output / "pass-00002" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
-    assert FleetRuntime().newest_pass(output) == 1, (
+    assert FleetRuntime().newest_save(output) == Position(2), (
         "a pass with done but without all its bytes does not count"
     )
     (output / "pass-00001" / "done").unlink()
-    assert outputs.newest_pass(output) == 0
+    assert outputs.newest_save(output) == Position(1)
 
 
 def test_a_pass_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:
@@ -67,13 +68,13 @@ def test_a_torn_part_of_a_server_leaves_no_done(tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-20])
     with pytest.raises(GangError, match=r"part part-001-00000.gz is torn"):
         found.end(config(tmp_path), 1, 2)
-    assert outputs.newest_pass(tmp_path) is None
+    assert outputs.newest_save(tmp_path) is None
 
 
 def test_no_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
     with pytest.raises(StorageError, match=r"no space left to save pass 3 .* 1000 bytes are free"):
-        checkpoint.Save(tmp_path, 3).begin(5000)
+        checkpoint.Save(tmp_path, 3, 0).begin(5000)
     assert not list(tmp_path.iterdir())
 
 
@@ -81,7 +82,7 @@ def test_what_an_aborted_save_left_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, 0)
     save(tmp_path, 0).end(config(tmp_path), 1, 2)
     save(tmp_path, 0).end(config(tmp_path), 1, 2)
-    assert outputs.newest_pass(tmp_path) == 0
+    assert outputs.newest_save(tmp_path) == Position(1)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 

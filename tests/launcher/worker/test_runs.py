@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.layout import Position
 from launcher.worker import outputs
 
 from .conftest import needs_paddle
@@ -94,7 +95,7 @@ def test_every_mode_trains_every_program_and_resumes_where_it_ended(  # noqa: PL
     first = losses(gang)
     assert len(first) == 2
     assert first[1] < first[0]
-    assert outputs.newest_pass(gang.output.root) == 1
+    assert outputs.newest_save(gang.output.root) == Position(2)
     assert {int(row["rank"]) for row in rows(gang)} == set(range(ranks))
     live = float([row for row in rows(gang) if row["rank"] == "0"][-1][f"test_{metric(program)}"])
     alone = json.loads((gang.output.model / "score.json").read_text())[metric(program)]
@@ -102,7 +103,7 @@ def test_every_mode_trains_every_program_and_resumes_where_it_ended(  # noqa: PL
     if not resumes:
         return
     values["PADDLE_LAUNCHER_PASSES"] = "3"
-    again = Loopback(tmp_path, gang.data, gang.program, config, values, resume_pass=1)
+    again = Loopback(tmp_path, gang.data, gang.program, config, values, resume=Position(2))
     run(again)
     assert "resumed from pass-00001" in again.log()
     after = losses(again)
@@ -269,7 +270,7 @@ def test_no_space_before_or_in_a_save_leaves_no_done(
         )
         assert gang.run()["0/trainer"] == 75, gang.log()[-2000:]
         assert "no space left" in gang.log()
-        newest = outputs.newest_pass(output)
+        newest = outputs.newest_save(output)
         assert (newest is None) == (kilobytes == 600)
         done = {path.parent.name for path in output.glob("pass-*/done")}
         assert done == {f"pass-{n:05d}" for n in range(0 if newest is None else newest + 1)}
