@@ -12,6 +12,7 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s\\]{0,500})?")
+_WEB = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?][!-~]*)?")
 _WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_000" and " 3"
 
 JOB_NAME_MAX = 45  # Kubernetes' 63 less "-data-", a digest of 8 and the pod's own suffix (DESIGN)
@@ -54,18 +55,18 @@ def whole(low: int, high: int | None = None, why: str = "it counts something") -
     return parse
 
 
-def fraction(low: float, high: float) -> Parser:
-    """A decimal fraction from `low` to `high` (both included)."""
+def number(low: float, high: float, why: str) -> Parser:
+    """A decimal number from `low` to `high` (both included)."""
 
     def parse(value: str) -> float:
         limit = f"a number from {low:g} to {high:g}"
         try:
-            number = float(value)
+            found = float(value)
         except ValueError:
             raise BadValueError(limit, "this is no number") from None
-        if not low <= number <= high:
-            raise BadValueError(limit, "a part of the lines is held out for the test")
-        return number
+        if not low <= found <= high:
+            raise BadValueError(limit, why)
+        return found
 
     return parse
 
@@ -128,19 +129,48 @@ def absolute(value: str) -> Path:
 
 def export_to(value: str) -> str:
     """Empty, or `s3://BUCKET/PREFIX`; a slash at the end is dropped."""
-    limit = "s3://BUCKET/PREFIX, or empty"
     mend = "Set training.exportTo to a bucket and a folder in it, or leave it empty"
-    if not value:
-        return value
+    return (
+        _s3(value, "s3://BUCKET/PREFIX, or empty", "the launcher exports to buckets only", mend)
+        if value
+        else ""
+    )
+
+
+def init_from(value: str) -> str:
+    """Empty, a run's folder relative to JOB_PATH, or `s3://BUCKET/PREFIX`; a slash at the end is dropped."""
+    limit = "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, or empty"
+    mend = "Name the folder as it lies below the shared storage's root, or the run's folder of an export"
+    if value.startswith("s3:"):
+        found = _s3(value, limit, "an export lies in a bucket", mend)
+        if found.count("/") < 3:
+            raise BadValueError(limit, "a whole bucket is no run", mend)
+        return found
+    if value and not all(_FOLDER.fullmatch(part) for part in value.removesuffix("/").split("/")):
+        raise BadValueError(
+            limit, "it is joined to the shared storage's root, so it has neither '/' in front nor '..'", mend
+        )
+    return value.removesuffix("/")
+
+
+def _s3(value: str, limit: str, why: str, mend: str) -> str:
     match = _S3.fullmatch(value)
     if match is None:
-        raise BadValueError(
-            limit, "the launcher exports to buckets only, whose names have 3 to 63 of a-z, 0-9, . and -", mend
-        )
+        raise BadValueError(limit, f"{why}, whose names have 3 to 63 of a-z, 0-9, . and -", mend)
     parts = (match[1] or "").strip("/").split("/")
     if any(part in (".", "..") or (not part and len(parts) > 1) for part in parts):
         raise BadValueError(limit, "a prefix with '//', '.' or '..' in it names no folder", mend)
     return value.rstrip("/")
+
+
+def web_address(value: str) -> str:
+    """`http://…` or `https://…`, without the line end that a Secret made from a file has."""
+    value = value.strip()
+    if not _WEB.fullmatch(value):
+        raise BadValueError(
+            "http://HOST/… or https://HOST/…, without a user and password in it", "messages are posted there"
+        )
+    return value
 
 
 def sha256(value: str) -> str:

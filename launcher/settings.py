@@ -7,7 +7,7 @@ mends. All that is wrong is reported at once, one line each, before anything is 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -36,8 +36,10 @@ class PodSettings:
     pod_ip: str
     node_name: str
     termination_log: Path
+    log_format: str
+    """`text` or `json`: the form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
-    """The whole environment, read-only: what children's environments start from."""
+    """The environment, read-only and without `webhook`: what children's environments start from."""
 
     @property
     def layout(self) -> Layout:
@@ -88,10 +90,11 @@ class TrainSettings(PodSettings):
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
     data_wait_seconds: int
     webhook: str = field(repr=False)
-    """Where messages about the run are posted to; it may hold a secret, so it is never shown."""
+    """Where messages about the run are posted to, or empty; it may hold a secret, so it is never shown."""
     events: bool
     """Write Kubernetes Events on the Job."""
-    log_format: str
+    k8s_job_uid: str
+    """The Job's uid, which its Events carry; empty outside a cluster."""
     work_dir: Path
 
     @property
@@ -123,10 +126,12 @@ class TrainSettings(PodSettings):
                 values["gradient_num"] = values["trainers"]
             if values["peer_port"] is None:
                 values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
-            faults = _train_faults(values)
+            faults = [setting(*fault) for fault in _train_faults(values)]
         if faults:
             raise SettingsError("\n".join(faults))
-        return cls(**values, environ=MappingProxyType(environ))
+        secrets = {row.name for row in TRAIN if row.secret}
+        passed = {name: value for name, value in environ.items() if name not in secrets}
+        return cls(**values, environ=MappingProxyType(passed))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +193,8 @@ class Row:
     """Taken as it is when the variable is absent (or empty, unless an empty text can be parsed)."""
     value: str = ""
     """The chart's value behind it."""
+    secret: bool = False
+    """Never shown, and not passed on to children."""
 
 
 _L = "PADDLE_LAUNCHER_"
@@ -204,8 +211,15 @@ POD = (
     Row(_L + "POD_IP", "pod_ip", p.text, ""),
     Row(_L + "NODE_NAME", "node_name", p.text, ""),
     Row(_L + "TERMINATION_LOG", "termination_log", p.absolute, Path("/dev/termination-log")),
+    Row(_L + "LOG_FORMAT", "log_format", p.choice("text", "json"), "text", "logFormat"),
 )
 
+_MINUTES = p.number(0, 10_080, "it counts minutes, and a week without a save is a run without one")
+_NO_SAVE = "without a save every failure begins the run anew"
+_NO_STALL = (
+    "a slow batch is no hang, and the look for hangs cannot be turned off: a run that never advances "
+    "would hold its machines until its deadline"
+)
 _PORT = p.whole(1, PORT_MAX, "TCP ports end there")
 TRAIN = (
     Row("TRAIN_CONFIG_DIR", "config_dir", p.folder_name, value="training.config"),
@@ -222,7 +236,7 @@ TRAIN = (
     Row(_L + "RUN_ID", "chart_run_id", p.text, "", "runId"),
     Row(_L + "RUNTIME", "runtime", p.choice("fleet", "v1"), "fleet", "runtime"),
     Row(_L + "RENDEZVOUS", "rendezvous", p.choice("dns", "api"), "dns", "rendezvous"),
-    Row(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.whole(1), 600, "rendezvousSeconds"),
+    Row(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.whole(1), 900, "rendezvousSeconds"),
     Row(_L + "PEER_PORT", "peer_port", _PORT, None, "peerPort"),
     Row(_L + "MODE", "mode", p.choice("sync", "async", "geo"), "async", "training.mode"),
     Row(_L + "PASSES", "passes", p.whole(1, 100_000), 10, "training.passes"),
@@ -231,17 +245,17 @@ TRAIN = (
     Row(_L + "DOT_PERIOD", "dot_period", p.whole(1), 10, "training.dotPeriod"),
     Row(_L + "SAVING_PERIOD", "saving_period", p.whole(1), 1, "training.savingPeriod"),
     Row(_L + "SAVE_EVERY_BATCHES", "save_every_batches", p.whole(0), 0, "training.saveEvery.batches"),
-    Row(_L + "SAVE_EVERY_MINUTES", "save_every_minutes", p.fraction(0, 10_080), 0.0, "training.saveEvery.minutes"),
-    Row(_L + "KEEP_SAVES", "keep_saves", p.whole(1), 3, "training.keepSaves"),
-    Row(_L + "INIT_FROM", "init_from", p.text, "", "training.initFrom"),
-    Row(_L + "STALL_SECONDS", "stall_seconds", p.whole(10), 600, "training.stallSeconds"),
+    Row(_L + "SAVE_EVERY_MINUTES", "save_every_minutes", _MINUTES, 0.0, "training.saveEvery.minutes"),
+    Row(_L + "KEEP_SAVES", "keep_saves", p.whole(1, why=_NO_SAVE), 3, "training.keepSaves"),
+    Row(_L + "INIT_FROM", "init_from", p.init_from, "", "training.initFrom"),
+    Row(_L + "STALL_SECONDS", "stall_seconds", p.whole(10, why=_NO_STALL), 600, "training.stallSeconds"),
     Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
     Row(_L + "RESTARTS", "restarts", p.whole(0), 3, "training.restarts"),
     Row(_L + "EXPORT_TO", "export_to", p.export_to, "", "training.exportTo"),
     Row(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
-    Row(_L + "WEBHOOK", "webhook", p.text, "", "notify.webhook"),
+    Row(_L + "WEBHOOK", "webhook", p.web_address, "", "notify.webhook", secret=True),
     Row(_L + "EVENTS", "events", p.flag, False, "notify.events"),
-    Row(_L + "LOG_FORMAT", "log_format", p.choice("text", "json"), "text", "logFormat"),
+    Row(_L + "K8S_JOB_UID", "k8s_job_uid", p.text, ""),
     Row(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
 )
 
@@ -258,7 +272,13 @@ DATA = (
     Row(_D + "COLUMNS", "columns", p.columns, (), "data.columns"),
     Row(_D + "ENCODING", "encoding", p.encoding, "utf-8", "data.encoding"),
     Row(_D + "SEED", "seed", p.whole(0, 2**63 - 1), 0, "data.seed"),
-    Row(_D + "TEST_FRACTION", "test_fraction", p.fraction(0, 0.5), 0.1, "data.testFraction"),
+    Row(
+        _D + "TEST_FRACTION",
+        "test_fraction",
+        p.number(0, 0.5, "a part of the lines is held out for the test"),
+        0.1,
+        "data.testFraction",
+    ),
     Row(_D + "DEADLINE_SECONDS", "deadline_seconds", p.whole(1), 3600, "data.deadlineSeconds"),
 )
 
@@ -289,72 +309,72 @@ def _read(rows: tuple[Row, ...], environ: Mapping[str, str]) -> tuple[dict[str, 
         try:
             values[row.field] = row.parse(raw)
         except p.BadValueError as bad:
-            faults.append(setting(_key(row), raw, bad.limit, bad.reason, bad.mend or mend))
+            shown = "(not shown)" if row.secret else raw
+            faults.append(setting(_key(row), shown, bad.limit, bad.reason, bad.mend or mend))
     return values, faults
 
 
-def _train_faults(v: Mapping[str, Any]) -> list[str]:
-    """What is wrong between the settings of a training pod."""
-    faults: list[str] = []
+def _train_faults(v: Mapping[str, Any]) -> Iterator[tuple[str, object, str, str, str]]:
+    """What is wrong between the settings of a training pod: the arguments of `setting`."""
     first, last = v["port"], v["port"] + v["ports_num"] + v["ports_num_sparse"] - 1
+    peer, own = v["peer_port"], f"{v['job_name']}/output"
     if v["gradient_num"] != v["trainers"]:
-        faults.append(
-            setting(
-                "gradientNum (CONF_PADDLE_GRADIENT_NUM)",
-                v["gradient_num"],
-                f"the number of trainers, {v['trainers']}",
-                "each trainer is one gradient server, and a pserver waits for exactly so many for ever",
-                "Leave gradientNum out, or set it to trainers",
-            )
+        yield (
+            *("gradientNum (CONF_PADDLE_GRADIENT_NUM)", v["gradient_num"]),
+            f"the number of trainers, {v['trainers']}",
+            "each trainer is one gradient server, and a pserver waits for exactly so many for ever",
+            "Leave gradientNum out, or set it to trainers",
         )
     if v["completion_index"] >= v["trainers"]:
-        faults.append(
-            setting(
-                "JOB_COMPLETION_INDEX",
-                v["completion_index"],
-                f"below trainers, {v['trainers']}",
-                "ranks count from 0, and a rank beyond the last makes the others wait for ever",
-                "Set the Job's completions and trainers to the same number",
-            )
+        yield (
+            *("JOB_COMPLETION_INDEX", v["completion_index"], f"below trainers, {v['trainers']}"),
+            "ranks count from 0, and a rank beyond the last makes the others wait for ever",
+            "Set the Job's completions and trainers to the same number",
         )
     if last > PORT_MAX:
-        faults.append(
-            setting(
-                "port (CONF_PADDLE_PORT)",
-                first,
-                f"at most {PORT_MAX - (last - first)}",
-                f"portsNum + portsNumSparse ports from it on would end at {last}, beyond {PORT_MAX}",
-                "Set a lower port, or fewer ports",
-            )
+        yield (
+            *("port (CONF_PADDLE_PORT)", first, f"at most {PORT_MAX - (last - first)}"),
+            f"portsNum + portsNumSparse ports from it on would end at {last}, beyond {PORT_MAX}",
+            "Set a lower port, or fewer ports",
         )
-    if first <= v["peer_port"] <= last:
-        faults.append(
-            setting(
-                f"peerPort ({_L}PEER_PORT)",
-                v["peer_port"],
-                f"outside {first}-{last}",
-                "those are the pservers' ports (port, portsNum, portsNumSparse)",
-                "Set peerPort to another port, or leave it out",
-            )
+    if first <= peer <= last:
+        yield (
+            *(f"peerPort ({_L}PEER_PORT)", peer, f"outside {first}-{last}"),
+            "those are the pservers' ports (port, portsNum, portsNumSparse)",
+            "Set peerPort to another port, or leave it out",
         )
-    if last <= PORT_MAX < v["peer_port"]:
-        faults.append(
-            setting(
-                f"peerPort ({_L}PEER_PORT)",
-                v["peer_port"],
-                f"at most {PORT_MAX}",
-                "by default it is the port behind the pservers' ports, and TCP ports end there",
-                "Set a lower port, or peerPort itself",
-            )
+    if last <= PORT_MAX < peer:
+        yield (
+            *(f"peerPort ({_L}PEER_PORT)", peer, f"at most {PORT_MAX}"),
+            "by default it is the port behind the pservers' ports, and TCP ports end there",
+            "Set a lower port, or peerPort itself",
+        )
+    if v["save_every_batches"] and v["save_every_minutes"]:
+        yield (
+            f"training.saveEvery ({_L}SAVE_EVERY_BATCHES, {_L}SAVE_EVERY_MINUTES)",
+            f"{v['save_every_batches']} batches and {v['save_every_minutes']:g} minutes",
+            "batches or minutes, not both",
+            "there is one rhythm of saves",
+            "Leave one of them out, or set it to null",
+        )
+    if v["runtime"] == "v1" and (v["save_every_batches"] or v["save_every_minutes"]):
+        yield (
+            f"training.saveEvery ({_L}SAVE_EVERY_BATCHES, {_L}SAVE_EVERY_MINUTES)",
+            v["save_every_batches"] or v["save_every_minutes"],
+            "empty with runtime v1",
+            "paddle train goes on from whole passes only",
+            "Leave it empty: training.savingPeriod counts passes",
+        )
+    if f"{v['init_from']}/".startswith(f"{own}/"):
+        yield (
+            *(f"training.initFrom ({_L}INIT_FROM)", v["init_from"], f"outside {own}"),
+            "this training writes there: it goes on from what lies there, or moves it to runs/",
+            f"Name a folder of {v['job_name']}/runs or of another job",
         )
     if v["config_dir"] in RESERVED_FOLDERS or v["config_dir"].isdecimal():
-        faults.append(
-            setting(
-                "training.config (TRAIN_CONFIG_DIR)",
-                v["config_dir"],
-                f"none of {', '.join(sorted(RESERVED_FOLDERS))} and no number",
-                "those folders of a job hold its shards, tables and outputs",
-                "Give the program's folder another name",
-            )
+        yield (
+            *("training.config (TRAIN_CONFIG_DIR)", v["config_dir"]),
+            f"none of {', '.join(sorted(RESERVED_FOLDERS))} and no number",
+            "those folders of a job hold its shards, tables and outputs",
+            "Give the program's folder another name",
         )
-    return faults

@@ -41,7 +41,7 @@ def test_training_containers_get_exactly_the_contracts_variables():
 
 def test_training_defaults_are_the_contracts_defaults():
     found = env(containers()[0][1])
-    special = {"JOB_COMPLETION_INDEX", "PADDLE_LAUNCHER_SERVICE"}
+    special = {"JOB_COMPLETION_INDEX", "PADDLE_LAUNCHER_SERVICE", "PADDLE_LAUNCHER_K8S_JOB_UID"}
     for name, default in contract_of_training().items():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name
@@ -65,7 +65,17 @@ def test_settings_reach_their_variables():
         "portsNum": 3,
         "portsNumSparse": 4,
         "trainerCount": 5,
-        "training": {"config": "mine/net.py", "extraArgs": ["--a=b c", '--q="x"'], "batchSize": 1000000},
+        "training": {
+            "config": "mine/net.py",
+            "extraArgs": ["--a=b c", '--q="x"'],
+            "batchSize": 1000000,
+            "saveEvery": {"batches": 2000000},
+            "keepSaves": 7,
+            "initFrom": "other-job/output",
+            "stallSeconds": 60,
+        },
+        "notify": {"events": True},
+        "logFormat": "json",
     }
     found = env(containers(values)[0][1])
     expected = {
@@ -79,8 +89,32 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_CONFIG_FILE": "net.py",
         "PADDLE_LAUNCHER_EXTRA_ARGS": '["--a=b c","--q=\\"x\\""]',
         "PADDLE_LAUNCHER_BATCH_SIZE": "1000000",
+        "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "2000000",
+        "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "0",
+        "PADDLE_LAUNCHER_KEEP_SAVES": "7",
+        "PADDLE_LAUNCHER_INIT_FROM": "other-job/output",
+        "PADDLE_LAUNCHER_STALL_SECONDS": "60",
+        "PADDLE_LAUNCHER_EVENTS": "true",
+        "PADDLE_LAUNCHER_LOG_FORMAT": "json",
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_minutes_between_saves_may_be_parts_of_one():
+    found = env(containers({"training": {"saveEvery": {"batches": None, "minutes": 0.5}}})[0][1])
+    assert found["PADDLE_LAUNCHER_SAVE_EVERY_MINUTES"] == "0.5"
+    assert found["PADDLE_LAUNCHER_SAVE_EVERY_BATCHES"] == "0"
+
+
+def test_the_address_for_messages_comes_from_a_secret_that_must_be_there():
+    """A pod without its address would train and tell nobody."""
+    training, data = containers({"notify": {"webhook": {"secretName": "chat"}}})
+    wanted = {"secretKeyRef": {"name": "chat", "key": "url", "optional": False}}
+    for container in training:
+        assert [
+            item["valueFrom"] for item in container["env"] if item["name"] == "PADDLE_LAUNCHER_WEBHOOK"
+        ] == [wanted]
+    assert "PADDLE_LAUNCHER_WEBHOOK" not in env(data[0])
 
 
 def test_a_persons_own_variables_reach_every_container_as_they_are():
@@ -116,6 +150,7 @@ def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
     for example in EXAMPLES:
         training, data = containers(None, ONE_MACHINE, example)
         told = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
+        told |= {"PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}
         settings = TrainSettings.from_environ(told)
         cut = DataSettings.from_environ(env(data[0]))
         assert settings.trainers == cut.split_count == 3

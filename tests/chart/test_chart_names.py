@@ -40,6 +40,9 @@ def test_the_run_names_the_objects_that_are_made():
     [
         ({"training": {"passes": 11}}, {"k8sJob"}),
         ({"training": {"restarts": 1}}, {"k8sJob"}),
+        ({"training": {"initFrom": "other/output"}}, {"k8sJob"}),
+        ({"notify": {"events": True}}, {"k8sJob"}),
+        ({"logFormat": "json"}, {"k8sJob", "k8sDataJob"}),
         ({"runId": "again"}, {"k8sJob"}),
         ({"rendezvousSeconds": 700}, {"k8sJob"}),
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),

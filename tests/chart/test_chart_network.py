@@ -71,6 +71,18 @@ def test_only_the_api_rendezvous_opens_the_api_server():
     assert ("TCP", 6443) not in ports(data)
 
 
+def test_events_open_the_api_server_and_a_webhook_https_for_the_training_alone():
+    training, data = policies(values={"notify": {"events": True}})
+    assert ports(training) - ports(data) == {("TCP", 443), ("TCP", 6443)}
+    training, data = policies(values={"notify": {"webhook": {"secretName": "chat"}}})
+    assert ports(training) - ports(data) == {("TCP", 443)}
+
+
+def test_a_model_to_begin_from_in_a_bucket_is_reached_by_the_training_alone():
+    training, data = policies(values={"training": {"initFrom": "s3://bucket/a"}})
+    assert ports(training) - ports(data) == {("TCP", 443), ("TCP", 80)}
+
+
 def test_s3_opens_https_to_the_given_blocks_and_the_pod_identity_agent():
     for policy in policies(CHART / "ci" / "s3-source-and-export.yaml"):
         https = [

@@ -96,6 +96,38 @@ BAD = [
         {"training": {"exportTo": "s3://bucket/a b"}},
         *("training.exportTo", '"s3://bucket/a b"', "s3://BUCKET/PREFIX", "Leave it empty"),
     ),
+    ({"training": {"stallSeconds": 0}}, "training.stallSeconds", "0", "at least 10", "slowest batch"),
+    (
+        {"training": {"saveEvery": {"batches": 5, "minutes": 1}}},
+        *("training.saveEvery", '{"batches":5,"minutes":1}', "not both", "set it to null"),
+    ),
+    (
+        {"training": {"saveEvery": {"batches": 5}}, "runtime": "v1"},
+        *("training.saveEvery", '{"batches":5}', "empty with runtime v1", "savingPeriod"),
+    ),
+    *(
+        (
+            {"training": {"initFrom": bad}},
+            "training.initFrom",
+            f'"{bad}"',
+            "s3://BUCKET/PREFIX",
+            "Name the folder",
+        )
+        for bad in (
+            "/srv/other",
+            "a/../b",
+            "..",
+            "a//b",
+            "s3://bucket",
+            "s3://bucket/",
+            "s3://bucket/a/../b",
+            "s3:/b",
+        )
+    ),
+    (
+        {"training": {"initFrom": "paddle-job/output"}},
+        *("training.initFrom", '"paddle-job/output"', "outside paddle-job/output", "paddle-job/runs"),
+    ),
     (
         {"data": {"source": "s3://bucket", "member": "a"}},
         *("data.source", '"s3://bucket"', "s3://BUCKET/KEY of one archive", "Name the archive itself"),
@@ -227,6 +259,16 @@ def test_the_old_binary_may_be_given_its_threads():
     """Runtime fleet sets them itself; v1 passes its environment on."""
     own = [{"name": "OMP_NUM_THREADS", "value": "4"}]
     assert helm_template(ONE_MACHINE, values={"extraEnv": own, "runtime": "v1"}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "place", ["other/output", "paddle-job/runs/x.y", "other/output/", "s3://bucket/a/b_c/"]
+)
+def test_a_runs_folder_is_a_place_to_begin_from_for_chart_and_launcher(place):
+    from launcher.parsers import init_from
+
+    assert helm_template(ONE_MACHINE, values={"training": {"initFrom": place}}).returncode == 0
+    assert init_from(place) == place.rstrip("/")
 
 
 def test_all_mistakes_are_told_at_once():

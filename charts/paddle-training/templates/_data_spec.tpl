@@ -10,6 +10,9 @@ template:
   spec:
     automountServiceAccountToken: false
     {{- include "paddle-training.podCommon" $root | nindent 4 }}
+    {{- with $root.Values.scheduling.tolerations }}
+    tolerations: {{- toYaml . | nindent 6 }}
+    {{- end }}
     containers:
       - name: prepare
         {{- include "paddle-training.containerCommon" (dict "root" $root "command" "prepare") | nindent 8 }}

@@ -3,6 +3,11 @@
 {{- .Values.serviceAccount.name | default .Release.Name -}}
 {{- end -}}
 
+{{/* Whether training pods talk to the API server: "true" or "false". */}}
+{{- define "paddle-training.needsApi" -}}
+{{- or (eq .Values.rendezvous "api") .Values.notify.events -}}
+{{- end -}}
+
 {{/* Labels that select: they never change in the life of a release. Takes (dict "root" $ "component" "training"). */}}
 {{- define "paddle-training.selectorLabels" -}}
 app.kubernetes.io/name: paddle-training

@@ -12,6 +12,8 @@
   value: {{ .job | quote }}
 - name: PADDLE_LAUNCHER_DATA_DIGEST
   value: {{ include "paddle-training.dataDigest" .root | quote }}
+- name: PADDLE_LAUNCHER_LOG_FORMAT
+  value: {{ .root.Values.logFormat | quote }}
 - name: PADDLE_LAUNCHER_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: PADDLE_LAUNCHER_POD_IP
@@ -45,9 +47,6 @@ imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- with .Values.scheduling.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.scheduling.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
 {{- with .Values.scheduling.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
@@ -71,7 +70,9 @@ securityContext:
 resources: {{- toYaml . | nindent 2 }}
 {{- end -}}
 
-{{/* The launcher's final exit codes fail a Job at once; a pod that was drained or evicted is not counted. */}}
+{{/* What an end of a pod means (the launcher's exit codes: docs/contracts.md). The first rule that fits counts. A
+     disruption comes before the final codes: an evicted pod may end with one only because of its node (a full disk),
+     and where it is final for the run, the replacement or the other ranks end with it too. */}}
 {{- define "paddle-training.podFailurePolicy" -}}
 podFailurePolicy:
   rules:
@@ -79,4 +80,7 @@ podFailurePolicy:
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
     - action: FailJob
       onExitCodes: {operator: In, values: [64, 65, 70, 75]}
+    # A twin that gave way, and a pod that was told to stop: neither says anything about the run.
+    - action: Ignore
+      onExitCodes: {operator: In, values: [69, 143]}
 {{- end -}}

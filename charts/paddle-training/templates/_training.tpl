@@ -23,13 +23,30 @@
   "PADDLE_LAUNCHER_LOG_PERIOD" (int64 $v.training.logPeriod)
   "PADDLE_LAUNCHER_DOT_PERIOD" (int64 $v.training.dotPeriod)
   "PADDLE_LAUNCHER_SAVING_PERIOD" (int64 $v.training.savingPeriod)
+  "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES" (int64 ($v.training.saveEvery.batches | default 0))
+  "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES" ($v.training.saveEvery.minutes | default 0)
+  "PADDLE_LAUNCHER_KEEP_SAVES" (int64 $v.training.keepSaves)
+  "PADDLE_LAUNCHER_INIT_FROM" $v.training.initFrom
+  "PADDLE_LAUNCHER_STALL_SECONDS" (int64 $v.training.stallSeconds)
   "PADDLE_LAUNCHER_EXTRA_ARGS" (toJson $v.training.extraArgs)
   "PADDLE_LAUNCHER_RESTARTS" (int64 $v.training.restarts)
   "PADDLE_LAUNCHER_EXPORT_TO" $v.training.exportTo
   "PADDLE_LAUNCHER_DATA_WAIT_SECONDS" (int64 $v.data.waitSeconds)
+  "PADDLE_LAUNCHER_EVENTS" $v.notify.events
   "PADDLE_LAUNCHER_WORK_DIR" "/work" }}
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
+{{- end }}
+# The Job's own uid, which Kubernetes writes on its pods.
+- name: PADDLE_LAUNCHER_K8S_JOB_UID
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+- name: PADDLE_LAUNCHER_WEBHOOK
+{{- with $v.notify.webhook }}
+{{- if .secretName }}
+  valueFrom: {secretKeyRef: {name: {{ .secretName | quote }}, key: {{ .key | quote }}, optional: false}}
+{{- else }}
+  value: ""
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -46,6 +63,26 @@
 {{- end }}
 {{- $port := include "paddle-training.peerPort" . }}
 - {name: peers, containerPort: {{ $port }}, protocol: TCP{{ if .Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
+{{- end -}}
+
+{{/* Taints that a training pod bears: a person's own, and a lost node for 30 s only (300 s is Kubernetes' default),
+     unless a person says how long. As Kubernetes itself does, a toleration without a key or an effect counts for all. */}}
+{{- define "paddle-training.trainingTolerations" -}}
+{{- $all := .Values.scheduling.tolerations -}}
+{{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
+{{- $given := false -}}
+{{- range $.Values.scheduling.tolerations -}}
+{{- if and (has (.key | default $taint) (list $taint)) (has (.effect | default "NoExecute") (list "NoExecute")) -}}
+{{- $given = true -}}
+{{- end -}}
+{{- end -}}
+{{- if not $given -}}
+{{- $all = append $all (dict "key" $taint "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30) -}}
+{{- end -}}
+{{- end -}}
+{{- with $all }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Spread over nodes: wished for, and with hostPorts required, since two pods cannot have one node's port. */}}

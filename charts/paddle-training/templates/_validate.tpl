@@ -72,6 +72,25 @@ line for each fault: key, value, limit, reason, mend.
 {{- end -}}
 {{- $seen = append $seen $flag -}}
 {{- end -}}
+{{- $every := .Values.training.saveEvery -}}
+{{- if and $every.batches $every.minutes -}}
+{{- include "paddle-training.fault" (list "training.saveEvery" (pick $every "batches" "minutes") "batches or minutes, not both" "there is one rhythm of saves" "Leave one of them out, or set it to null") -}}
+{{- end -}}
+{{- if and (eq .Values.runtime "v1") (or $every.batches $every.minutes) -}}
+{{- include "paddle-training.fault" (list "training.saveEvery" (pick $every "batches" "minutes") "empty with runtime v1" "paddle train goes on from whole passes only" "Leave it empty: training.savingPeriod counts passes") -}}
+{{- end -}}
+{{- if lt (int64 .Values.training.stallSeconds) 10 -}}
+{{- include "paddle-training.fault" (list "training.stallSeconds" (int64 .Values.training.stallSeconds) "at least 10" "a slow batch is no hang, and the look for hangs cannot be turned off: a run that never advances would hold its machines until its deadline" "Set it to some times the slowest batch's seconds") -}}
+{{- end -}}
+{{- with .Values.training.initFrom -}}
+{{- $limit := "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, or empty" -}}
+{{- $own := printf "%s/output" $.Values.jobName -}}
+{{- if not (regexMatch "^(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9_=+@,:!~-][^/\\s\\\\]*)+/?|[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*/?)$" .) -}}
+{{- include "paddle-training.fault" (list "training.initFrom" . $limit "it names one run, without '/' in front and without '..'" "Name the folder as it lies below the shared storage's root, or the run's folder of an export") -}}
+{{- else if hasPrefix (printf "%s/" $own) (printf "%s/" .) -}}
+{{- include "paddle-training.fault" (list "training.initFrom" . (printf "outside %s" $own) "this training writes there: it goes on from what lies there, or moves it to runs/" (printf "Name a folder of %s/runs or of another job" $.Values.jobName)) -}}
+{{- end -}}
+{{- end -}}
 {{- with .Values.training.exportTo -}}
 {{- $parts := trimPrefix "s3://" . | trimSuffix "/" | splitList "/" -}}
 {{- if or (not (regexMatch "^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\\s\\\\]{0,500})?$" .)) (has "" $parts) (has "." $parts) (has ".." $parts) -}}

@@ -72,6 +72,22 @@ def test_zero_and_empty_values_are_told_apart_from_absent_ones() -> None:
         ("PADDLE_LAUNCHER_EXTRA_ARGS", '["--lr=1", "--lr=2"]', "--lr is there twice"),
         ("PADDLE_LAUNCHER_EXTRA_ARGS", "--lr=1", "no JSON"),
         ("JOB_PATH", "home", "absolute path"),
+        ("PADDLE_LAUNCHER_STALL_SECONDS", "0", "cannot be turned off"),
+        ("PADDLE_LAUNCHER_KEEP_SAVES", "0", "begins the run anew"),
+        ("PADDLE_LAUNCHER_SAVE_EVERY_MINUTES", "-1", "it counts minutes"),
+        ("PADDLE_LAUNCHER_SAVE_EVERY_MINUTES", "nan", "0 to 10080"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "/srv/other", "neither '/' in front nor '..'"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "a/../b", "neither '/' in front nor '..'"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "a//b", "neither '/' in front nor '..'"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "s3:/b", "an export lies in a bucket"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "s3://bucket/", "a whole bucket is no run"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "s3://bucket/a/../b", "names no folder"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "quick-start/output", "outside quick-start/output"),
+        ("PADDLE_LAUNCHER_INIT_FROM", "quick-start/output/model/", "outside quick-start/output"),
+        ("PADDLE_LAUNCHER_WEBHOOK", "ftp://example.org", "messages are posted there"),
+        ("PADDLE_LAUNCHER_WEBHOOK", "https://me:pass@example.org/", "without a user"),
+        ("PADDLE_LAUNCHER_WEBHOOK", "https://example.org/a b", "messages are posted there"),
+        ("PADDLE_LAUNCHER_LOG_FORMAT", "xml", "one of text, json"),
         ("PADDLE_LAUNCHER_EXPORT_TO", "/models", "s3://BUCKET/PREFIX"),
         ("PADDLE_LAUNCHER_EXPORT_TO", "s3://Models/a", "names have 3 to 63"),
         ("PADDLE_LAUNCHER_EXPORT_TO", "s3://ab", "names have 3 to 63"),
@@ -91,6 +107,30 @@ def test_a_wrong_value_is_one_line_with_key_value_limit_reason_and_mend(
     assert says in lines[0]
     assert name in lines[0]
     assert caught.value.exit_code == 64
+
+
+@pytest.mark.parametrize(
+    ("runtime", "minutes", "says"),
+    [("fleet", "1.5", "batches or minutes, not both"), ("v1", "0", "with runtime v1")],
+)
+def test_a_rhythm_of_saves_is_batches_or_minutes_and_none_with_the_old_binary(
+    runtime: str, minutes: str, says: str
+) -> None:
+    given = {"PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "5", "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": minutes}
+    with pytest.raises(SettingsError, match=says) as caught:
+        TrainSettings.from_environ(environ(PADDLE_LAUNCHER_RUNTIME=runtime, **given))
+    assert FORM.fullmatch(str(caught.value))
+
+
+def test_an_address_for_messages_is_neither_shown_nor_passed_on_to_children() -> None:
+    s = TrainSettings.from_environ(
+        environ(PADDLE_LAUNCHER_WEBHOOK="https://[::1]:8443/hook?token=top-secret\n")
+    )
+    assert s.webhook == "https://[::1]:8443/hook?token=top-secret"
+    assert "top-secret" not in repr(s) + str(dict(s.environ))
+    with pytest.raises(SettingsError) as caught:
+        TrainSettings.from_environ(environ(PADDLE_LAUNCHER_WEBHOOK="hook.example.org/top-secret"))
+    assert "top-secret" not in str(caught.value)
 
 
 def test_all_faults_are_told_at_once() -> None:
