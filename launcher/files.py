@@ -1,4 +1,13 @@
-"""Files that appear under their final name only when they are whole."""
+"""Files that appear under their final name only when whole, and reads that take no failure for absence.
+
+What the operating system says decides what becomes of the run:
+
+    ENOENT, ENOTDIR                              nothing is there: the only meaning of "absent"
+    ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (75): final, a person must act
+    EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (71): it may pass. Reads are tried
+                                                 again for 20 s, then another pod may do better
+    anything else                                the OSError as it is: a fault of the launcher
+"""
 
 from __future__ import annotations
 
@@ -8,21 +17,43 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from launcher.errors import StorageError
+from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.gang.log import log
+
+T = TypeVar("T")
 
 BLOCK = 1 << 20  # bytes read at once: large enough for a network file system, small enough for 60 MB resident
+WAITS = (
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+    4.0,
+    6.0,
+    6.0,
+)  # seconds between tries: an NFS server that fails over is back in 20 s
 
+ABSENT = (FileNotFoundError, NotADirectoryError)
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FLAKY = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO}
+
+
+class UnreadableError(DataError):
+    """A file is there and can be read, but what is in it is no JSON object."""
 
 
 @contextlib.contextmanager
 def storage(path: Path) -> Iterator[None]:
-    """Turns what a full or foreign folder raises inside the block into a `StorageError` about `path`."""
+    """Turns what storage raises inside the block into a `StorageError` or `StorageFailedError` about `path`.
+
+    For file operations only: a socket's ETIMEDOUT inside it would be told as a fault of the volume.
+    """
     try:
         yield
     except OSError as error:
@@ -34,25 +65,72 @@ def storage(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in _REFUSED:
             raise StorageError(
-                f"cannot write {where}: {error.strerror}. This process runs as {os.getuid()}:{os.getgid()}; "
-                f"{_owner(path)}. Mend: on the storage, chown that folder to {os.getuid()}:{os.getgid()} "
-                "(the chart's podSecurity.runAsUser and fsGroup), and see that it is not mounted read-only."
+                f"cannot read or write {where}: {error.strerror}. This process runs as "
+                f"{os.getuid()}:{os.getgid()}; {_owner(path)}. Mend: on the storage, chown that folder to "
+                f"{os.getuid()}:{os.getgid()} (the chart's podSecurity.runAsUser and fsGroup), and see "
+                "that it is not mounted read-only."
             ) from error
-        if error.errno in (errno.EIO, errno.ESTALE):
-            raise StorageError(
-                f"the storage failed at {where}: {error.strerror}. See whether the volume is still mounted."
+        if error.errno in _FLAKY:
+            raise StorageFailedError(
+                f"the storage failed at {where}: {error.strerror}. See whether the volume is still mounted "
+                "and its server answers."
             ) from error
         raise
 
 
-def free_bytes(path: Path) -> int:
-    """Bytes that this user can still write where `path` is or will be; 0 when that cannot be told."""
-    for folder in (path, *path.parents):
+def patient(path: Path, work: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """What `work` gives inside `storage(path)`, tried again for 20 s after each `StorageFailedError`.
+
+    `work` must come to the same when it is done twice. `sleep` gets seconds, and may raise to end it.
+    """
+    for wait in WAITS:
         try:
+            with storage(path):
+                return work()
+        except StorageFailedError as error:
+            log.warning("%s Trying again in %g s", error, wait)
+        sleep(wait)
+    with storage(path):
+        return work()
+
+
+def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes | None:
+    """The content of a small file; None when it is absent, and only then. Raises as `patient` does."""
+    with contextlib.suppress(*ABSENT):
+        return patient(path, path.read_bytes, sleep)
+    return None
+
+
+def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
+    """The object in `path`; None when the file is absent, and only then.
+
+    Raises `UnreadableError` for content that is no JSON object, else as `read_bytes`.
+    """
+    content = read_bytes(path, sleep)
+    if content is None:
+        return None
+    try:
+        value = json.loads(content)
+    except ValueError as error:
+        raise UnreadableError(f"{path} is there ({len(content)} bytes), but is no JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise UnreadableError(f"{path} is there, but holds no JSON object: {content[:60]!r}.")
+    return value
+
+
+def names(folder: Path, sleep: Callable[[float], None] = time.sleep) -> list[str]:
+    """The names in `folder`, sorted; none when it is absent, and only then. Raises as `patient` does."""
+    with contextlib.suppress(*ABSENT):
+        return patient(folder, lambda: sorted(path.name for path in folder.iterdir()), sleep)
+    return []
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user can still write where `path` is or will be. Raises as `storage` does."""
+    for folder in (path, *path.parents):
+        with contextlib.suppress(*ABSENT), storage(folder):
             stat = os.statvfs(folder)
-        except OSError:
-            continue
-        return stat.f_bavail * stat.f_frsize
+            return stat.f_bavail * stat.f_frsize
     return 0
 
 
@@ -83,10 +161,11 @@ def temp_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_whole(path: Path, content: bytes | str, check: Callable[[], None] = lambda: None) -> None:
     """Writes `content` to `path` in one step for every reader: temp, fsync, rename, fsync of the folder.
 
-    Raises `StorageError` when the volume is full or refuses.
+    `check` may raise right before the rename, if the right to write was lost while the storage took its time.
+    Raises as `storage` does.
     """
     data = content.encode() if isinstance(content, str) else content
     temp = temp_name(path)
@@ -97,6 +176,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
                 file.write(data)
                 file.flush()
                 os.fsync(fd)
+            check()
             temp.replace(path)
             fsync_dir(path.parent)
         except BaseException:
@@ -105,41 +185,44 @@ def write_whole(path: Path, content: bytes | str) -> None:
             raise
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
+def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
     """`write_whole` of indented JSON with a last newline."""
-    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_whole(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", check)
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None when the file is absent or holds no JSON object (never an error)."""
+def _blocks(path: Path) -> Iterator[bytes]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                yield block
+    except OSError as error:
+        error.filename = error.filename or path  # a read that fails does not say of which file
+        raise
 
 
-def sha256_file(path: Path) -> str:
-    """Hex sha256 of a file, read in blocks."""
+def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
+    """Hex sha256 of a file, read in blocks. `check` is called once a block, and may raise to end it.
+
+    Raises `OSError` as it is: also a person's own machine uses this.
+    """
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
+    for block in _blocks(path):
+        check()
+        digest.update(block)
     return digest.hexdigest()
 
 
-def copy_file(source: Path, target: Path, check: Callable[[], None] | None = None) -> tuple[int, str]:
-    """Copies the content of one file and returns (bytes, hex sha256) of what was copied.
+def copy_file(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    """Copies the content of one file and returns (bytes, hex sha256) of what was read.
 
     `check` is called once a block, so that a long copy can be ended by raising from it. The target is
     written in place: callers copy into folders that nobody reads yet.
     """
     digest = hashlib.sha256()
     total = 0
-    with storage(target), source.open("rb", buffering=0) as reader, target.open("wb", buffering=0) as writer:
-        while block := reader.read(BLOCK):
-            if check is not None:
-                check()
+    with storage(target), target.open("wb", buffering=0) as writer:
+        for block in _blocks(source):
+            check()
             digest.update(block)
             view = memoryview(block)
             while view:
@@ -166,7 +249,7 @@ def folder_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def copy_folder(source: Path, target: Path, check: Callable[[], None] | None = None) -> None:
+def copy_folder(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
     """Replaces `target` by a copy of `source` (contents only, Python's caches left out)."""
     temp = temp_name(target)
     with storage(target):

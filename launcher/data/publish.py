@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.data.progress import Progress
 from launcher.errors import DeadlineError, StorageError
-from launcher.files import fsync_dir, read_json, storage, write_json
+from launcher.files import UnreadableError, fsync_dir, patient, read_json, storage, write_json
 from launcher.gang.log import log
 from launcher.layout import Layout
 from launcher.settings import DataSettings
@@ -23,12 +23,16 @@ from launcher.settings import DataSettings
 def is_published(settings: DataSettings) -> bool:
     """Whether a manifest of this digest is there and each file that it names has the size that it says."""
     layout = settings.layout
-    manifest = read_json(layout.manifest)
+    try:
+        manifest = read_json(layout.manifest)
+    except UnreadableError as error:
+        log.info("%s It is made again, with the data.", error)
+        return False
     if manifest is None or manifest.get("dataDigest") != settings.data_digest:
         return False
     try:
         sizes = _sizes(manifest, layout)
-        wrong = [path for path, size in sizes.items() if not path.is_file() or path.stat().st_size != size]
+        wrong = patient(layout.job, lambda: [path for path, size in sizes.items() if not _has(path, size)])
     except (KeyError, TypeError, ValueError):
         wrong = [layout.manifest]
     if wrong or manifest.get("splitCount") != settings.split_count:
@@ -37,6 +41,10 @@ def is_published(settings: DataSettings) -> bool:
         )
         return False
     return True
+
+
+def _has(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
 
 
 def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:

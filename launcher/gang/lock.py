@@ -1,32 +1,48 @@
-"""One writer per output: `output/run.lock` (DESIGN, decision 7).
+"""One writer per output: `output/run.lock`, a lease that its holder renews (DESIGN, decision 7).
 
-The lock is a small JSON file with the run, its release and a beat that its holder renews. Nobody compares
-clocks of two machines: a waiter looks whether the file changes while its own clock runs.
+    absent ── link(2) ──▶ ours ── a beat, written in place ──▶ ours … ── release ──▶ absent
+    of another, and it changes ── lock_wait ──▶ refused (of the same run: a twin)
+    of another, unchanged for lock_stale ── rename over it, lock_settle ──▶ ours, if it is still our token
 
-An absent lock is taken by link(2), which fails if the name exists, also on NFS. A stale one is overwritten,
-and trusted only when it is still ours after a pause that is longer than what a rival needs between its last
-look and its own writing (Fischer's algorithm): of several takers the last writer wins, the others see it.
+Nobody compares clocks of two machines: a waiter looks whether the content changes while its own clock runs.
+
+- **In place.** A beat overwrites as many bytes of the same inode. So the name means one file as long as one
+  holder lives, and no other node's cached name goes stale; and no new block is needed, so a full disk ends
+  no lease (but on a copy-on-write file system). Contents differ in the digits of the beat alone, so that a
+  torn read is still a whole lock.
+- **Created by link(2)**, which fails if the name exists, also on NFS, where the answer is the server's own
+  and makes this node forget what it believed about the name: a waiter tries it before it calls a lock stale.
+- **Taken over by rename.** What the old holder's hanging write does later, it does to a file without a name.
+  Of several takers the last has it and the others see that, if none needs longer than `lock_settle` from its
+  last look to its own rename (Fischer's algorithm); one that does waits until an earlier one has seen it.
+- **The lease ends by itself.** A thread that touches no storage ends it `lock_lease` after the beginning of
+  the last renewal that succeeded, whatever the mount does. A lost lock stays lost: it is never written nor
+  removed again. Nobody else writes to the output before `lock_stale` + `lock_settle` after the same moment:
+  17 - 10 = 7 s are left for the order to reach all ranks and their children to be killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import DeadlineError, GangError, LauncherError, StorageError
+from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError, UnfitError
 from launcher.gang.log import log
 from launcher.gang.timings import Timings
 
+_LONGEST = 1 << 14  # bytes; a lock has some 300
 
-class LockLostError(GangError):
-    """Another run took the output while this one was writing."""
+
+class LockLostError(UnfitError):
+    """Another holder took the output, or it was removed, while this one was writing."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +55,19 @@ class Holder:
     job_name: str
     pod: str
     token: str
-    """Random: tells two pods of one run apart."""
+    """Random: tells two pods of one run apart, and lets this run's other ranks in."""
 
-    def content(self, beat: int) -> dict[str, Any]:
-        return {
-            "runId": self.run_id,
-            "namespace": self.namespace,
-            "release": self.release,
-            "pod": self.pod,
-            "token": self.token,
-            "beat": beat,
-        }
+    def content(self, beat: int) -> bytes:
+        """One line of JSON, as long as any other of this holder."""
+        own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
+        return f'{json.dumps({**own, "token": self.token})[:-1]}, "beat": {beat:12}}}\n'.encode()
 
 
 class RunLock:
-    """The lock of one output folder, as rank 0's launcher uses it."""
+    """The lock of one output folder, as rank 0's launcher uses it.
+
+    `pause` gets seconds, and may raise to end a wait.
+    """
 
     def __init__(
         self,
@@ -63,136 +77,252 @@ class RunLock:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.path, self.holder = path, holder
-        self.timings, self._clock, self._pause = timings, clock, pause
+        self.path, self.holder, self.timings = path, holder, timings
+        self.pause, self._clock = pause, clock
         self._beat = 0
+        self._renewed = clock()
+        """When the last renewal that succeeded began: it is not stale before `lock_stale` after that."""
+        self._failure: Exception | None = None
+        """Why the newest renewal did not succeed."""
+        self._error: LauncherError | None = None
+        self._ends = threading.Lock()
+        self._still = threading.Lock()
         self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._renewer = threading.Thread(target=self._renew_on, name="run.lock", daemon=True)
+        self._lost: Callable[[LauncherError], None] = lambda _: None
+
+    @property
+    def token(self) -> str:
+        """What stands in the lock while it is ours."""
+        return self.holder.token
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was ours and is not for sure any more: then nothing may be written to the output."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raises why the lock was lost, if it was: to be called before each writing to the output."""
+        if self._error is not None:
+            raise self._error
 
     def acquire(self) -> None:
-        """Waits until the lock is ours. Raises `DeadlineError` when another live run keeps it."""
+        """Waits until the lock is ours.
+
+        Raises `DeadlineError` when another live run keeps it, `TwinError` when another pod of this run does,
+        and what `files.storage` makes of a lock that cannot be read: it is not overwritten.
+        """
         began = self._clock()
-        deadline = began + self.timings.lock_wait
-        seen: dict[str, Any] | None = None
+        seen: bytes | None = None
         seen_at = began
         told = False
-        while not self._create():
+        while True:
             now = self._clock()
-            current = files.read_json(self.path)
-            if current != seen or (current is None and not self.path.exists()):
-                seen, seen_at = current, now
-            elif now - seen_at >= self.timings.lock_stale:
-                log.info(
-                    "run.lock of %s has not changed for %.0f s: taking it over", _who(seen), now - seen_at
-                )
-                if self._take_over():
+            current = files.read_bytes(self.path, self.pause)
+            if current is None:
+                if self._create():
                     return
-                seen_at = self._clock()
-            if now >= deadline:
-                raise DeadlineError(self._refusal(seen))
+            elif current != seen:
+                seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
+            elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
+                return
+            if now - began >= self.timings.lock_wait:
+                raise self._refusal(seen)
             if not told and seen is not None:
-                log.info("waiting for %s to release %s, up to %.0f s", _who(seen), self.path, deadline - now)
+                log.info(
+                    "waiting for %s to release %s, up to %g s", _who(seen), self.path, self.timings.lock_wait
+                )
                 told = True
-            self._pause(self.timings.poll)
+            self.pause(self.timings.poll)
 
-    def _refusal(self, seen: Mapping[str, Any] | None) -> str:
-        other = (seen or {}).get("release"), (seen or {}).get("namespace")
-        own = self.holder.release, self.holder.namespace
+    def _refusal(self, seen: bytes | None) -> LauncherError:
+        other = _parsed(seen) or {}
         text = (
             f"{self.path} is still held by {_who(seen)}, which is alive (it renewed the lock while this run "
             f"waited {self.timings.lock_wait:.0f} s)"
         )
-        if other != own:
-            return (
-                f"{text}. Two live releases cannot write one output: release {own[0]} in namespace "
-                f"{own[1]} has the "
-                f"same jobName {self.holder.job_name!r} on the same storage. Set another jobName, or remove "
-                "the other release first."
+        if other.get("runId") == self.holder.run_id:
+            return TwinError(
+                f"{text}. It is another pod of this very run and leads it, so this one ends, and nothing "
+                "failed. A pod that was deleted by force lives on while its node cannot be reached: switch "
+                "that node off."
             )
-        return f"{text}. Remove that run first (kubectl delete job {(seen or {}).get('runId')})."
+        own = self.holder.release, self.holder.namespace
+        if (other.get("release"), other.get("namespace")) != own:
+            return DeadlineError(
+                f"{text}. Two live releases cannot write one output: release {own[0]} in namespace {own[1]} "
+                f"has the same jobName {self.holder.job_name!r} on the same storage. Set another jobName, or "
+                "remove the other release first."
+            )
+        return DeadlineError(f"{text}. Remove that run first (kubectl delete job {other.get('runId')}).")
 
-    def _content(self) -> dict[str, Any]:
+    def _content(self) -> bytes:
         self._beat += 1
         return self.holder.content(self._beat)
 
     def _create(self) -> bool:
+        """Whether the name was free, and is ours now."""
+        return files.patient(self.path, self._link, self.pause)
+
+    def _link(self) -> bool:
         temp = files.temp_name(self.path)
-        with files.storage(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_json(temp, self._content())
-            try:
-                os.link(temp, self.path)
-            except FileExistsError:
-                return False
-            except FileNotFoundError:  # the folder was moved aside at this moment
-                return False
-            finally:
-                with contextlib.suppress(OSError):
-                    temp.unlink()
+        now = self._clock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.plant(temp)
+            os.link(temp, self.path)
+        except (FileExistsError, FileNotFoundError):  # the latter: the folder was moved aside at this moment
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+        self._renewed = now
         return True
 
-    def _take_over(self) -> bool:
-        self.write()
-        self._pause(self.timings.lock_settle)
-        return self.is_ours()
+    def _take_over(self, stale: bytes) -> bool:
+        if self._create():
+            return True
+        looked = self._clock()
+        if files.read_bytes(self.path, self.pause) != stale:
+            return False
+        log.info(
+            "run.lock of %s has not changed for %g s: taking it over", _who(stale), self.timings.lock_stale
+        )
+        if not self._did(lambda: self.plant(self.path)):
+            return False
+        in_time = self._clock() - looked < self.timings.lock_settle
+        self.pause(self.timings.lock_settle + (0 if in_time else self.timings.lock_lease))
+        self._renewed = self._clock()
+        return self._did(self._renew)
 
-    def write(self) -> None:
-        """Writes our content, whatever is there."""
-        with contextlib.suppress(FileNotFoundError):
-            files.write_json(self.path, self._content())
+    def _did(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except (FileNotFoundError, UnfitError, files.UnreadableError) as error:
+            log.info("it could not be taken over, looking again: %s", error)
+            return False
+        return True
 
-    def is_ours(self) -> bool:
-        """Whether the file says that we hold it."""
-        current = files.read_json(self.path)
-        return current is not None and current.get("token") == self.holder.token
+    def plant(self, path: Path) -> None:
+        """Puts our lock at `path`, whatever is there: a stale one, or a folder that will be output/."""
+        files.write_whole(path, self._content())
 
-    def keep(self, failed: Callable[[LauncherError], None]) -> None:
-        """Renews the lock from a thread; `failed` is called once if another run has taken it."""
-        self._thread = threading.Thread(target=self._renew, args=(failed,), name="run.lock", daemon=True)
-        self._thread.start()
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """No renewal happens inside the block, so that the folder may be exchanged; the lease runs on."""
+        with self._still:
+            self.check()
+            yield
+            self.check()
 
-    def _renew(self, failed: Callable[[LauncherError], None]) -> None:
-        last_ours = self._clock()
+    def keep(self, lost: Callable[[LauncherError], None]) -> None:
+        """Renews the lock from now on. `lost` is called once, from a thread, when it is not surely ours.
+
+        It gets a `LockLostError`, or a `StorageFailedError` when the lock could not be renewed in time.
+        """
+        self._lost = lost
+        self._renewer.start()
+        threading.Thread(target=self._watch, name="lease", daemon=True).start()
+
+    def _lose(self, error: LauncherError) -> None:
+        with self._ends:
+            if self._error is not None or self._end.is_set():
+                return
+            self._error = error
+        self._end.set()
+        self._lost(error)
+
+    def _left(self) -> float:
+        return self._renewed + self.timings.lock_lease - self._clock()
+
+    def _watch(self) -> None:
+        """Touches no storage: a hanging mount holds the renewing thread, never this one."""
+        while (left := self._left()) > 0:
+            if self._end.wait(left):
+                return
+        self._lose(
+            StorageFailedError(
+                f"{self.path} could not be renewed for {self.timings.lock_lease:g} s "
+                f"({self._failure or 'the storage does not answer'}): another run may take the output, so "
+                "this one writes no more. See whether the volume is still mounted and writable."
+            )
+        )
+
+    def _renew_on(self) -> None:
         while not self._end.wait(self.timings.lock_beat):
             try:
-                current = files.read_json(self.path)
-                if current is not None and current.get("token") != self.holder.token:
-                    failed(
-                        LockLostError(f"{self.path} was taken by {_who(current)}: this run must not write on")
+                with self._still:
+                    self._renew()
+            except LockLostError as error:
+                self._lose(error)
+            except Exception as error:  # whatever it is, it was no renewal: the lease decides
+                self._failure = error
+        self._remove()
+
+    def _renew(self) -> None:
+        began = self._clock()
+        with files.storage(self.path):
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except files.ABSENT as error:
+                raise LockLostError(f"{self.path} was removed while this run was writing there") from error
+            try:
+                there = os.pread(fd, _LONGEST, 0)
+                content = self._content()
+                if _token(there) not in {None, self.token}:
+                    raise LockLostError(f"{self.path} was taken by {_who(there)}: this run must not write on")
+                if _token(there) is None or len(there) != len(content):
+                    raise files.UnreadableError(
+                        f"{self.path} holds {there[:60]!r}, which is not what was written"
                     )
+                if self.is_lost or self._left() <= 0:
                     return
-                if current is None and not self.path.parent.exists():
-                    failed(LockLostError(f"{self.path.parent} was removed while this run was writing to it"))
-                    return
-                files.write_json(self.path, self._content())
-                last_ours = self._clock()
-            except (StorageError, OSError) as error:
-                # A full disk frees again and an NFS server comes back; but beyond `lock_stale` another run
-                # may rightly have taken over.
-                if self._clock() - last_ours > self.timings.lock_stale:
-                    failed(StorageError(f"cannot renew {self.path}: {error}"))
-                    return
+                os.pwrite(fd, content, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._renewed = began
 
     def release(self) -> None:
-        """Stops renewing and removes the lock, if it is ours."""
+        """Stops renewing and removes the lock, unless it was lost, is another's, or cannot be reached."""
         self._end.set()
-        if self._thread is not None:
-            self._thread.join(timeout=self.timings.lock_beat + 5)
-        if self.is_ours():
-            with contextlib.suppress(OSError):
+        if self._renewer.ident is None:
+            self._remove()
+        else:
+            self._renewer.join(timeout=self.timings.lock_beat + 5)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.is_lost and _token(self.path.read_bytes()) == self.token:
                 self.path.unlink()
 
 
-def _who(content: Mapping[str, Any] | None) -> str:
-    if not content:
+def _parsed(content: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content or b"")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _token(content: bytes | None) -> str | None:
+    token = (_parsed(content) or {}).get("token")
+    return token if isinstance(token, str) else None
+
+
+def _who(content: bytes | None) -> str:
+    holder = _parsed(content)
+    if holder is None:
         return "an unreadable holder"
     return (
-        f"run {content.get('runId')} (release {content.get('release')}, namespace "
-        f"{content.get('namespace')}, "
-        f"pod {content.get('pod')})"
+        f"run {holder.get('runId')} (release {holder.get('release')}, namespace {holder.get('namespace')}, "
+        f"pod {holder.get('pod')})"
     )
 
 
-def holder_text(path: Path) -> str:
-    """Who holds the lock at `path`, for messages."""
-    return _who(files.read_json(path))
+def token_at(path: Path, sleep: Callable[[float], None] = time.sleep) -> str | None:
+    """The token in the lock at `path`, as far as this node can see; None when there is no (whole) lock.
+
+    Raises as `files.read_bytes`.
+    """
+    return _token(files.read_bytes(path, sleep))

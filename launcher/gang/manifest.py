@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import DataError
-from launcher.files import read_json
+from launcher.files import UnreadableError, read_json
 from launcher.gang.log import log
 from launcher.gang.timings import Timings
 from launcher.settings import TrainSettings
@@ -27,22 +28,20 @@ def await_manifest(
     deadline = clock() + settings.data_wait_seconds
     say_at = clock()
     while True:
-        manifest = read_json(layout.manifest)
+        manifest, seen = _look(layout.manifest, pause)
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
             return checked(manifest, settings)
-        failed = read_json(layout.data_failed)
+        failed, _ = _look(layout.data_failed, pause)
         if failed is not None and failed.get("dataDigest") == settings.data_digest:
             raise DataError(
                 f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
                 f"(told by {layout.data_failed})"
             )
         now = clock()
-        seen = _seen(manifest, settings)
         if now >= deadline:
             raise DataError(
                 f"no data after {settings.data_wait_seconds} s (data.waitSeconds): waited for "
-                f"{layout.manifest} "
-                f"with dataDigest {settings.data_digest}, but {seen}. "
+                f"{layout.manifest} with dataDigest {settings.data_digest}, but {seen}. "
                 "See the data Job's pod (kubectl logs, or `python -m launcher status`)."
             )
         if now >= say_at:
@@ -51,14 +50,15 @@ def await_manifest(
         pause(min(timings.poll, deadline - now))
 
 
-def _seen(manifest: dict[str, Any] | None, settings: TrainSettings) -> str:
-    if manifest is not None:
-        return f"the manifest there is of other data ({manifest.get('dataDigest')})"
-    if settings.layout.manifest.exists():
-        return "the manifest there is no JSON object"
-    if not settings.layout.job.exists():
-        return f"the folder {settings.layout.job} does not exist yet"
-    return "there is no manifest yet"
+def _look(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
+    """What is at `path`, and in words what that is. A read that fails is no absence: it raises in the end."""
+    try:
+        found = read_json(path, pause)
+    except UnreadableError as error:  # the data Job that is waited for makes it again
+        return None, str(error).rstrip(".")
+    if found is None:
+        return None, f"there is no {path} yet"
+    return found, f"the manifest there is of other data ({found.get('dataDigest')})"
 
 
 def checked(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
@@ -66,15 +66,13 @@ def checked(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]
     where = settings.layout.manifest
     if manifest.get("version") != VERSION:
         raise DataError(
-            f"{where} has version {manifest.get('version')!r}, this launcher reads {VERSION}: data "
-            "and training "
-            "come from different images. Use one image for both."
+            f"{where} has version {manifest.get('version')!r}, this launcher reads {VERSION}: data and "
+            "training come from different images. Use one image for both."
         )
     if manifest.get("splitCount") != settings.trainers:
         raise DataError(
-            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} "
-            "trainers: each "
-            "trainer reads one shard. Set data.splitCount to trainers (or leave it out)."
+            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
+            "each trainer reads one shard. Set data.splitCount to trainers (or leave it out)."
         )
     shards = manifest.get("shards")
     if not isinstance(shards, list) or [s.get("index") for s in shards if isinstance(s, dict)] != list(

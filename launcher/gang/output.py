@@ -1,22 +1,31 @@
-"""Which earlier output a run goes on with, and which is moved aside (DESIGN, decision 7)."""
+"""Which earlier output a run goes on with, and which is moved aside (DESIGN, decision 7).
+
+    run.json fits this run        → go on with it
+    runs/<id>/run.json fits       → move output/ aside and bring that one back
+    run.json is another's         → move output/ aside and begin anew
+    no readable run.json, no save → the same
+    no readable run.json, saves   → refused: a run that cannot be told is never moved nor begun anew
+
+A read that fails is none of these: it is tried again, and then ends this launcher.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import LauncherError
-from launcher.gang.lock import Holder, RunLock
+from launcher.errors import DataError
+from launcher.gang.lock import LockLostError, RunLock
 from launcher.gang.log import log
-from launcher.layout import Layout, Output, pass_number
+from launcher.layout import Layout, Output
 from launcher.settings import TrainSettings
-
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 def fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
@@ -58,69 +67,87 @@ class Adopted:
     """run.json as it was, or {}."""
 
 
-def adopt(settings: TrainSettings, print_: dict[str, Any], lock: RunLock, holder: Holder) -> Adopted:
-    """With the lock held: keeps `output/`, or moves it aside and begins (or brings back) another.
+def adopt(settings: TrainSettings, print_: dict[str, Any], lock: RunLock) -> Adopted:
+    """With the lock held and kept: keeps `output/`, or moves it aside and begins (or brings back) another.
 
-    Only rank 0 calls this. Raises `LauncherError` when a rival takes the name in between.
+    Only rank 0 calls this. Raises `DataError` for saves whose run.json is missing or unreadable, what
+    `files.storage` makes of a failing storage, and `LockLostError` when a rival takes the name in between.
     """
-    layout = settings.layout
+    layout, pause = settings.layout, lock.pause
     output = Output(layout.output)
-    earlier = files.read_json(output.run_json)
+    earlier = _earlier(output, pause)
     if earlier is not None and earlier.get("fingerprint") == print_:
         log.info("going on with output/ of run %s: same fingerprint", earlier.get("runId"))
-        return Adopted(output, next_attempt(output), earlier)
-    back = _matching(layout, print_)
-    if earlier is None and back is None and not _holds_anything(output):
+        return Adopted(output, _next_attempt(output, earlier, pause), earlier)
+    back = _matching(layout, print_, pause)
+    if back is None and not any(_kept(name) for name in files.names(output.root, pause)):
         return Adopted(output, 0, {})
-    moved = _swap(layout, earlier, back, run_id=settings.run_id, holder=holder, lock=lock)
+    moved = _swap(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info("moved output/ of another fingerprint to %s", moved.relative_to(layout.job))
-    if back is not None:
-        log.info("brought back runs/%s: same fingerprint", back.name)
-        return Adopted(output, next_attempt(output), files.read_json(output.run_json) or {})
-    return Adopted(output, 0, {})
+    if back is None:
+        return Adopted(output, 0, {})
+    log.info("brought back runs/%s: same fingerprint", back.name)
+    earlier = _earlier(output, pause) or {}
+    return Adopted(output, _next_attempt(output, earlier, pause), earlier)
 
 
-def _holds_anything(output: Output) -> bool:
-    """Whether an output without a run.json holds anything besides the lock (and its temporary files)."""
-    return any(not p.name.startswith((".", "run.lock")) for p in output.root.iterdir())
+def _kept(name: str) -> bool:
+    """Whether something in an output is worth being moved aside: not the lock, nor temporary files."""
+    return not name.startswith((".", "run.lock"))
 
 
-def _matching(layout: Layout, print_: dict[str, Any]) -> Path | None:
+def _earlier(output: Output, pause: Callable[[float], None]) -> dict[str, Any] | None:
+    """run.json; None when it is absent or no JSON object, and nothing can be lost by that."""
+    try:
+        found = files.read_json(output.run_json, pause)
+        why = "is missing"
+    except files.UnreadableError as error:
+        found, why = None, f"cannot be used ({error})"
+    saves = [name for name in files.names(output.root, pause) if name.startswith("pass-")]
+    if found is None and saves:
+        raise DataError(
+            f"{output.run_json} {why}, but {output.root} holds saves ({saves[0]} to {saves[-1]}): whose they "
+            "are cannot be told, so nothing was moved nor begun anew. Put run.json back from a backup of the "
+            f"volume; or, to begin anew, move the folder away: mv {output.root} {output.root}-kept."
+        )
+    return found
+
+
+def _glance(path: Path, pause: Callable[[float], None]) -> dict[str, Any]:
+    """A file without which one can go on: {} when it is absent or no JSON object, never when a read fails."""
+    try:
+        return files.read_json(path, pause) or {}
+    except files.UnreadableError as error:
+        log.warning("%s It counts as absent.", error)
+        return {}
+
+
+def _matching(layout: Layout, print_: dict[str, Any], pause: Callable[[float], None]) -> Path | None:
     """The newest earlier run with this fingerprint, for a rollback."""
-    if not layout.runs.is_dir():
-        return None
     found = []
-    for folder in layout.runs.iterdir():
-        run = files.read_json(Output(folder).run_json)
-        if run is not None and run.get("fingerprint") == print_:
-            found.append((float(run.get("started") or 0), folder.name, folder))
-    return max(found)[2] if found else None
+    for name in files.names(layout.runs, pause):
+        run = _glance(Output(layout.run(name)).run_json, pause)
+        if run.get("fingerprint") == print_:
+            found.append((float(run.get("started") or 0), name))
+    return layout.run(max(found)[1]) if found else None
 
 
 def _swap(
-    layout: Layout,
-    earlier: dict[str, Any] | None,
-    back: Path | None,
-    *,
-    run_id: str,
-    holder: Holder,
-    lock: RunLock,
+    layout: Layout, earlier: dict[str, Any] | None, back: Path | None, *, run_id: str, lock: RunLock
 ) -> Path:
     """Moves output/ to runs/ and another folder, which already holds our lock, into its place."""
-    aside = _free_name(layout, str((earlier or {}).get("runId") or "unknown"))
-    with files.storage(layout.job):
+    with files.storage(layout.job), lock.still():
         layout.runs.mkdir(exist_ok=True)
-        incoming = back
-        if incoming is None:
-            incoming = layout.output_tmp(run_id)
-            incoming.mkdir(exist_ok=True)
-        RunLock(Output(incoming).lock, holder, lock.timings).write()
+        aside = _free_name(layout, str((earlier or {}).get("runId") or "unknown"))
+        incoming = back or layout.output_tmp(run_id)
+        incoming.mkdir(exist_ok=True)
+        lock.plant(Output(incoming).lock)
         layout.output.rename(aside)
         try:
             incoming.rename(layout.output)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise LauncherError(
+                raise LockLostError(
                     f"another run made {layout.output} while this one moved the earlier output aside; "
                     "it writes there now. Two live releases must not have the same jobName."
                 ) from error
@@ -141,49 +168,36 @@ def _free_name(layout: Layout, run_id: str) -> Path:
     return path
 
 
-def next_attempt(output: Output) -> int:
-    """One more than the newest attempt that left a trace in `output`; 0 when there is none."""
-    newest = -1
-    status = files.read_json(output.status_json)
-    if status is not None and isinstance(status.get("attempt"), int):
-        newest = status["attempt"]
-    if output.root.is_dir():
-        for node in output.root.glob("node_*"):
-            numbers = [int(m[1]) for m in map(_ATTEMPT.fullmatch, _names(node)) if m]
-            has_logs = any(name.endswith(".log") for name in _names(node))
-            newest = max([newest, *(n + has_logs for n in numbers), 0 if has_logs else -1])
-    return newest + 1
+def _next_attempt(output: Output, earlier: dict[str, Any], pause: Callable[[float], None]) -> int:
+    """One more than the newest that run.json or status.json knows."""
+    told = (earlier.get("attempt"), _glance(output.status_json, pause).get("attempt"))
+    return 1 + max((number for number in told if isinstance(number, int)), default=0)
 
 
-def _names(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
+def make_room(output: Output, rank: int, attempt: int) -> None:
+    """Before attempt `attempt`: this rank's logs of the one before go to `attempt-<attempt - 1>/`.
 
-
-def move_logs(output: Output, rank: int, attempt: int) -> None:
-    """Before attempt `attempt` > 0: this rank's logs of the one before go to `attempt-<k>/`."""
+    Safe to be called again, and for a rank that left nothing. What is there already is not overwritten.
+    """
     node = output.node(rank)
-    with files.storage(node):
+
+    def move() -> None:
         node.mkdir(parents=True, exist_ok=True)
-        logs = sorted(node.glob("*.log"))
+        logs = [name for name in files.names(node) if name.endswith(".log")] if attempt else []
         if not logs:
             return
-        earlier = output.attempt(rank, max(attempt - 1, 0))
+        earlier = output.attempt(rank, attempt - 1)
         earlier.mkdir(exist_ok=True)
-        for path in logs:
-            path.rename(earlier / path.name)
+        there = set(files.names(earlier))
+        for name in logs:
+            new, count = name, 1
+            while new in there:
+                count += 1
+                new = f"{name.removesuffix('.log')}.{count}.log"
+            with contextlib.suppress(FileNotFoundError):  # another pod of this rank did it
+                (node / name).rename(earlier / new)
 
-
-def newest_done_pass(output_dir: Path) -> int | None:
-    """The highest n with `pass-<n>/done`: the runtimes' shared answer to `newest_pass`."""
-    done = [
-        number
-        for name in _names(output_dir)
-        if (number := pass_number(name)) is not None and Output(output_dir).pass_done(number).exists()
-    ]
-    return max(done, default=None)
+    files.patient(node, move)
 
 
 def write_run(
@@ -196,22 +210,37 @@ def write_run(
     finished: float | None,
     output_id: str,
     exported: dict[str, Any] | None,
+    attempt: int,
+    restarts: list[dict[str, Any]],
+    holder: str,
+    cause: str | None = None,
+    exit_code: int | None = None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """run.json. The score is trainer 0's (`model/score.json`), or what an earlier end wrote."""
-    earlier = files.read_json(output.run_json) or {}
-    score = files.read_json(output.model / "score.json") or earlier.get("score") or {}
-    files.write_json(
-        output.run_json,
-        {
-            "runId": settings.run_id,
-            "outputId": output_id,
-            "namespace": settings.namespace,
-            "release": settings.release,
-            "fingerprint": print_,
-            "started": started,
-            "finished": finished,
-            "state": state,
-            "score": score,
-            "exported": exported,
-        },
+    """run.json. The score is trainer 0's (`model/score.json`), or what an earlier end wrote.
+
+    `state`: training|stopped|complete|failed. `restarts`: `{"attempt", "cause", "at": unix seconds}` each.
+    `holder`: the lock's token. `cause` and `exit_code` stand there only when they are given.
+    `check` raises when the lease was lost (`RunLock.check`): the file is another's then.
+    """
+    score = _glance(output.model / "score.json", time.sleep) or _glance(output.run_json, time.sleep).get(
+        "score"
     )
+    end = {"cause": cause, "exitCode": exit_code}
+    value = {
+        "runId": settings.run_id,
+        "outputId": output_id,
+        "namespace": settings.namespace,
+        "release": settings.release,
+        "fingerprint": print_,
+        "started": started,
+        "finished": finished,
+        "state": state,
+        "attempt": attempt,
+        "restarts": restarts,
+        "holder": holder,
+        **{key: told for key, told in end.items() if told is not None},
+        "score": score or {},
+        "exported": exported,
+    }
+    files.patient(output.run_json, lambda: files.write_json(output.run_json, value, check))

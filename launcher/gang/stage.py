@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import DataError, SettingsError, StorageError, setting
+from launcher.errors import DataError, SettingsError, StorageError, UnfitError, setting
 from launcher.gang.log import log
 from launcher.layout import RESERVED_FOLDERS, SHARD_FILES, Layout
 from launcher.settings import TrainSettings
@@ -80,19 +80,49 @@ def stage(
     program: Path,
     check: Callable[[], None] = lambda: None,
 ) -> Staged:
-    """Copies and verifies. `check` may raise to end a long copy.
+    """Copies, and verifies the copies. `check` may raise to end a long copy.
 
-    Raises `DataError` for what is missing or differs from the manifest, `StorageError` for a full disk.
+    Whatever is in the work folder already, from an earlier pod or container, is not trusted but made again.
+    Raises `DataError` for what is missing, differs from the manifest or changes meanwhile, `StorageError` for
+    a full disk, `UnfitError` for a disk that does not give back what was written.
     """
     work = settings.work
     _check_space(work.root, manifest, rank)
+    with files.storage(work.root):
+        if work.data.exists():
+            shutil.rmtree(work.data)
+        work.tables.mkdir(parents=True)
+        work.progress.unlink(missing_ok=True)
     _stage_data(settings, rank, manifest, check)
-    files.copy_folder(program, work.program, check)
+    digest = _stage_program(program, work.program, settings.config_file, check)
     # The old binary's data providers read ./data/train.txt, as in the seeds' container.
     link = work.program / "data"
     if not link.exists():
         link.symlink_to(work.data, target_is_directory=True)
-    return Staged(work.data, work.program, program_sha256(program, settings.config_file))
+    return Staged(work.data, work.program, digest)
+
+
+def _stage_program(program: Path, target: Path, config_file: str, check: Callable[[], None]) -> str:
+    """The digest of the program as it lies on the pod's disk now."""
+    with files.storage(program):
+        before = program_sha256(program, config_file)
+        files.patient(program, lambda: files.copy_folder(program, target, check))
+        copied = program_sha256(target, config_file)
+        if copied != before and program_sha256(program, config_file) != before:
+            raise DataError(
+                f"{program} was changed while it was copied: nobody can tell which program this run trains. "
+                "Let `python -m launcher push` end, then start the run again."
+            )
+    if copied != before:
+        raise _bad_copy(program, target)
+    return copied
+
+
+def _bad_copy(source: Path, target: Path) -> UnfitError:
+    return UnfitError(
+        f"{target} does not read back as it was copied from {source}: this pod's own disk is faulty. Another "
+        "pod may do better on another node."
+    )
 
 
 def program_sha256(program: Path, config_file: str) -> str:
@@ -110,9 +140,8 @@ def _check_space(root: Path, manifest: dict[str, Any], rank: int) -> None:
     free = files.free_bytes(root)
     if needed > free:
         raise StorageError(
-            f"shard {rank} with its test set and tables has {needed:,} bytes, but {root} has only "
-            f"{free:,} free. "
-            "Give the pods' work volume (an emptyDir) more room, or use more trainers."
+            f"shard {rank} with its test set and tables has {needed:,} bytes, but {root} has only {free:,} "
+            "free. Give the pods' work volume (an emptyDir) more room, or use more trainers."
         )
 
 
@@ -121,10 +150,6 @@ def _stage_data(
 ) -> None:
     work, layout = settings.work, settings.layout
     shard = layout.shard(rank)
-    if work.data.exists():
-        shutil.rmtree(work.data)
-    with files.storage(work.data):
-        work.tables.mkdir(parents=True)
     wanted = {"train.txt": manifest["shards"][rank].get("sha256")}
     if manifest.get("test"):
         wanted["test.txt"] = manifest["test"].get("sha256")
@@ -138,16 +163,22 @@ def _stage_data(
 
 
 def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> None:
+    """Hashes what was read, against the manifest, and what lies on the pod's disk, against what was read.
+
+    That comes from the page cache, as the trainer's own reading will: a second hash (1.7 GB/s), and no disk.
+    """
     try:
-        _, found = files.copy_file(source, target, check)
+        _, read = files.patient(source, lambda: files.copy_file(source, target, check))
+        wanted = sha256 or files.sha256_file(source, check)
     except FileNotFoundError as error:
         raise DataError(
             f"{source} is missing, though the manifest lists it. Run the data Job again (delete "
             "manifest.json)."
         ) from error
-    if sha256 is not None and found != sha256:
+    if read != wanted:
         raise DataError(
-            f"{source} has sha256 {found}, but the manifest says {sha256}: it was changed or cut "
-            "after the data "
-            "Job. Run the data Job again (delete manifest.json)."
+            f"{source} has sha256 {read}, but {wanted} by the {'manifest' if sha256 else 'next look at it'}: "
+            "it was changed or cut after the data Job. Run the data Job again (delete manifest.json)."
         )
+    if files.sha256_file(target, check) != read:
+        raise _bad_copy(source, target)
