@@ -1,4 +1,4 @@
-"""`rendezvous: api` against a real HTTPS server on loopback that speaks list and watch."""
+"""The API server's part against a real HTTPS server on loopback that speaks list, watch and create."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ipaddress
 import json
 import ssl
 import threading
+import time
 import urllib.parse
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -19,50 +20,75 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from launcher.errors import DeadlineError, GangError, SettingsError
-from launcher.gang.kubernetes import ApiRefusedError, PodApi, wait_for_pods
-from launcher.gang.rendezvous import peer_names
+from launcher.errors import DeadlineError, SettingsError, StoppedError
+from launcher.gang import kubernetes
+from launcher.gang.kubernetes import ApiRefusedError, PodApi, find_rank_0, post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 
 
 def pod(
-    name: str, ip: str | None, phase: str = "Running", deleting: bool = False, **status: Any
+    name: str, ip: str | None, phase: str = "Running", deleting: bool = False, made: str = "", **status: Any
 ) -> dict[str, Any]:
-    meta = {"name": name, "uid": f"uid-{name}", **({"deletionTimestamp": "now"} if deleting else {})}
+    meta = {"name": name, "uid": f"uid-{name}", "creationTimestamp": made}
+    if deleting:
+        meta["deletionTimestamp"] = "now"
     return {"metadata": meta, "status": {"phase": phase, "podIP": ip, **status}}
 
 
 class Server:
-    """An API server that knows one namespace's pods."""
+    """An API server that knows one namespace's pods and takes its Events."""
 
     def __init__(self, folder: Path) -> None:
         self.pods: list[dict[str, Any]] = []
-        self.events: list[dict[str, Any]] = []
-        self.status = 200
+        self.changes: list[dict[str, Any]] = []
+        """What a watch tells."""
+        self.answers: list[int] = []
+        """Status of the next answers; then 200."""
+        self.hangs = threading.Event()
+        """Set: a watch hangs until the server is closed."""
+        self.asked = threading.Event()
         self.queries: list[dict[str, str]] = []
         self.tokens: list[str] = []
+        self.posted: list[dict[str, Any]] = []
         self.account = folder / "account"
         self.account.mkdir(parents=True)
         (self.account / "token").write_text("token-1\n")
+        self.closing = threading.Event()
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def begin(self) -> dict[str, str]:
                 url = urllib.parse.urlsplit(self.path)
                 query = dict(urllib.parse.parse_qsl(url.query))
                 server.queries.append({"path": url.path, **query})
                 server.tokens.append(self.headers["Authorization"])
-                self.send_response(server.status)
+                status = server.answers.pop(0) if server.answers else 200
+                self.send_response(status)
                 self.end_headers()
-                if server.status != 200:
+                if status != 200:
                     self.wfile.write(b'{"message": "pods is forbidden"}')
-                elif "watch" in query:
-                    for event in server.events:
+                    return {"refused": ""}
+                return query
+
+            def do_GET(self) -> None:
+                query = self.begin()
+                if "watch" in query:
+                    for event in server.changes:
                         self.wfile.write(json.dumps(event).encode() + b"\n")
-                else:
+                    self.wfile.flush()
+                    server.asked.set()
+                    if server.hangs.is_set():
+                        server.closing.wait(30)
+                elif "refused" not in query:
                     answer = {"metadata": {"resourceVersion": "7"}, "items": server.pods}
                     self.wfile.write(json.dumps(answer).encode())
+
+            def do_POST(self) -> None:
+                if "refused" not in self.begin():
+                    body = self.rfile.read(int(self.headers["Content-Length"]))
+                    server.posted.append(json.loads(body))
+                    self.wfile.write(body)
 
             def log_message(self, *_: object) -> None: ...
 
@@ -70,7 +96,7 @@ class Server:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate(folder, self.account / "ca.crt"))
         self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
-        self.thread = threading.Thread(target=self.http.serve_forever)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.05,))
         self.thread.start()
 
     def api(self) -> PodApi:
@@ -79,6 +105,7 @@ class Server:
         return PodApi(env, "paddle", self.account)
 
     def close(self) -> None:
+        self.closing.set()
         self.http.shutdown()
         self.http.server_close()
         self.thread.join()
@@ -114,94 +141,185 @@ def certificate(folder: Path, ca: Path) -> Path:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(kubernetes, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(kubernetes, "POLL_SECONDS", 0.01)
     made = Server(tmp_path)
     yield made
     made.close()
+
+
+class Clock:
+    """Time passes only by pauses, a hundred times as fast."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def pause(self, seconds: float) -> None:
+        self.now += 100 * seconds
+        time.sleep(seconds)
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def settings(**env: str) -> TrainSettings:
     return TrainSettings.from_environ(environ(PADDLE_LAUNCHER_RENDEZVOUS="api", **env))
 
 
-def test_running_pods_are_ranked_by_the_number_of_their_address(server: Server) -> None:
-    server.pods = [pod("a", "10.0.0.10"), pod("b", "10.0.0.9"), pod("c", "10.0.0.100")]
-    assert wait_for_pods(settings(), server.api()) == ["10.0.0.9", "10.0.0.10", "10.0.0.100"]
-    assert server.queries[0]["labelSelector"] == "batch.kubernetes.io/job-name=quick-start-0a1b2c3d"
+def test_a_running_pod_of_rank_0_is_found_by_one_request(server: Server) -> None:
+    server.pods = [pod("a", "10.0.0.10")]
+    assert find_rank_0(settings(), server.api()) == "10.0.0.10"
+    assert [query["labelSelector"] for query in server.queries] == [
+        "batch.kubernetes.io/job-name=quick-start-0a1b2c3d,batch.kubernetes.io/job-completion-index=0"
+    ]
     assert server.queries[0]["path"] == "/api/v1/namespaces/paddle/pods"
     assert server.tokens == ["Bearer token-1"]
 
 
-def test_terminating_failed_and_pending_pods_do_not_count_and_a_watch_brings_the_rest(server: Server) -> None:
+def test_a_pod_that_does_not_run_yet_is_waited_for_by_one_watch(server: Server) -> None:
     server.pods = [
-        pod("a", "10.0.0.1"),
         pod("old", "10.0.0.2", deleting=True),
         pod("dead", "10.0.0.3", phase="Failed"),
-        pod("b", None, phase="Pending"),
+        pod("new", None, phase="Pending"),
     ]
-    server.events = [
-        {"type": "MODIFIED", "object": pod("b", "10.0.0.5")},
-        {"type": "DELETED", "object": pod("dead", None)},
-        {"type": "ADDED", "object": pod("c", "10.0.0.4")},
+    server.changes = [
+        {"type": "DELETED", "object": pod("dead", "10.0.0.3")},
+        {"type": "MODIFIED", "object": pod("new", "10.0.0.5")},
     ]
-    assert wait_for_pods(settings(), server.api()) == ["10.0.0.1", "10.0.0.4", "10.0.0.5"]
-    assert server.queries[1]["resourceVersion"] == "7"
+    server.hangs.set()
+    assert find_rank_0(settings(), server.api()) == "10.0.0.5"
+    assert [("watch" in query, query.get("resourceVersion")) for query in server.queries] == [
+        (False, None),
+        (True, "7"),
+    ]
 
 
-def test_at_the_deadline_the_message_says_who_is_missing_and_why(server: Server) -> None:
+def test_of_two_pods_that_run_the_newer_one_counts(server: Server) -> None:
+    """A deletion by force leaves the old pod's processes alive, and for a while its object may seem so."""
+    server.pods = [
+        pod("new", "10.0.0.5", made="2026-01-02T00:00:00Z"),
+        pod("old", "10.0.0.2", made="2026-01-01T00:00:00Z"),
+    ]
+    assert find_rank_0(settings(), server.api()) == "10.0.0.5"
+
+
+def test_of_a_pod_with_two_families_the_ipv4_address_is_taken(server: Server) -> None:
+    server.pods = [pod("a", "fd00::5", podIPs=[{"ip": "fd00::5"}, {"ip": "10.0.0.5"}])]
+    assert find_rank_0(settings(), server.api()) == "10.0.0.5"
+
+
+def test_a_pod_that_was_deleted_while_it_was_watched_is_not_taken(server: Server) -> None:
+    server.pods = [pod("a", None, phase="Pending")]
+    server.changes = [{"type": "DELETED", "object": pod("a", "10.0.0.5")}]
+    clock = Clock()
+    with pytest.raises(DeadlineError, match="no such pod is made yet"):
+        server.hangs.set()
+        find_rank_0(settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock)
+
+
+def test_a_watch_that_ends_early_is_followed_by_another_list(server: Server) -> None:
+    server.pods = [pod("a", None, phase="Pending")]
+    server.changes = [{"type": "ERROR", "object": {"code": 410}}]
+
+    def pause(seconds: float) -> None:
+        if server.asked.is_set():
+            server.pods = [pod("a", "10.0.0.5")]
+        time.sleep(seconds)
+
+    assert find_rank_0(settings(), server.api(), pause) == "10.0.0.5"
+
+
+def test_a_stop_is_noticed_while_the_api_server_says_nothing(server: Server) -> None:
+    server.pods = [pod("a", None, phase="Pending")]
+    server.hangs.set()
+
+    def pause(seconds: float) -> None:
+        if server.asked.is_set():
+            raise StoppedError("told to stop")
+        time.sleep(seconds)
+
+    with pytest.raises(StoppedError):
+        find_rank_0(settings(), server.api(), pause)
+    deadline = time.monotonic() + 10
+    while any(thread.name == "find rank 0" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "the request under way was left behind"
+        time.sleep(0.01)
+
+
+def test_at_the_deadline_the_message_says_what_rank_0_waits_for(server: Server) -> None:
     unfit = [
         {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
     ]
     pulling = [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]
     server.pods = [
-        pod("a", "10.0.0.1"),
         pod("b", None, phase="Pending", conditions=unfit),
         pod("c", None, phase="Pending", containerStatuses=pulling),
+        pod("d", "fd00::1"),
     ]
-    ticks = iter(range(0, 10_000, 2))
+    server.hangs.set()
+    clock = Clock()
     with pytest.raises(DeadlineError) as caught:
-        wait_for_pods(
-            settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="10"),
-            server.api(),
-            lambda _: None,
-            lambda: next(ticks),
-        )
+        find_rank_0(settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock)
     text = str(caught.value)
-    assert "1 of 3 run" in text
+    assert "after 50 s (rendezvousSeconds) the pod of rank 0 of Job quick-start-0a1b2c3d does not run" in text
     assert "b is Pending (Unschedulable: 0/3 nodes fit)" in text
     assert "c is Pending (ImagePullBackOff)" in text
+    assert "d is Running (it has no IPv4 address, only fd00::1)" in text
 
 
-def test_a_refusal_ends_at_once_and_names_the_role_that_is_needed(server: Server) -> None:
-    server.status = 403
-    with pytest.raises(ApiRefusedError, match=r"403.*pods is forbidden.*get, list and watch on pods"):
-        wait_for_pods(settings(), server.api())
+def test_an_api_server_that_has_just_started_may_fail_and_refuse_for_a_while(server: Server) -> None:
+    server.answers = [500, 403, 401]
+    server.pods = [pod("a", "10.0.0.5")]
+    assert find_rank_0(settings(), server.api()) == "10.0.0.5"
+    assert server.answers == []
+
+
+def test_a_refusal_that_stays_names_the_role_that_is_needed(server: Server) -> None:
+    server.answers = [403] * 1000
+    clock = Clock()
+    with pytest.raises(ApiRefusedError, match=r"403.*pods is forbidden.*list and watch on pods"):
+        find_rank_0(settings(), server.api(), clock.pause, clock)
+    assert clock.now < 900
 
 
 def test_a_server_with_another_certificate_is_not_believed(server: Server, tmp_path: Path) -> None:
     certificate(tmp_path, server.account / "ca.crt")
-    ticks = iter(range(0, 10_000, 2))
+    clock = Clock()
     with pytest.raises(DeadlineError, match="CERTIFICATE_VERIFY_FAILED"):
-        wait_for_pods(
-            settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="4"),
-            server.api(),
-            lambda _: None,
-            lambda: next(ticks),
-        )
+        find_rank_0(settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock)
     assert server.queries == []
 
 
-def test_without_a_service_account_the_setting_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="rendezvous is 'api', but this pod has no service account"):
+def test_without_a_service_account_the_settings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"rendezvous 'api' and notify.events need.*no service account"):
         PodApi({"KUBERNETES_SERVICE_HOST": "127.0.0.1"}, "paddle", tmp_path)
 
 
-def test_the_own_address_gives_the_rank_and_must_be_among_them(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.pods = [pod("a", "10.0.0.10"), pod("b", "10.0.0.9"), pod("c", "10.0.0.100")]
-    monkeypatch.setattr("launcher.gang.kubernetes.PodApi", lambda *_: server.api())
-    names, rank = peer_names(settings(PADDLE_LAUNCHER_POD_IP="10.0.0.10"), lambda _: None)
-    assert (names[rank], rank) == ("10.0.0.10", 1)
-    with pytest.raises(GangError, match=r"'10\.9\.9\.9'.*is not among"):
-        peer_names(settings(PADDLE_LAUNCHER_POD_IP="10.9.9.9"), lambda _: None)
+def test_an_event_is_on_the_job_with_the_uid_that_kubectl_describe_asks_for(server: Server) -> None:
+    s = settings(PADDLE_LAUNCHER_K8S_JOB_UID="0a-1b")
+    post_event(s, server.api(), "GangRestarted", "ü" * 2000, "Warning", name="quick-start.1", at=0.0)
+    (event,) = server.posted
+    assert server.queries[0]["path"] == "/api/v1/namespaces/paddle/events"
+    assert event["involvedObject"] == {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "namespace": "paddle",
+        "name": "quick-start-0a1b2c3d",
+        "uid": "0a-1b",
+    }
+    assert (event["metadata"], event["type"], event["reason"]) == (
+        {"name": "quick-start.1", "namespace": "paddle"},
+        "Warning",
+        "GangRestarted",
+    )
+    assert event["lastTimestamp"] == "1970-01-01T00:00:00Z"
+    assert len(event["message"].encode()) == 1024, "the newer API of Events takes no more"
+
+
+def test_an_event_that_is_there_already_was_written_by_an_earlier_try(server: Server) -> None:
+    server.answers = [409]
+    post_event(settings(), server.api(), "Started", "x", name="quick-start.1", at=0.0)
+    server.answers = [500]
+    with pytest.raises(OSError, match="answers 500"):
+        post_event(settings(), server.api(), "Started", "x", name="quick-start.1", at=0.0)
