@@ -1,0 +1,245 @@
+"""Tells people how the run goes: a JSON message to a webhook, and Kubernetes Events on the Job.
+
+Never in the way of the run: each of the two has a daemon thread with a bounded queue, and a message is tried
+again for some minutes. The webhook's address may hold a secret, so no text that could name it is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from launcher.errors import LauncherError, SettingsError
+from launcher.gang.log import log
+from launcher.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from launcher.gang.kubernetes import PodApi
+
+Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
+QUEUE = 100  # messages that may wait; the oldest one makes room
+CAUSE_CHARACTERS = 4096
+SLOWEST = 30.0  # seconds between two tries, at most
+LATER = (408, 425, 429)  # of the answers 3xx and 4xx those that another try may change
+
+
+@dataclass(frozen=True)
+class Message:
+    """One thing to tell."""
+
+    kind: Kind
+    body: Mapping[str, Any]
+    """What the webhook gets, as in docs/contracts.md."""
+
+    @classmethod
+    def of(
+        cls, s: TrainSettings, kind: Kind, attempt: int, cause: str | None, score: Mapping[str, float] | None
+    ) -> Message:
+        """The message of this run, now."""
+        cause = cause[:CAUSE_CHARACTERS] if cause is not None else None
+        ends = [cause] if cause else [f"{name} {value:g}" for name, value in (score or {}).items()]
+        text = f"{s.job_name} ({s.run_id} in {s.namespace}) {kind}, attempt {attempt}"
+        return cls(
+            kind,
+            {
+                "id": uuid.uuid4().hex,
+                "event": kind,
+                "text": f"{text}: {', '.join(ends)}" if ends else text,
+                "runId": s.run_id,
+                "jobName": s.job_name,
+                "namespace": s.namespace,
+                "release": s.release,
+                "trainers": s.trainers,
+                "attempt": attempt,
+                "cause": cause,
+                "score": score,
+                "time": time.time(),
+            },
+        )
+
+
+class Notifier:
+    """Rank 0's. Without a webhook and Events it does nothing and has no thread."""
+
+    def __init__(
+        self, settings: TrainSettings, *, patience: float = 300.0, base: float = 1.0, timeout: float = 10.0
+    ) -> None:
+        """In seconds: how long a message is tried, the wait before its second try, the time of one try."""
+        self._settings = settings
+        self._senders: list[_Sender] = []
+        if settings.webhook:
+            post = Webhook(settings.webhook, timeout)
+            self._senders.append(_Sender("the webhook (notify.webhook)", post, patience, base))
+        if settings.events:
+            events = Events(settings)
+            self._senders.append(_Sender("the Job's Events (notify.events)", events, patience, base))
+
+    def tell(
+        self, kind: Kind, *, attempt: int, cause: str | None = None, score: Mapping[str, float] | None = None
+    ) -> None:
+        """Queues one message. `attempt` counts from 0. Returns at once and raises nothing."""
+        if self._senders:
+            message = Message.of(self._settings, kind, attempt, cause, score)
+            for sender in self._senders:
+                sender.put(message)
+
+    def close(self, seconds: float) -> None:
+        """Returns when all is told, or after `seconds`. The newest message comes first: it says the most."""
+        until = time.monotonic() + seconds
+        for sender in self._senders:
+            sender.finish(until)
+        for sender in self._senders:
+            sender.join(max(0.0, until - time.monotonic()))
+            sender.abandon()
+
+
+@dataclass(eq=False)
+class _Waiting:
+    message: Message
+    until: float | None = None
+    """When it is given up; None before its first try."""
+    logged: bool = False
+
+
+class _Sender(threading.Thread):
+    """One way to people. `send` raises whatever it likes."""
+
+    def __init__(self, where: str, send: Callable[[Message], None], patience: float, base: float) -> None:
+        super().__init__(name=f"tell {where}", daemon=True)
+        self._where, self._send, self._patience, self._base = where, send, patience, base
+        self._queue: deque[_Waiting] = deque(maxlen=QUEUE)
+        self._changed = threading.Condition()
+        self._until: float | None = None
+        self.start()
+
+    def put(self, message: Message) -> None:
+        with self._changed:
+            self._queue.append(_Waiting(message))
+            self._changed.notify()
+
+    def finish(self, until: float) -> None:
+        """No more than what is queued now, and that until `until`."""
+        with self._changed:
+            self._until = until
+            self._changed.notify()
+
+    def abandon(self) -> None:
+        """Says what was not told, as far as that is not said yet, and lets the thread end."""
+        with self._changed:
+            left = [waiting for waiting in self._queue if not waiting.logged]
+            self._queue.clear()
+        for waiting in left:
+            log.warning("%s: %r was not told: no answer in time", self._where, waiting.message.kind)
+
+    def run(self) -> None:
+        failures = 0
+        while waiting := self._next():
+            again = self._try(waiting)
+            failures = failures + 1 if again else 0
+            with self._changed:
+                if again:
+                    closed = self._until
+                    pause = self._base if closed else min(SLOWEST, self._base * 2 ** (failures - 1))
+                    self._changed.wait_for(lambda: self._until is not closed, pause)  # noqa: B023 - called here
+                elif waiting in self._queue:
+                    self._queue.remove(waiting)
+
+    def _next(self) -> _Waiting | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._until is not None)
+            if not self._queue:
+                return None
+            return self._queue[0] if self._until is None else self._queue[-1]
+
+    def _try(self, waiting: _Waiting) -> bool:
+        """Whether it must be tried again."""
+        if waiting.until is None:
+            waiting.until = time.monotonic() + self._patience
+        try:
+            self._send(waiting.message)
+        except Exception as error:
+            until = waiting.until if self._until is None else min(waiting.until, self._until)
+            again = not _final(error) and time.monotonic() < until
+            if not waiting.logged:
+                waiting.logged = True
+                what = f"is tried again for {self._patience:.0f} s" if again else "is not told"
+                log.warning("%s: %s; %r %s", self._where, _why(error), waiting.message.kind, what)
+            return again
+        return False
+
+
+class Webhook:
+    """Posts a message as JSON, through the pod's proxy if there is one. A redirect is a wrong address."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url, self._timeout = url, timeout
+
+    def __call__(self, message: Message) -> None:
+        import urllib.request
+
+        class Stay(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: object) -> None:
+                """A redirected POST would become a GET, and look like a success."""
+
+        request = urllib.request.Request(  # noqa: S310 - http and https only: launcher/parsers.py
+            self._url,
+            json.dumps(message.body).encode(),
+            {"Content-Type": "application/json", "User-Agent": "paddle-launcher"},
+        )
+        with urllib.request.build_opener(Stay).open(request, timeout=self._timeout):
+            pass  # the answer's status is all that counts
+
+
+class Events:
+    """Writes a message as an Event on the training Job."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
+        self._api: PodApi | None = None
+
+    def __call__(self, message: Message) -> None:
+        from launcher.gang import kubernetes
+
+        s, body = self._settings, message.body
+        if self._api is None:
+            self._api = kubernetes.PodApi(s.environ, s.namespace)
+        kubernetes.post_event(
+            s,
+            self._api,
+            f"Training{message.kind.capitalize()}",
+            body["text"],
+            "Warning" if message.kind in ("restarted", "failed") else "Normal",
+            name=f"{s.k8s_job}.{body['id']}",
+            at=body["time"],
+        )
+
+
+def _final(error: Exception) -> bool:
+    """Whether another try would end the same."""
+    code = getattr(error, "code", None)
+    return isinstance(error, SettingsError) or (
+        isinstance(code, int) and 300 <= code < 500 and code not in LATER
+    )
+
+
+def _why(error: BaseException) -> str:
+    """The fault in words that cannot name the webhook's address."""
+    import ssl
+    import urllib.error
+
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return f"it answers {error.code}"
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
+        return _why(error.reason)
+    if isinstance(error, ssl.SSLError):
+        return error.reason or type(error).__name__
+    if isinstance(error, LauncherError | OSError):
+        return str(getattr(error, "strerror", None) or error)
+    return type(error).__name__
