@@ -60,7 +60,7 @@ class Holder:
     def content(self, beat: int) -> bytes:
         """One line of JSON, as long as any other of this holder."""
         own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
-        return f'{json.dumps({**own, "token": self.token})[:-1]}, "beat": {beat:12}}}\n'.encode()
+        return f'{json.dumps({**own, "token": self.token})[:-1]}, "beat": "{beat:012}"}}\n'.encode()
 
 
 class RunLock:
@@ -193,7 +193,7 @@ class RunLock:
         in_time = self._clock() - looked < self.timings.lock_settle
         self.pause(self.timings.lock_settle + (0 if in_time else self.timings.lock_lease))
         self._renewed = self._clock()
-        return self._did(self._renew)
+        return self._did(self.renew)
 
     def _did(self, work: Callable[[], None]) -> bool:
         try:
@@ -252,14 +252,15 @@ class RunLock:
         while not self._end.wait(self.timings.lock_beat):
             try:
                 with self._still:
-                    self._renew()
+                    self.renew()
             except LockLostError as error:
                 self._lose(error)
             except Exception as error:  # whatever it is, it was no renewal: the lease decides
                 self._failure = error
         self._remove()
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
+        """One beat, or none when the lease is over. Raises `LockLostError`, else as `files.storage` does."""
         began = self._clock()
         with files.storage(self.path):
             try:

@@ -1,0 +1,210 @@
+"""Which output a run goes on with, and what it writes there about itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher import files
+from launcher.errors import DataError, StorageFailedError
+from launcher.gang.lock import Holder, LockLostError, RunLock, token_at
+from launcher.gang.output import Adopted, adopt, fingerprint, make_room, write_run
+from launcher.gang.timings import Timings
+from launcher.layout import Output
+from launcher.settings import TrainSettings
+from tests.launcher.core.clock import Clock
+from tests.launcher.core.faulty import faulty
+from tests.launcher.core.kit import environ
+
+
+def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+    return TrainSettings.from_environ(
+        environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+    )
+
+
+# -- the output that a run goes on with
+
+
+def test_the_fingerprint_leaves_out_passes_and_log_periods(tmp_path: Path) -> None:
+    a = train_settings(tmp_path)
+    b = replace(a, passes=99, log_period=1, restarts=0, k8s_job="other")
+    assert fingerprint(a, "p") == fingerprint(b, "p")
+    for change in ({"batch_size": 1}, {"mode": "sync"}, {"data_digest": "x"}, {"extra_args": ("--a=1",)}):
+        assert fingerprint(replace(a, **change), "p") != fingerprint(a, "p")
+    assert fingerprint(a, "q") != fingerprint(a, "p")
+
+
+class Run:
+    """One run's look at a job's output, with the lock held, on time that nobody waits for."""
+
+    def __init__(self, tmp_path: Path, run: str = "run-1", program: str = "p") -> None:
+        self.settings = train_settings(tmp_path, PADDLE_LAUNCHER_K8S_JOB=run)
+        self.print = fingerprint(self.settings, program)
+        self.output = Output(self.settings.layout.output)
+        clock = Clock()
+        who = Holder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}")
+        self.lock = RunLock(self.output.lock, who, Timings(), clock, clock.pause)
+
+    def adopt(self) -> Adopted:
+        self.lock.acquire()
+        try:
+            return adopt(self.settings, self.print, self.lock)
+        finally:
+            self.token = token_at(self.output.lock)
+            self.lock.release()
+
+    def write(self, **values: Any) -> None:
+        told = {
+            "state": "training", "started": 1.0, "finished": None, "output_id": "o", "exported": None,
+            "attempt": 0, "restarts": [], "holder": self.lock.token,
+        }  # fmt: skip
+        write_run(self.output, self.settings, self.print, **{**told, **values})
+
+    def passes(self, *numbers: int) -> None:
+        for number in numbers:
+            self.output.pass_dir(number).mkdir(parents=True)
+            (self.output.pass_dir(number) / "done").touch()
+
+
+def test_an_empty_output_is_begun_with_attempt_0(tmp_path: Path) -> None:
+    assert Run(tmp_path).adopt() == Adopted(Run(tmp_path).output, 0, {})
+
+
+def test_a_run_goes_on_with_its_own_output_one_attempt_later(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.write(attempt=4)
+    run.passes(0, 1)
+    adopted = run.adopt()
+    assert (adopted.attempt, adopted.earlier["outputId"]) == (5, "o")
+    run.output.status_json.write_text('{"attempt": 7}')
+    assert run.adopt().attempt == 8
+    run.output.status_json.write_text('{"attempt": ')
+    assert run.adopt().attempt == 5, "status.json is only shown: a cut one is no reason to end"
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+@pytest.mark.parametrize("times", [1, 3, 1000])
+def test_a_run_json_that_cannot_be_read_never_moves_an_output(tmp_path: Path, code: int, times: int) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.write(attempt=2)
+    run.passes(*range(41))
+    with faulty("open", "*/output/run.json", code, times=times):
+        if times < len(files.WAITS):
+            assert run.adopt().attempt == 3
+        else:
+            with pytest.raises(StorageFailedError):
+                run.adopt()
+    assert run.output.pass_dir(40).is_dir()
+    assert not run.settings.layout.runs.exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_saves_without_a_readable_run_json_are_neither_moved_nor_begun_anew(
+    tmp_path: Path, content: str | None
+) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.passes(0, 1)
+    if content is not None:
+        run.output.run_json.write_text(content)
+    with pytest.raises(
+        DataError, match=r"holds saves \(pass-00000 to pass-00001\).*move the folder away: mv"
+    ):
+        run.adopt()
+    assert run.output.pass_dir(1).is_dir()
+    assert not run.settings.layout.runs.exists()
+
+
+def test_an_unreadable_run_json_without_any_save_is_moved_aside(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.output.run_json.write_text("{")
+    assert run.adopt().attempt == 0
+    assert (run.settings.layout.run("unknown") / "run.json").read_text() == "{"
+
+
+def test_another_run_moves_the_output_aside_and_the_first_brings_it_back(tmp_path: Path) -> None:
+    first, second = Run(tmp_path, "run-1", "p"), Run(tmp_path, "run-2", "q")
+    first.adopt()
+    first.write()
+    first.passes(0)
+    assert second.adopt().attempt == 0
+    assert second.token == second.lock.token, "the folder came with the lock in it"
+    assert Output(first.settings.layout.run("run-1")).pass_dir(0).is_dir()
+    assert not Output(first.settings.layout.run("run-1")).lock.exists()
+    second.write()
+    broken = first.settings.layout.run("broken")
+    broken.mkdir()
+    (broken / "run.json").write_text("{")  # of no run that could be brought back
+    back = first.adopt()
+    assert (back.attempt, back.earlier["runId"]) == (1, "run-1")
+    assert first.output.pass_dir(0).is_dir()
+    assert json.loads((first.settings.layout.run("run-2") / "run.json").read_text())["runId"] == "run-2"
+
+
+def test_a_rival_that_takes_the_name_in_between_keeps_it(tmp_path: Path) -> None:
+    first, second, rival = (
+        Run(tmp_path, "run-1", "p"),
+        Run(tmp_path, "run-2", "q"),
+        Run(tmp_path, "run-3", "r"),
+    )
+    first.adopt()
+    first.write()
+    into_place = faulty("rename", "*/.output-run-2.tmp", then=rival.lock.acquire)
+    with into_place, pytest.raises(LockLostError, match="another run made"):
+        second.adopt()
+    assert token_at(rival.output.lock) == rival.lock.token
+
+
+# -- what it leaves there
+
+
+def test_run_json_tells_attempt_restarts_and_holder_and_a_cause_only_when_there_is_one(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.output.model.mkdir()
+    (run.output.model / "score.json").write_text('{"error": 0.1}')
+    restarts = [{"attempt": 0, "cause": "x", "at": 5.0}]
+    run.write(attempt=1, restarts=restarts)
+    told = json.loads(run.output.run_json.read_text())
+    assert (told["attempt"], told["restarts"], told["holder"]) == (1, restarts, "token-run-1")
+    assert told["score"] == {"error": 0.1}
+    assert not {"cause", "exitCode"} & set(told)
+    (run.output.model / "score.json").unlink()
+    run.write(state="failed", cause="y", exit_code=70)
+    told = json.loads(run.output.run_json.read_text())
+    assert (told["state"], told["cause"], told["exitCode"]) == ("failed", "y", 70)
+    assert told["score"] == {"error": 0.1}, "an earlier end's score stays"
+
+
+def test_each_attempts_logs_make_room_for_the_next_and_none_is_overwritten(tmp_path: Path) -> None:
+    output = Output(tmp_path)
+
+    def say(text: str) -> None:
+        output.train_log(1).write_text(text)
+
+    make_room(output, 1, 0)
+    say("0")
+    make_room(output, 1, 1)
+    assert not output.train_log(1).exists()
+    say("1")
+    make_room(output, 1, 1)  # again: by another pod of this rank, which joined the same attempt
+    say("more of 1")
+    make_room(output, 1, 2)
+    make_room(output, 1, 2)
+    folder = output.node(1)
+    assert {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.log")} == {
+        "attempt-0/train.log": "0",
+        "attempt-0/train.2.log": "1",
+        "attempt-1/train.log": "more of 1",
+    }
