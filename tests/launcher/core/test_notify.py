@@ -27,7 +27,7 @@ class Hook:
     def __init__(self) -> None:
         self.answers: list[int] = []
         """Status of the next answers; then 200."""
-        self.hangs = False
+        self.hangs = self.echoes = False
         self.tries: list[dict[str, Any]] = []
         self.taken: list[dict[str, Any]] = []
         self.others: list[str] = []
@@ -42,6 +42,9 @@ class Hook:
                 hook.tries.append(body)
                 if hook.hangs:
                     hook.closing.wait(30)
+                    return
+                if hook.echoes:
+                    self.wfile.write(self.path.encode() + b"\r\n\r\n")
                     return
                 status = hook.answers.pop(0) if hook.answers else 200
                 if status == 200:
@@ -160,6 +163,19 @@ def test_an_address_that_is_wrong_is_not_tried_again_nor_followed(
     tell.close(20)
     assert (len(hook.tries), hook.taken, hook.others) == (1, [], [])
     assert said() == [f"the webhook (notify.webhook): it answers {status}; 'started' is not told"]
+
+
+def test_a_server_that_speaks_no_http_cannot_make_the_address_appear_in_a_log(
+    hook: Hook, said: Callable[[], list[str]]
+) -> None:
+    hook.echoes = True
+    tell = notifier(hook)
+    tell.tell("started", attempt=0)
+    until(said)
+    hook.echoes = False
+    tell.close(20)
+    assert len(hook.taken) == 1
+    assert said() == ["the webhook (notify.webhook): BadStatusLine; 'started' is tried again for 300 s"]
 
 
 def test_a_server_that_refuses_connections_is_given_up_after_the_patience(
