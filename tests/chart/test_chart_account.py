@@ -1,0 +1,118 @@
+"""What the pods' account may do on a real API server: find rank 0, write Events, and nothing else."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+import urllib.parse
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+from chart_tools import CHART, one, render, run, tool
+
+from launcher.gang.kubernetes import ApiRefusedError, PodApi, find_rank_0, post_event
+from launcher.settings import TrainSettings
+from tests.launcher.core.kit import environ
+
+pytestmark = pytest.mark.e2e
+
+KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
+
+
+def kubectl(*argv: str, stdin: str | None = None) -> str:
+    done = run(tool("kubectl"), f"--kubeconfig={KUBECONFIG}", *argv, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    if not KUBECONFIG.exists():
+        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
+    name = f"chart-account-{uuid.uuid4().hex[:6]}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(scope="module")
+def job(namespace):
+    """The Job (suspended) and the rights, as the chart makes them."""
+    made = render(
+        CHART / "ci" / "api-rendezvous.yaml", values={"scheduling": {"suspend": True}}, namespace=namespace
+    )
+    job = one(made, "Job", "training")
+    wanted = [*(one(made, kind) for kind in ("ServiceAccount", "Role", "RoleBinding")), job]
+    kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": wanted}))
+    return job["metadata"]["name"]
+
+
+@pytest.fixture
+def settings(namespace, job):
+    uid = kubectl("get", "job", job, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
+    return TrainSettings.from_environ(
+        environ(
+            JOB_NAMESPACE=namespace,
+            PADDLE_LAUNCHER_K8S_JOB=job,
+            PADDLE_LAUNCHER_K8S_JOB_UID=uid,
+            PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
+        )
+    )
+
+
+@pytest.fixture
+def api(namespace, job, tmp_path):
+    """The API server as a training pod sees it."""
+    cluster = yaml.safe_load(KUBECONFIG.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
+    (tmp_path / "token").write_text(kubectl("create", "token", "trainers", "-n", namespace), encoding="utf-8")
+    url = urllib.parse.urlsplit(cluster["server"])
+    env = {"KUBERNETES_SERVICE_HOST": url.hostname, "KUBERNETES_SERVICE_PORT_HTTPS": str(url.port)}
+    return PodApi(env, namespace, tmp_path)
+
+
+def test_an_event_is_what_kubectl_describe_shows_of_the_job(settings, api, namespace, job):
+    for _ in range(2):  # the second is a try after an answer that was not heard
+        post_event(settings, api, "TrainingFailed", "rank 1 died", "Warning", name=f"{job}.1", at=time.time())
+    shown = kubectl("describe", "job", job, "-n", namespace)
+    lines = [line.split() for line in shown.splitlines() if "rank 1 died" in line]
+    assert [(line[0], line[1], line[3]) for line in lines] == [
+        ("Warning", "TrainingFailed", "paddle-launcher")
+    ]
+
+
+def test_rank_0_is_found_once_its_pod_runs(settings, api, namespace, job):
+    """Real pods would need an image, so this one is made and marked as running by hand."""
+    labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "0"}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "rank-0", "labels": labels},
+        "spec": {"schedulerName": "nobody", "containers": [{"name": "a", "image": "example.org/a"}]},
+    }
+    kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+    found: list[str] = []
+    finder = threading.Thread(target=lambda: found.append(find_rank_0(settings, api)), daemon=True)
+    finder.start()
+    time.sleep(1)
+    assert not found
+    status = json.dumps({"status": {"phase": "Running", "podIP": "10.1.2.3", "podIPs": [{"ip": "10.1.2.3"}]}})
+    kubectl("patch", "pod", "rank-0", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
+    finder.join(20)
+    assert found == ["10.1.2.3"]
+
+
+def test_the_account_can_do_nothing_else(api, namespace, job):
+    with pytest.raises(ApiRefusedError, match="refuses POST of pods"):
+        api.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}})
+    may = kubectl(
+        "auth", "can-i", "--list", "-n", namespace, f"--as=system:serviceaccount:{namespace}:trainers"
+    )
+    own = [
+        line.split() for line in may.splitlines() if line.startswith(("pods", "events", "secrets", "jobs"))
+    ]
+    assert sorted((line[0], line[-1]) for line in own) == [("events", "[create]"), ("pods", "watch]")], may
