@@ -48,6 +48,14 @@ def test_training_pods_are_reached_by_this_releases_training_pods_on_all_ports_a
     assert training["ingress"] == [{"from": [{"podSelector": {"matchLabels": TRAINING}}]}]
 
 
+def test_metrics_are_open_to_whom_a_person_names_on_that_one_port():
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    values = {"networkPolicy": {"metricsFrom": [prometheus]}, "peerPort": 9000}
+    training, data = policies(values=values)
+    assert training["ingress"][1:] == [{"from": [prometheus], "ports": [{"port": 9000, "protocol": "TCP"}]}]
+    assert data["ingress"] == []
+
+
 def test_nobody_reaches_the_data_pod():
     _, data = policies()
     assert data["ingress"] == []
