@@ -38,12 +38,17 @@ def trainer(settings: WorkerSettings) -> None:
     log = Log(settings.log_period, settings.dot_period)
     progress = Progress(Work(settings.work_dir).progress)
     progress.write()
-    from launcher.worker import loop, program
+    try:
+        from launcher.worker import loop, program
 
-    path = settings.program_dir / settings.config_file
-    loaded = program.load(path, settings.data_dir / "tables", settings.options)
-    log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
-    loop.Loop(settings, loaded, log, progress).run()
+        progress.mark("imported")
+        path = settings.program_dir / settings.config_file
+        loaded = program.load(path, settings.data_dir / "tables", settings.options)
+        log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
+        loop.Loop(settings, loaded, log, progress).run()
+    except BaseException:
+        progress.write()  # where it happened: the launcher compares the places of two failures
+        raise
 
 
 ROLES = {"PSERVER": pserver, "TRAINER": trainer}

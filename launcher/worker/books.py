@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import sys
 import time
@@ -18,12 +19,17 @@ LEAST_SECONDS = 0.5  # between two writes of progress.json
 
 
 class Progress:
-    """Writes `<work dir>/progress.json`, at most twice a second, and at once when the state changes."""
+    """Writes `<work dir>/progress.json`, at most twice a second, and at once when the state changes.
+
+    It is replaced, but never synced: the training thread waits for no disk, and the file ends with its pod.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._temp = path.with_name(f".{path.name}.tmp")
         self._clock = clock
         self._written = float("-inf")
+        self._marks: dict[str, float] = {}
         self._values: dict[str, object] = {
             "pass": 0,
             "batch": 0,
@@ -31,21 +37,46 @@ class Progress:
             "samples_per_second": 0.0,
             "loss": None,
             "state": "starting",
+            "saved": None,
+            "marks": self._marks,
         }
 
+    def note(self, **values: object) -> None:
+        """Takes new values for the next write. JSON knows no NaN: it becomes null."""
+        for key, value in values.items():
+            self._values[key] = None if isinstance(value, float) and not math.isfinite(value) else value
+
     def set(self, **values: object) -> None:
-        """Takes new values and writes them if it is time. JSON knows no NaN: it becomes null."""
-        changed = values.get("state", self._values["state"]) != self._values["state"]
-        self._values.update(
-            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
-        )
+        """Takes new values and writes them if it is time."""
+        changed = any(key in ("state", "saved") and self._values[key] != new for key, new in values.items())
+        self.note(**values)
         if changed or self._clock() - self._written >= LEAST_SECONDS:
             self.write()
 
+    def mark(self, name: str, **values: object) -> None:
+        """Notes when this point of the start was reached."""
+        self._marks.setdefault(name, time.time())
+        self.note(**values)
+        self.write()
+
+    def stepped(self, **values: object) -> None:
+        """A batch is done; with the first one, training has begun."""
+        if "first_batch" not in self._marks:
+            self.mark("first_batch", state="training", **values)
+        else:
+            self.set(**values)
+
+    def going_on(self) -> None:
+        """Batches follow: the launcher may look for a stall, unless the first of all is still to come."""
+        if "first_batch" in self._marks:
+            self.set(state="training")
+
     def write(self) -> None:
-        """Writes now. Renamed but not synced: it lives on the pod's own disk and is soon replaced."""
+        """Writes now. Raises `StorageError` when the pod's disk is full."""
         self._written = self._clock()
-        files.write_json(self._path, self._values)
+        with files.storage(self._path):
+            self._temp.write_text(json.dumps(self._values), "utf-8")
+            self._temp.replace(self._path)
 
 
 class Log:

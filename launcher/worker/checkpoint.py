@@ -1,19 +1,24 @@
-"""A pass on the shared storage: written beside its name, checked, renamed, and `done` last.
+"""A save on the shared storage: written beside its name, read back, renamed, and `done` last.
 
-pass-<NNNNN>/
-  tables/<k>/part-…        async, sync: table k, each server's part, with its optimizer's state
+pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
+  tables/<id>/part-…       async, sync: each server's part of each table, with its optimizer's state
   params.npz               dense parameters (geo: embedding tables too)
-  optimizer-<rank>.npz     geo: each trainer keeps its own optimizer's state
+  optimizer-<rank>.npz     geo: each trainer's own optimizer state
   path.txt, <config>.py    where it was saved, and the program's config
-  contents.json            every file and its size
-  done                     the pass is whole
+  contents.json            position, seed, each rank's sums of the pass, every file's size and sha256, and
+                           what the servers gave for some rows of each file: a load is held to it
+  done                     the save is whole
+  refused.json             a load did not give what was saved: it is never tried again
 """
 
 from __future__ import annotations
 
-import gzip
+import functools
+import hashlib
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,119 +26,147 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import GangError, SettingsError, StorageError
+from launcher.errors import GangError, LauncherError, StorageError
 from launcher.layout import Output, Position
-from launcher.worker.outputs import CONTENTS
+from launcher.worker import outputs
 
 PARAMETERS = "params.npz"
 TABLES = "tables"
 MARGIN_BYTES = 1 << 20  # room for names, lists and logs beside what is saved
+_UNFINISHED = re.compile(r"\..+\.attempt-(\d+)\.tmp")
 
 
 class Save:
-    """One pass being saved: trainer 0 calls begin, all write their parts, trainer 0 calls end."""
+    """One save being written: trainer 0 calls begin, all write and `add` their parts, trainer 0 calls end."""
 
-    def __init__(self, output_dir: Path, number: int, attempt: int) -> None:
-        self.final = Output(output_dir).pass_dir(number)
-        self.folder = Output(output_dir).unfinished(Position(number + 1), attempt)
-        self.number = number
+    def __init__(self, output_dir: Path, at: Position, attempt: int) -> None:
+        self.output = Output(output_dir)
+        self.at = at
+        self.attempt = attempt
+        self.final = self.output.save(at)
+        self.folder = self.output.unfinished(at, attempt)
 
     def begin(self, least_bytes: int) -> None:
-        """Makes the folder. Raises `StorageError` when less than `least_bytes` are free."""
-        self._need(least_bytes)
-        with files.storage(self.final):
-            for old in (self.folder, self.final):
-                if old.exists():
-                    (old / "done").unlink(missing_ok=True)
-                    shutil.rmtree(old)
-            self.folder.mkdir(parents=True)
+        """Makes the folder, and removes what earlier attempts left. Raises `StorageError` without room."""
+        with files.storage(self.output.root):
+            self.output.root.mkdir(parents=True, exist_ok=True)
+            for path in list(self.output.root.iterdir()):
+                left = _UNFINISHED.fullmatch(path.name)
+                if left and int(left[1]) < self.attempt:
+                    shutil.rmtree(path)
+            self.need(least_bytes)
+            self.folder.mkdir()
 
-    def _need(self, least_bytes: int) -> None:
+    def need(self, least_bytes: int) -> None:
+        """Raises `StorageError` when less is free."""
         free = files.free_bytes(self.final)
         if free < least_bytes + MARGIN_BYTES:
             raise StorageError(
-                f"no space left to save pass {self.number} in {self.final.parent}: {free} bytes are free, "
+                f"no space left to save {self.at} in {self.final.parent}: {free} bytes are free, "
                 f"but it takes at least {least_bytes + MARGIN_BYTES}. Make room there (earlier runs are in "
-                "runs/), then start the run again: it goes on from the last whole pass."
+                "runs/), then start the run again: it goes on from the newest save."
             )
 
-    def arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> None:
-        """Writes named arrays into the pass."""
-        with files.storage(self.folder), (self.folder / name).open("wb") as file:
+    def arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+        """Writes named arrays; returns the entry for `add`."""
+        path = self.folder / name
+        with files.storage(path), path.open("wb") as file:
             np.savez(file, **dict(values))
+        return {name: {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}}
 
-    def end(self, config: Path, tables: int, servers: int) -> None:
-        """Checks every part, adds the small files, renames, and writes `done`.
+    def add(self, rank: int, entries: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
+        """What this rank wrote and read back: its files, and {table: {"ids", "values"}} from the servers."""
+        files.write_json(self._of(rank), {"files": entries, "rows": rows})
 
-        Raises `StorageError` or `GangError` when a server's part is missing or torn.
-        """
-        self._check_parts(tables, servers)
+    def _of(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.json"
+
+    def end(self, config: Path, ranks: int, about: Mapping[str, Any]) -> int:
+        """Puts the ranks' lists together, renames, and writes `done`. Returns the bytes of all files."""
+        entries: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         with files.storage(self.folder):
+            for rank in range(ranks):
+                own = files.read_json(self._of(rank))
+                if own is None:
+                    raise GangError(f"{self.at} was not saved whole: {self._of(rank)} is not there")
+                entries |= own["files"]
+                for table, found in own["rows"].items():
+                    into = rows.setdefault(table, {"ids": [], "values": []})
+                    into["ids"] += found["ids"]
+                    into["values"] += found["values"]
+                self._of(rank).unlink()
             shutil.copyfile(config, self.folder / config.name)
             files.write_whole(self.folder / "path.txt", f"{self.final}\n")
-            sizes = {
-                path.relative_to(self.folder).as_posix(): {"bytes": path.stat().st_size}
-                for path in files.folder_files(self.folder)
-            }
+            for name in (config.name, "path.txt"):
+                entries[name] = {"bytes": (self.folder / name).stat().st_size}
+            place = {"pass": self.at.passes, "batch": self.at.batches}
             files.write_json(
-                self.folder / CONTENTS, {"pass": self.number, "servers": servers, "files": sizes}
+                self.folder / outputs.CONTENTS,
+                {"position": place, "attempt": self.attempt, **about, "files": entries, "rows": rows},
             )
+            if (
+                self.final.exists()
+            ):  # refused, or never finished: a whole one here would have been gone on from
+                (self.final / "done").unlink(missing_ok=True)
+                shutil.rmtree(self.final)
             self.folder.rename(self.final)
             files.fsync_dir(self.final.parent)
         files.write_whole(self.final / "done", "")
+        return sum(int(entry["bytes"]) for entry in entries.values())
 
-    def _check_parts(self, tables: int, servers: int) -> None:
-        for table in range(tables):
-            folder = self.folder / TABLES / f"{table:03d}"
-            for server in range(servers):
-                parts = sorted(folder.glob(f"part-{server:03d}*")) if folder.is_dir() else []
-                torn = next((part for part in parts if not _readable(part)), None)
-                if parts and torn is None:
-                    continue
-                what = f"part {torn.name} is torn" if torn else "no part is there"
-                self._need(self._bytes())
-                raise GangError(
-                    f"pass {self.number} was not saved whole: of table {table}, server {server}, {what} in "
-                    f"{folder}. The pass is not marked done; see the servers' logs in node_<i>/server*.log."
-                )
+    def prune(self, keep: int) -> list[str]:
+        """Removes whole saves but the newest `keep`, and nothing else. Returns their names."""
+        removed = []
+        with files.storage(self.output.root):
+            whole = [at for at in outputs.finished(self.output.root) if not self._refused(at)]
+            for at in whole[keep:]:
+                doomed = self.output.unfinished(
+                    at, self.attempt
+                )  # so that a broken removal leaves no half save
+                self.output.save(at).rename(doomed)
+                shutil.rmtree(doomed)
+                removed.append(at.folder)
+        return removed
 
-    def _bytes(self) -> int:
-        return sum(path.stat().st_size for path in files.folder_files(self.folder))
-
-
-def _readable(part: Path) -> bool:
-    opener: Any = gzip.open if part.suffix == ".gz" else open
-    try:
-        with opener(part, "rb") as file:
-            while file.read(files.BLOCK):
-                pass
-    except (OSError, EOFError):
-        return False
-    return True
+    def _refused(self, at: Position) -> bool:
+        return (self.output.save(at) / outputs.REFUSED).exists()
 
 
-def check_servers(folder: Path, servers: int) -> None:
-    """Raises `SettingsError` when a pass was saved by another number of pservers.
+def check_files(folder: Path, names: list[str], contents: Mapping[str, Any]) -> str | None:
+    """What is wrong with these files of a save, None when each has the sha256 that it was saved with."""
+    for name in names:
+        entry = contents["files"].get(name)
+        if entry is None:
+            return f"{name} is not among the files that were saved"
+        try:
+            found = files.patient(folder / name, functools.partial(files.sha256_file, folder / name))
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != entry["sha256"]:
+            return f"{name} has other bytes than were saved"
+    return None
 
-    Each server reads back the files that it wrote: with another number rows would be lost without a word.
-    """
-    saved = (files.read_json(folder / CONTENTS) or {}).get("servers")
-    if saved != servers:
-        raise SettingsError(
-            f"{folder.name} was saved by {saved} pservers, now there are {servers} (trainers x portsNum): "
-            "they cannot read each other's parts of the tables. Set portsNum back, or set a new runId to "
-            "begin anew."
-        )
+
+def refuse(folder: Path, reason: str, attempt: int) -> LauncherError:
+    """Marks a save as unfit for ever. Returns the error that ends this attempt; the next takes another."""
+    about = {"reason": reason, "attempt": attempt, "time": time.time()}
+    files.write_json(folder / outputs.REFUSED, about)
+    return GangError(
+        f"{folder.name} cannot be gone on from: {reason}. {outputs.REFUSED} in it says so: the next start "
+        "takes the save before it."
+    )
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """What `Save.arrays` wrote; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    with np.load(path) as found:
+    """What `Save.arrays` wrote."""
+    with files.storage(path), np.load(path) as found:
         return {name: found[name] for name in found.files}
 
 
-def bytes_of(arrays: Iterator[NDArray[Any]] | list[NDArray[Any]]) -> int:
-    """Bytes that these arrays take on disk, about."""
-    return sum(array.nbytes for array in arrays)
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Hex sha256 of names and values."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(f"{name}{arrays[name].shape}".encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()

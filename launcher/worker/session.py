@@ -23,11 +23,11 @@ from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError
 from launcher.worker.network import Network, build
+from launcher.worker.parts import SHARD_FILES
 from launcher.worker.program import Program
 from launcher.worker.samples import Arrays
 from launcher.worker.settings import WorkerSettings
 
-SHARD_FILES = 4  # files a table and server at each save; Paddle's default of 1000 takes 5 s
 MEET_SECONDS = 600  # all trainers have met, and all servers listen; the launchers' rendezvous is over by then
 SPEAK_SECONDS = 3600  # the longest that one trainer may take between two barriers (a large save)
 CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once
@@ -126,6 +126,12 @@ class Session:
         """Host and port of every pserver of the job."""
         pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
         return [(host, int(port)) for host, port in pairs]
+
+    @property
+    def own_servers(self) -> range:
+        """The numbers, among all of the job, of the pservers of this rank's pod."""
+        each = len(self.servers) // self.settings.trainers
+        return range(self.settings.rank * each, (self.settings.rank + 1) * each)
 
     def serve(self) -> None:
         """A pserver's life: returns when trainer 0 stops the servers."""
@@ -319,17 +325,21 @@ class Trainer(Session):
 
     def tables(self) -> dict[str, NDArray[np.float32]]:
         """All embedding tables whole, by name, shape [rows, width]."""
-        if self.mode == "geo":
-            return {t.name: np.array(self.scope.find_var(t.name).get_tensor()) for t in self.network.tables}
-        return {table.name: self._pull(table.name, table.rows, table.width) for table in self.network.tables}
+        return {t.name: self.rows(t.name, np.arange(t.rows, dtype=np.int64)) for t in self.network.tables}
 
-    def _pull(self, name: str, rows: int, width: int) -> NDArray[np.float32]:
-        """Looks every id up with a copy of the network's own lookup operator."""
+    def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Rows of a table as the servers (geo: this trainer) have them now, shape [ids, width].
+
+        Looked up with a copy of the network's own operator; 0 where there is no row yet.
+        """
+        if self.mode == "geo":
+            return np.array(self.scope.find_var(name).get_tensor())[ids]
         source = self.test.global_block()
         operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
+        width = next(table.width for table in self.network.tables if table.name == name)
         lookup = paddle.static.Program()
         block = lookup.global_block()
-        ids = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
+        asked = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
         weight = source.var(name)
         block.create_var(
             name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True
@@ -341,23 +351,44 @@ class Trainer(Session):
         attributes["is_test"] = True
         block.append_op(
             type=operator.type,
-            inputs={"Ids": [ids], "W": [name]},
+            inputs={"Ids": [asked], "W": [name]},
             outputs={"Outputs": [found]},
             attrs=attributes,
         )
-        parts = []
-        for first in range(0, rows, CHUNK):
-            numbers = np.arange(first, min(rows, first + CHUNK), dtype=np.int64).reshape(-1, 1)
-            parts += self.exe.run(lookup, feed={"ids": numbers}, fetch_list=["found"])
-        return np.concatenate([np.asarray(part).reshape(-1, width) for part in parts])
+        given = np.zeros((len(ids), width), np.float32)
+        for first in range(0, len(ids), CHUNK):
+            feed = {"ids": ids[first : first + CHUNK].reshape(-1, 1)}
+            [values] = self.exe.run(lookup, feed=feed, fetch_list=["found"])
+            given[first : first + CHUNK] = np.asarray(values).reshape(-1, width)
+        return given
+
+    def _table(self, name: str) -> int:
+        """The number that the servers know a table by; the dense parameters are one table, of any name."""
+        contexts = self.runtime._send_ctx.values()
+        if name:
+            return int(next(c.table_id() for c in contexts if f"{name}@GRAD" in c.origin_varnames()))
+        return int(next(c.table_id() for c in contexts if not c.is_sparse()))
+
+    def table_folder(self, name: str) -> str:
+        """Where the servers keep a table, below the folder of a save."""
+        return f"{self._table(name):03d}"
+
+    @property
+    def dense_folder(self) -> str:
+        """The same of the dense parameters."""
+        return self.table_folder("")
 
     def save_tables(self, folder: Path) -> None:
         """Every server writes its part below `folder`, which must be on the shared storage."""
         self.runtime._worker.save_all_model(str(folder), 0)
 
     def load_tables(self, folder: Path) -> None:
-        """Every server reads its part back, Adam's state with it."""
+        """Every server reads its part back, Adam's state with it. Paddle only logs when that fails."""
         self.runtime._worker.load_model(str(folder), 0)
+
+    def load_table(self, name: str, folder: Path) -> None:
+        """`load_tables` of one table."""
+        self.runtime._worker.load_one_table(self._table(name), str(folder), 0)
 
     def set_parameters(self, values: dict[str, NDArray[Any]]) -> None:
         """Sets variables of this trainer by name."""

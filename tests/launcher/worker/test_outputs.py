@@ -1,100 +1,175 @@
-"""Passes and their parts, without Paddle."""
+"""Saves, progress and metrics, without Paddle."""
 
 from __future__ import annotations
 
-import gzip
+import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from launcher import files
-from launcher.errors import GangError, SettingsError, StorageError
-from launcher.layout import Position
+from launcher.errors import DataError, GangError, StorageError, StorageFailedError
+from launcher.layout import Output, Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker import checkpoint, outputs
 from launcher.worker.books import Progress, add_metrics
+from launcher.worker.checkpoint import Save
+
+ABOUT = {"servers": 2, "ranks": [[0.0, 0.0, 0.0]]}
 
 
-def save(output: Path, number: int, tables: int = 1, servers: int = 2, parts: bool = True) -> checkpoint.Save:
-    found = checkpoint.Save(output, number, 0)
-    found.begin(100)
-    for table in range(tables):
-        folder = found.folder / "tables" / f"{table:03d}"
-        folder.mkdir(parents=True)
-        for server in range(servers if parts else servers - 1):
-            with gzip.open(folder / f"part-{server:03d}-00000.gz", "wb") as file:
-                file.write(bytes(range(256)) * 50)
-    return found
+def write(output: Path, at: Position, attempt: int = 0, end: bool = True) -> Save:
+    save = Save(output, at, attempt)
+    save.begin(100)
+    part = save.folder / "tables" / "000" / "part-000-00000.gz"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(range(256)))
+    entry = {"bytes": 256, "sha256": files.sha256_file(part)}
+    rows = {"words": {"ids": [at.passes], "values": [[0.5]]}}
+    save.add(0, {"tables/000/part-000-00000.gz": entry}, rows)
+    if end:
+        config = output.parent / "trainer_config.py"
+        config.write_text("LABEL = 'x'\n")
+        save.end(config, 1, ABOUT)
+    return save
 
 
-def config(tmp_path: Path) -> Path:
-    path = tmp_path / "trainer_config.py"
-    path.write_text("LABEL = 'x'\n")
-    return path
+def names(output: Path) -> list[str]:
+    return sorted(path.name for path in output.iterdir())
 
 
-def test_done_is_written_last_and_the_newest_whole_pass_is_found(tmp_path: Path) -> None:
-    output = tmp_path / "output"
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def test_the_newest_whole_save_is_found_by_its_place_in_the_run(output: Path) -> None:
     assert outputs.newest_save(output) is None
-    for number in (0, 1, 2):
-        save(output, number).end(config(tmp_path), 1, 2)
-    save(output, 3)
+    for at in (Position(1), Position(1, 500), Position(2), Position(2, 10)):
+        write(output, at)
+    write(output, Position(3), end=False)
+    assert FleetRuntime().newest_save(output) == Position(2, 10)
+    (output / "pass-00002-batch-0000010" / "done").unlink()
+    assert outputs.newest_save(output) == Position(2)
+    (output / "pass-00001" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
+    assert outputs.newest_save(output) == Position(1, 500), "done alone is not enough"
+    about = checkpoint.refuse(output / "pass-00001-batch-0000500", "rows differ", 3)
+    assert isinstance(about, GangError)
+    assert outputs.newest_save(output) == Position(1)
+    assert outputs.save_bytes(output / "pass-00000") > 256
+
+
+def test_a_run_whose_saves_are_all_unfit_is_never_begun_anew(output: Path) -> None:
+    write(output, Position(1))
+    write(output, Position(2))
+    (output / "pass-00000" / "contents.json").write_text("{}")
+    checkpoint.refuse(output / "pass-00001", "rows differ", 0)
+    with pytest.raises(
+        DataError, match=r"none of the saves(.|\n)*refused: rows differ(.|\n)*lists no files"
+    ) as told:
+        outputs.newest_save(output)
+    assert "remove these folders" in str(told.value)
+    (output / "pass-00000" / "contents.json").write_text("not json")
+    with pytest.raises(DataError, match="none of the saves"):
+        outputs.newest_save(output)
+
+
+def test_storage_that_fails_is_not_taken_for_a_missing_save(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(output, Position(1))
+    monkeypatch.setattr(files, "WAITS", ())
+    stat = Path.stat
+
+    def stale(path: Path, **how: bool) -> os.stat_result:
+        if path.name.startswith("part-"):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(StorageFailedError, match="Stale file handle"):
+        outputs.newest_save(output)
+
+
+def test_no_space_is_said_before_anything_is_written(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
+    with pytest.raises(StorageError, match=r"no space left to save the end of pass 4 .* 1000 bytes are free"):
+        Save(output, Position(4), 0).begin(5000)
+    assert not list(output.iterdir())
+
+
+def test_what_earlier_attempts_left_unfinished_goes_and_nothing_else(output: Path) -> None:
+    for attempt in (1, 2, 5):
+        write(output, Position(2, 7), attempt, end=False)
+    assert names(output) == [".pass-00002-batch-0000007.attempt-5.tmp"], "a begin removes those before it"
+    other = output / ".run.json.1.tmp"
+    other.touch()
+    write(output, Position(3), 5)
+    assert names(output) == sorted([other.name, ".pass-00002-batch-0000007.attempt-5.tmp", "pass-00002"])
+    write(output, Position(4), 4)
+    assert ".pass-00002-batch-0000007.attempt-5.tmp" in names(output), "a later attempt's is never touched"
+
+
+def test_only_whole_saves_beyond_the_newest_few_are_pruned(output: Path) -> None:
+    for at in (Position(1), Position(2), Position(2, 5), Position(3), Position(4)):
+        last = write(output, at)
+    (output / "pass-00000" / "done").unlink()
+    checkpoint.refuse(output / "pass-00003", "rows differ", 0)
+    (output / "model").mkdir()
+    assert last.prune(2) == ["pass-00001"]
+    assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
     assert outputs.newest_save(output) == Position(3)
-    (output / "pass-00002" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
-    assert FleetRuntime().newest_save(output) == Position(2), (
-        "a pass with done but without all its bytes does not count"
-    )
-    (output / "pass-00001" / "done").unlink()
+
+
+def test_a_refused_save_is_replaced_by_a_new_one_at_the_same_place(output: Path) -> None:
+    write(output, Position(1))
+    checkpoint.refuse(output / "pass-00000", "rows differ", 0)
+    write(output, Position(1), 1)
     assert outputs.newest_save(output) == Position(1)
 
 
-def test_a_pass_of_another_number_of_servers_is_refused(tmp_path: Path) -> None:
-    save(tmp_path, 0).end(config(tmp_path), 1, 2)
-    checkpoint.check_servers(tmp_path / "pass-00000", 2)
-    with pytest.raises(SettingsError, match=r"saved by 2 pservers, now there are 4"):
-        checkpoint.check_servers(tmp_path / "pass-00000", 4)
+def test_contents_hold_what_all_ranks_wrote_and_a_rank_without_a_list_leaves_no_done(output: Path) -> None:
+    save = write(output, Position(2, 7), end=False)
+    config = output.parent / "c.py"
+    config.touch()
+    with pytest.raises(GangError, match=r"rank-1.json is not there"):
+        save.end(config, 2, ABOUT)
+    assert outputs.finished(output) == []
+    save = write(output, Position(2, 8), end=False)
+    save.add(1, save.arrays("params.npz", {}), {"words": {"ids": [9], "values": [[0.25]]}})
+    save.end(config, 2, ABOUT)
+    found = outputs.contents(Output(output).save(Position(2, 8)))
+    assert found["position"] == {"pass": 2, "batch": 8}
+    assert found["rows"] == {"words": {"ids": [2, 9], "values": [[0.5], [0.25]]}}
+    assert {"params.npz", "tables/000/part-000-00000.gz", "c.py", "path.txt"} == set(found["files"])
 
 
-def test_a_missing_part_of_a_server_leaves_no_done(tmp_path: Path) -> None:
-    with pytest.raises(GangError, match="table 0, server 1, no part is there"):
-        save(tmp_path, 0, parts=False).end(config(tmp_path), 1, 2)
-    assert not list(tmp_path.glob("pass-*"))
+def test_flipped_bytes_of_the_same_length_are_seen(output: Path) -> None:
+    write(output, Position(1))
+    folder = output / "pass-00000"
+    contents = outputs.contents(folder)
+    name = "tables/000/part-000-00000.gz"
+    assert checkpoint.check_files(folder, [name], contents) is None
+    (folder / name).write_bytes(bytes(256))
+    assert outputs.newest_save(output) == Position(1), "its length is right"
+    assert checkpoint.check_files(folder, [name], contents) == f"{name} has other bytes than were saved"
+    assert checkpoint.check_files(folder, ["params.npz"], contents) is not None, "absent is never empty"
 
 
-def test_a_torn_part_of_a_server_leaves_no_done(tmp_path: Path) -> None:
-    found = save(tmp_path, 0)
-    part = found.folder / "tables" / "000" / "part-001-00000.gz"
-    part.write_bytes(part.read_bytes()[:-20])
-    with pytest.raises(GangError, match=r"part part-001-00000.gz is torn"):
-        found.end(config(tmp_path), 1, 2)
-    assert outputs.newest_save(tmp_path) is None
-
-
-def test_no_space_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
-    with pytest.raises(StorageError, match=r"no space left to save pass 3 .* 1000 bytes are free"):
-        checkpoint.Save(tmp_path, 3, 0).begin(5000)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_an_aborted_save_left_is_replaced(tmp_path: Path) -> None:
-    save(tmp_path, 0)
-    save(tmp_path, 0).end(config(tmp_path), 1, 2)
-    save(tmp_path, 0).end(config(tmp_path), 1, 2)
-    assert outputs.newest_save(tmp_path) == Position(1)
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-
-
-def test_a_run_is_complete_when_its_last_pass_and_its_model_are_whole(tmp_path: Path) -> None:
+def test_a_run_is_complete_when_its_last_pass_and_its_model_are_whole(output: Path) -> None:
     runtime = FleetRuntime()
-    save(tmp_path, 1).end(config(tmp_path), 1, 2)
-    assert not runtime.complete(tmp_path, 2)
-    (tmp_path / "model").mkdir()
+    write(output, Position(1, 50))
+    write(output, Position(2))
+    assert not runtime.complete(output, 2)
+    (output / "model").mkdir()
     for name in outputs.MODEL_PARTS:
-        (tmp_path / "model" / name).write_text("{}")
-    assert runtime.complete(tmp_path, 2)
-    assert not runtime.complete(tmp_path, 3)
+        (output / "model" / name).write_text("{}")
+    assert runtime.complete(output, 2)
+    assert not runtime.complete(output, 3)
+    write(output, Position(2, 50))
+    assert not runtime.complete(output, 3)
 
 
 def test_metrics_have_a_row_a_rank_and_a_second_start_writes_its_pass_anew(tmp_path: Path) -> None:
@@ -116,7 +191,7 @@ def test_progress_is_written_at_most_twice_a_second_but_each_state_at_once(tmp_p
     def seen() -> dict[str, object]:
         return json.loads((tmp_path / "progress.json").read_text())
 
-    progress.set(batch=1, state="training")
+    progress.set(batch=1, state="testing")
     now[0] = 0.1
     progress.set(batch=2)
     assert seen()["batch"] == 1
@@ -125,3 +200,26 @@ def test_progress_is_written_at_most_twice_a_second_but_each_state_at_once(tmp_p
     assert (seen()["batch"], seen()["loss"]) == (3, None)
     progress.set(state="saving")
     assert seen()["state"] == "saving"
+    progress.set(saved={"pass": 1, "batch": 0})
+    assert seen()["saved"] == {"pass": 1, "batch": 0}
+
+
+def test_training_begins_with_the_first_batch_and_progress_waits_for_no_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("a sync in the training thread"))
+    progress = Progress(tmp_path / "progress.json")
+
+    def seen() -> dict[str, object]:
+        return json.loads((tmp_path / "progress.json").read_text())
+
+    progress.mark("met", state="loading")
+    progress.going_on()
+    assert seen()["state"] == "loading", "no batch yet: nothing can stall"
+    progress.stepped(loss=0.5)
+    assert seen()["state"] == "training"
+    progress.set(state="testing")
+    progress.going_on()
+    assert seen()["state"] == "training"
+    assert list(seen()["marks"]) == ["met", "first_batch"]
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]

@@ -273,7 +273,7 @@ def test_no_space_before_or_in_a_save_leaves_no_done(
         newest = outputs.newest_save(output)
         assert (newest is None) == (kilobytes == 600)
         done = {path.parent.name for path in output.glob("pass-*/done")}
-        assert done == {f"pass-{n:05d}" for n in range(0 if newest is None else newest + 1)}
+        assert max(done, default=None) == (None if newest is None else newest.folder)
     finally:
         subprocess.run(["umount", "-l", str(output)], check=True)
 

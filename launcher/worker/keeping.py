@@ -1,0 +1,287 @@
+"""Saves and loads of a running job, each of which proves itself. All trainers call these together.
+
+A save is read back by the trainers of the servers that wrote it, side by side, and some rows of each file
+are asked of the servers; a load is held to the files' sha256 before it, and to those rows and the dense
+parameters after it. Paddle itself only logs when a load fails, and goes on with what it has.
+
+geo: the servers have only what the trainers exchanged, so what is saved is trainer 0's copy of all parameters
+and each trainer's optimizer. The steps of the others since their last exchange (at most --geo_steps each) are
+not in it; after a load all ranks begin with that copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher import files
+from launcher.errors import DataError, DivergedError, GangError, SettingsError
+from launcher.layout import Output, Position
+from launcher.worker import checkpoint, outputs, parts
+from launcher.worker.books import Log
+from launcher.worker.checkpoint import PARAMETERS, TABLES, Save
+from launcher.worker.initial import Initial
+from launcher.worker.network import Table
+from launcher.worker.session import Trainer
+from launcher.worker.settings import WorkerSettings
+
+LOADS = 2  # tries: a save is refused for ever only when the servers fail twice to read what is there
+Rows = dict[int, NDArray[np.float32]]
+PROBES = 1000  # rows that are looked up after parameters were brought in from another run
+
+
+@dataclass
+class Sums:
+    """What one rank has seen of the pass that it is in."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    loss: float = 0.0
+    """Times samples."""
+
+
+class Keeper:
+    """One trainer's part in all saves and loads."""
+
+    def __init__(self, settings: WorkerSettings, trainer: Trainer, log: Log, config: Path, seed: int) -> None:
+        self.settings, self.trainer, self.log = settings, trainer, log
+        self.config, self.seed = config, seed
+        self.first = settings.rank == 0
+        self.geo = settings.mode == "geo"
+        self.bytes = 0
+        """Of the newest save."""
+
+    def save(self, at: Position, sums: Sums, steps: int) -> None:
+        """Saves what the servers have; the trainers' pushes have arrived. `sums`: all 0 at a pass' end."""
+        trainer, began = self.trainer, time.monotonic()
+        save = Save(self.settings.output_dir, at, self.settings.attempt)
+        entries: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
+        parameters = trainer.parameters()
+        if not all(np.isfinite(values).all() for values in parameters.values()):
+            raise DivergedError(f"a parameter is no number at {at}. Lower the learning rate.")
+        if self.first:
+            whole = parameters | trainer.tables() if self.geo else parameters
+            save.begin(self.bytes or sum(values.nbytes for values in whole.values()))
+            entries |= save.arrays(PARAMETERS, whole)
+        trainer.barrier()
+        if self.geo:
+            name = f"optimizer-{self.settings.rank}.npz"
+            entries |= save.arrays(name, trainer.optimizer_state())
+        else:
+            if self.first:
+                trainer.save_tables(save.folder / TABLES)
+            trainer.barrier()
+            found, rows = self._own_parts(save)
+            entries |= found
+        save.add(self.settings.rank, entries, rows)
+        ranks = trainer.gather([sums.samples, sums.seconds, sums.loss])
+        if self.first:
+            about = {
+                "seed": self.seed,
+                "batches": steps,
+                "mode": self.settings.mode,
+                "servers": len(trainer.servers),
+                "ranks": ranks.tolist(),
+                "dense": checkpoint.digest(parameters),
+                "tables": {
+                    table.name: {
+                        "folder": "" if self.geo else trainer.table_folder(table.name),
+                        "rows": table.rows,
+                        "width": table.width,
+                    }
+                    for table in trainer.network.tables
+                },
+            }
+            self.bytes = save.end(self.config, self.settings.trainers, about)
+            self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s")
+        trainer.barrier()
+        if self.first:
+            self._prune(save)
+
+    def _prune(self, save: Save) -> None:
+        try:
+            for name in save.prune(self.settings.keep_saves):
+                self.log.line(f"removed {name}: training.keepSaves is {self.settings.keep_saves}")
+        except Exception as error:  # the save is whole, and the next one prunes again
+            self.log.line(f"cannot remove an older save: {error}")
+
+    def _own_parts(self, save: Save) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Reads what this rank's servers wrote. Raises `StorageError`; `GangError` when it is not whole."""
+        entries: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
+        tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}
+        try:
+            for folder in [*tables, self.trainer.dense_folder]:
+                found, keys = self._read_back(save.folder, folder, tables.get(folder))
+                entries |= found
+                if keys:
+                    rows[tables[folder].name] = self._ask(tables[folder].name, keys)
+        except DivergedError:
+            raise
+        except DataError as error:
+            save.need(sum(path.stat().st_size for path in files.folder_files(save.folder)))
+            raise GangError(
+                f"{save.at} was not saved whole: {error}. It is not marked done; see the logs of this rank's "
+                "servers."
+            ) from error
+        return entries, rows
+
+    def _read_back(self, save: Path, folder: str, table: Table | None) -> tuple[dict[str, Any], Rows]:
+        """The entries and some rows of a table's parts; `table` is None for the dense one."""
+        place, own = save / TABLES / folder, self.trainer.own_servers
+        paths = parts.of_servers(place, own)
+        expected = len(own) * (parts.SHARD_FILES if table else 1)
+        if len(paths) != expected:
+            found = f"{len(paths)} parts are in {place}"
+            raise DataError(f"of servers {own[0]} to {own[-1]}, {found}, not {expected}")
+        entries: dict[str, Any] = {}
+        keys: Rows = {}
+        for path in paths:
+            part = files.patient(path, partial(parts.read_back, path, table.width if table else 0))
+            entries[path.relative_to(save).as_posix()] = {"bytes": part.size, "sha256": part.sha256}
+            keys |= part.rows
+        return entries, keys
+
+    def _ask(self, table: str, keys: Rows) -> dict[str, Any]:
+        """What the servers give for these rows. Raises `DataError` when it is not what they wrote."""
+        ids = np.array(list(keys), np.int64)
+        given = self.trainer.rows(table, ids)
+        if not np.isfinite(given).all():
+            raise DivergedError(f"{table} has rows that are no numbers. Lower the learning rate.")
+        if parts.differ(np.stack(list(keys.values())), given):
+            raise DataError(f"the rows of {table} that were written are not those of the servers")
+        return {"ids": ids.tolist(), "values": given.tolist()}
+
+    def prepare(self) -> Initial | None:
+        """Before the trainers meet: checks a save's files, and sets what goes to the servers by meeting."""
+        at = self.settings.resume
+        if at is None:
+            return self._initial()
+        folder = Output(self.settings.output_dir).save(at)
+        contents = outputs.contents(folder)
+        self.bytes = outputs.save_bytes(folder)
+        if contents["servers"] != len(self.trainer.servers):
+            raise SettingsError(
+                f"{folder.name} was saved by {contents['servers']} pservers, now there are "
+                f"{len(self.trainer.servers)} (trainers x portsNum): they cannot read each other's parts of "
+                "the tables. Set portsNum back, or set a new runId to begin anew."
+            )
+        own = self.trainer.own_servers
+        names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS] if self.geo else []
+        if not self.geo:
+            names = [name for name in contents["files"] if parts.server(name) in own]
+            names += [PARAMETERS] if self.first else []
+        if reason := checkpoint.check_files(folder, names, contents):
+            raise checkpoint.refuse(folder, reason, self.settings.attempt)
+        if self.geo:
+            # Trainer 0's parameters become the servers', so they are set before everybody meets.
+            self.trainer.set_parameters(checkpoint.load_arrays(folder / PARAMETERS))
+            self.trainer.set_parameters(checkpoint.load_arrays(folder / names[0]))
+        return None
+
+    def load(self, initial: Initial | None) -> Sums:
+        """After the trainers met: the servers get what was saved, or brought in. Returns this rank's sums."""
+        at, trainer = self.settings.resume, self.trainer
+        if at is None:
+            if self.settings.init_from:
+                self._bring_in(initial)
+            return Sums()
+        folder = Output(self.settings.output_dir).save(at)
+        contents = outputs.contents(folder)
+        if not self.geo:
+            if self.first:
+                self._load_tables(folder, contents)
+            trainer.barrier()
+            trainer.pull_dense()
+        elif reason := self._dense_fault(folder, contents):
+            raise checkpoint.refuse(folder, reason, self.settings.attempt)
+        trainer.barrier()
+        self.log.line(f"resumed from {folder.name}: what the servers have is what was saved")
+        return Sums(*contents["ranks"][self.settings.rank])
+
+    def _load_tables(self, folder: Path, contents: Mapping[str, Any]) -> None:
+        for _ in range(LOADS):
+            self.trainer.load_tables(folder / TABLES)
+            self.trainer.pull_dense()
+            reason = self._dense_fault(folder, contents) or self._rows_fault(contents)
+            if reason is None:
+                return
+            self.log.line(f"the load of {folder.name} does not fit: {reason}")
+        raise checkpoint.refuse(folder, reason or "", self.settings.attempt)
+
+    def _dense_fault(self, folder: Path, contents: Mapping[str, Any]) -> str | None:
+        given = self.trainer.parameters()
+        found = checkpoint.load_arrays(folder / PARAMETERS)
+        saved = {name: found[name] for name in given if name in found}
+        if checkpoint.digest(saved) != contents["dense"]:
+            return f"{PARAMETERS} does not hold the parameters that the servers gave at the save"
+        if self.geo:
+            given |= self.trainer.tables()
+            saved = found
+        wrong = [name for name, values in given.items() if parts.differ(values, saved[name])]
+        return f"after the load the servers give other values of {', '.join(wrong)}" if wrong else None
+
+    def _rows_fault(self, contents: Mapping[str, Any]) -> str | None:
+        for name, saved in contents["rows"].items():
+            given = self.trainer.rows(name, np.array(saved["ids"], np.int64))
+            expected = np.array(saved["values"], np.float32)
+            wrong = [n for n in range(len(given)) if parts.differ(given[n], expected[n])]
+            if wrong:
+                ids = ", ".join(str(saved["ids"][n]) for n in wrong[:5])
+                return f"after the load {len(wrong)} of {len(given)} rows of {name} are others, such as {ids}"
+        return None
+
+    def _initial(self) -> Initial | None:
+        if not (self.first and self.settings.init_from):
+            return None
+        initial = Initial.find(self.settings)
+        initial.check(self.trainer.network)
+        names = initial.values if self.geo else self.trainer.network.dense()
+        self.trainer.set_parameters({name: initial.values[name] for name in names})
+        return initial
+
+    def _bring_in(self, initial: Initial | None) -> None:
+        """The tables of `training.initFrom` go to the servers; the dense parameters came with the meeting."""
+        trainer = self.trainer
+        if initial is not None and not self.geo:
+            folder = self.settings.output_dir / f".init.attempt-{self.settings.attempt}.tmp"
+            with files.storage(folder):
+                for table in trainer.network.tables:
+                    place = folder / trainer.table_folder(table.name)
+                    parts.write_table(place, initial.values[table.name], len(trainer.servers))
+                    trainer.load_table(table.name, folder)
+                shutil.rmtree(folder)
+        trainer.barrier()
+        if not self.geo:
+            trainer.pull_dense()
+        if initial is not None:
+            self._prove(initial)
+        total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
+        totals = trainer.gather([total])[:, 0]
+        if not np.allclose(totals, totals[0], rtol=parts.TOLERANCE):
+            raise GangError(f"training.initFrom: the ranks begin with other parameters: {totals.tolist()}")
+        self.log.line(f"began with the parameters of {self.settings.init_from}")
+
+    def _prove(self, initial: Initial) -> None:
+        """Raises `GangError` unless the servers give what was brought in."""
+        given = self.trainer.parameters()
+        for table in self.trainer.network.tables:
+            trained = np.flatnonzero(initial.values[table.name].any(axis=1))
+            ids = trained[:: max(1, len(trained) // PROBES)]
+            if parts.differ(self.trainer.rows(table.name, ids), initial.values[table.name][ids]):
+                given[table.name] = np.zeros(0, np.float32)
+        wrong = [name for name, values in given.items() if parts.differ(values, initial.values[name])]
+        if wrong:
+            raise GangError(
+                f"training.initFrom: the servers do not give what was read from {initial.source}: "
+                f"{', '.join(wrong)}. See the logs of the pservers."
+            )

@@ -1,0 +1,41 @@
+"""When to save inside a pass: `training.saveEvery`, the same batch on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+MEASURED_SECONDS = 5.0  # of steps, before minutes are made batches: the first batches are slow
+
+
+class Schedule:
+    """Counts batches since the last save. Every rank asks it after each batch, with the same outcome."""
+
+    def __init__(self, batches: int, minutes: float, slowest: Callable[[float], float]) -> None:
+        """`slowest`: the greatest of all ranks' values; a meeting of all ranks."""
+        self.every = batches
+        self._seconds = minutes * 60
+        self._slowest = slowest
+        self._steps = 0
+        self._since = 0
+
+    def stepped(self, seconds: float) -> bool:
+        """After a batch; `seconds`: of all steps of this attempt. Whether a save is due."""
+        self._since += 1
+        self._steps += 1
+        # At the 1st, 2nd, 4th, 8th… batch the ranks meet, until they have seen enough to agree on a speed.
+        if self._seconds and self._steps & (self._steps - 1) == 0:
+            spent = self._slowest(seconds)
+            if spent >= min(MEASURED_SECONDS, self._seconds / 2):
+                batches = max(1, int(self._seconds * self._steps / spent))
+                self.every = min(batches, self.every or batches)
+                self._seconds = 0.0
+        return self.due
+
+    @property
+    def due(self) -> bool:
+        """Whether the last save is so many batches ago."""
+        return 0 < self.every <= self._since
+
+    def saved(self) -> None:
+        """A save was made, of whichever kind."""
+        self._since = 0

@@ -1,0 +1,56 @@
+"""When to save inside a pass."""
+
+from __future__ import annotations
+
+from launcher.worker.schedule import Schedule
+
+
+def saves(schedule: Schedule, batches: int, seconds: float) -> list[int]:
+    """The batches after which a save is due, each of which is made."""
+    found = []
+    for batch in range(1, batches + 1):
+        if schedule.stepped(batch * seconds):
+            found.append(batch)
+            schedule.saved()
+    return found
+
+
+def test_batches_are_counted_from_the_last_save_of_any_kind() -> None:
+    schedule = Schedule(4, 0, lambda _: 0)
+    assert saves(schedule, 6, 1) == [4]
+    schedule.saved()  # a pass ended
+    assert saves(schedule, 9, 1) == [4, 8]
+
+
+def test_without_a_setting_nothing_is_saved_and_nobody_meets() -> None:
+    def met(_: float) -> float:
+        raise AssertionError("the ranks met")
+
+    assert saves(Schedule(0, 0, met), 100, 1) == []
+
+
+def test_minutes_become_a_number_of_batches_that_suits_the_slowest_and_stays() -> None:
+    asked = []
+
+    def slowest(seconds: float) -> float:
+        asked.append(seconds)
+        return 2 * seconds  # another rank takes twice as long
+
+    schedule = Schedule(0, 1, slowest)
+    assert saves(schedule, 400, 0.1) == [300], "a minute at 0.2 s a batch"
+    assert [round(s, 1) for s in asked] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2], (
+        "until 5 s were seen, then never again"
+    )
+    assert saves(schedule, 400, 5.0) == [200], "the number stays though the batches became slow"
+
+
+def test_all_ranks_agree_also_when_their_own_speeds_differ() -> None:
+    found = [saves(Schedule(0, 0.1, lambda _, s=speed: 8.0), 100, speed) for speed in (0.01, 3.0)]
+    assert found[0] == found[1] == list(range(1, 101)), (
+        "a batch takes longer than the interval: each is saved"
+    )
+
+
+def test_the_shorter_of_batches_and_minutes_counts() -> None:
+    assert saves(Schedule(5, 60, lambda s: s), 20, 1) == [5, 10, 15, 20]
+    assert saves(Schedule(50, 0.1, lambda s: s), 20, 1)[:2] == [6, 12]
