@@ -1,0 +1,114 @@
+"""What a real Job controller does about each end of a training pod; the ends are written by hand."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from chart_tools import ONE_MACHINE, one, render, run, tool
+
+pytestmark = pytest.mark.e2e
+
+KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
+DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+
+# exit code, training.restarts, conditions of the pod, what becomes of it
+CASES = [
+    (69, 0, [], "replaced"),
+    (143, 0, [], "replaced"),
+    (70, 0, [DISRUPTED], "replaced"),
+    (71, 3, [], "replaced and counted"),
+    (71, 0, [], "the Job failed"),
+    (64, 3, [], "the Job failed"),
+    (65, 3, [], "the Job failed"),
+    (70, 3, [], "the Job failed"),
+    (75, 3, [], "the Job failed"),
+]
+
+
+def kubectl(*argv: str, stdin: str | None = None) -> str:
+    done = run(tool("kubectl"), f"--kubeconfig={KUBECONFIG}", *argv, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def items(kind: str, namespace: str) -> list[dict]:
+    return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
+
+
+@pytest.fixture(scope="module")
+def namespace():
+    if not KUBECONFIG.exists():
+        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
+    name = f"chart-failures-{uuid.uuid4().hex[:6]}"
+    kubectl("create", "namespace", name)
+    yield name
+    kubectl("delete", "namespace", name, "--wait=false")
+
+
+def rank_1(pods: list[dict], job: str) -> list[dict]:
+    """The pods that this Job has made for rank 1."""
+    labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "1"}
+    return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
+
+
+def outcome(job: dict, pods: list[dict]) -> str:
+    conditions = {item["type"] for item in job["status"].get("conditions", []) if item["status"] == "True"}
+    if "Failed" in conditions:
+        return "the Job failed"
+    new = [pod for pod in rank_1(pods, job["metadata"]["name"]) if pod["status"]["phase"] == "Pending"]
+    if not new:
+        return "nothing yet"
+    counted = new[0]["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"]
+    return "replaced and counted" if counted != "0" else "replaced"
+
+
+def until(condition, seconds: float = 60):
+    """What `condition` gives once it is true, or at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return found
+
+
+def test_each_end_of_a_pod_has_the_consequence_that_its_code_means(namespace):
+    """Without a claim no pod is scheduled; the account is the namespace's own."""
+    jobs = {}
+    for number, (_, restarts, _, _) in enumerate(CASES):
+        values = {
+            "trainers": 2,
+            "runId": str(number),
+            "training": {"restarts": restarts},
+            "serviceAccount": {"create": False, "name": "default"},
+        }
+        job = one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training")
+        jobs[job["metadata"]["name"]] = job
+    made = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs.values())})
+    kubectl("create", "-f", "-", stdin=made)
+    assert until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs)), "no pods were made"
+    pods = items("pods", namespace)
+    for job, (code, _, conditions, _) in zip(jobs, CASES, strict=True):
+        ended = {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        container = {"name": "train", "image": "a", "imageID": "a", "ready": False, "restartCount": 0}
+        status = {
+            "phase": "Failed",
+            "conditions": conditions,
+            "containerStatuses": [container | {"state": {"terminated": ended}}],
+        }
+        name = rank_1(pods, job)[0]["metadata"]["name"]
+        patch = json.dumps({"status": status})
+        kubectl("patch", "pod", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
+
+    def seen() -> dict[str, str]:
+        pods = items("pods", namespace)
+        return {job["metadata"]["name"]: outcome(job, pods) for job in items("jobs", namespace)}
+
+    wanted = {job: case[3] for job, case in zip(jobs, CASES, strict=True)}
+    until(lambda: seen() == wanted)
+    found = seen()
+    assert [(*case[:2], found[job]) for job, case in zip(jobs, CASES, strict=True)] == [
+        (*case[:2], case[3]) for case in CASES
+    ]
