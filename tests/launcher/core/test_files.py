@@ -75,6 +75,8 @@ def test_only_what_is_not_there_reads_as_none(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "whole.json" / "below-a-file.json") is None
     assert files.names(tmp_path / "absent") == []
     assert files.names(tmp_path) == ["whole.json"]
+    with pytest.raises(IsADirectoryError):
+        files.read_json(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", '{"a": ', "[1]", "\0\0\0", "1"])
@@ -169,3 +171,8 @@ def test_a_copy_that_fails_says_which_side_failed(tmp_path: Path, failing: str) 
     (tmp_path / "from").write_text("x")
     with faulty("open", f"*/{failing}", errno.EIO), pytest.raises(StorageFailedError, match=f"/{failing}: "):
         files.copy_file(tmp_path / "from", tmp_path / "to")
+
+
+def test_a_read_that_fails_in_the_middle_is_told_of_the_file_that_was_read(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailedError, match="failed at /proc/self/mem: Input/output error"):
+        files.copy_file(Path("/proc/self/mem"), tmp_path / "to")  # opens, but its first page gives EIO
