@@ -61,13 +61,13 @@ def main(settings: DataSettings, *, retry: Retry | None = None, chunk: int = tex
             make_job_folder(settings.layout)
             sources.check(settings)
             with one_at_a_time(settings.layout, progress):
-                if is_published(settings):
-                    log.info("the data %s is there already: nothing to do", settings.data_digest)
+                published = is_published(settings)
+                with storage(settings.layout.data_failed):
                     settings.layout.data_failed.unlink(missing_ok=True)
+                if published:
+                    log.info("the data %s is there already: nothing to do", settings.data_digest)
                     remove_leftovers(settings.layout)
                     return 0
-                with contextlib.suppress(FileNotFoundError), storage(settings.layout.data_failed):
-                    settings.layout.data_failed.unlink()
                 remove(settings.layout.data_tmp(settings.data_digest))
                 remove_leftovers(settings.layout)
                 _prepare(settings, progress, retry or Retry(), chunk)

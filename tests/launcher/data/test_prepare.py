@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import hashlib
 import lzma
@@ -10,8 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
+from launcher import files
 from launcher.data import fields, prepare, publish, writers
-from launcher.errors import StorageError
+from launcher.errors import StorageError, StorageFailedError
+from tests.launcher.core.faulty import faulty
 from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 
@@ -86,6 +89,28 @@ def test_more_than_one_batch_for_the_writers_changes_nothing(
     assert pod.prepare(chunk=512, SHA256=before["sha256"]) == before
     (pod.job / "manifest.json").unlink()
     assert pod.prepare(chunk=512) == before
+
+
+def test_a_manifest_that_cannot_be_read_makes_no_data_again(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    pod.prepare()
+    before = (pod.job / "0" / "data").stat().st_ino
+    monkeypatch.setattr(files, "WAITS", (0.0,))
+    for call, path in (("open", "*/manifest.json"), ("stat", "*/0/data/train.txt")):
+        with faulty(call, path, errno.ESTALE, times=1):
+            pod.prepare()
+        with faulty(call, path, errno.ESTALE), pytest.raises(StorageFailedError):
+            prepare.main(pod.settings())
+        assert (pod.job / "0" / "data").stat().st_ino == before
+
+
+def test_a_manifest_that_is_no_json_is_made_again_with_the_data(pod: Pod) -> None:
+    pod.source(LINES)
+    before = pod.prepare()
+    (pod.job / "manifest.json").write_text("{")
+    assert pod.prepare() == before
 
 
 def test_a_last_line_without_newline_gets_one(pod: Pod) -> None:
