@@ -36,6 +36,7 @@ def namespace():
     name = f"chart-account-{uuid.uuid4().hex[:6]}"
     kubectl("create", "namespace", name)
     yield name
+    kubectl("delete", "jobs", "--all", "-n", name)
     kubectl("delete", "namespace", name, "--wait=false")
 
 

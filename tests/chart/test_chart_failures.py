@@ -46,6 +46,8 @@ def namespace():
     name = f"chart-failures-{uuid.uuid4().hex[:6]}"
     kubectl("create", "namespace", name)
     yield name
+    # A namespace ends with its pods first, and a Job that would replace one never lets it go.
+    kubectl("delete", "jobs", "--all", "-n", name)
     kubectl("delete", "namespace", name, "--wait=false")
 
 
