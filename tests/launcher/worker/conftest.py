@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +63,20 @@ def staged(tmp_path: Path) -> Callable[..., list[Path]]:
         return [stage(tmp_path / "data" / str(i), maker(rows, i + 1), maker(200, 99)) for i in range(ranks)]
 
     return make
+
+
+@pytest.fixture
+def port() -> int:
+    """Ten ports in a row that nobody listens on."""
+    while True:
+        first = random.randint(20000, 30000)  # noqa: S311
+        if not any(listens("127.0.0.1", first + i) for i in range(10)):
+            return first
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False

@@ -7,8 +7,6 @@ import csv
 import io
 import json
 import os
-import random
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,7 @@ import pytest
 from launcher.layout import Position
 from launcher.worker import outputs
 
-from .conftest import needs_paddle
+from .conftest import listens, needs_paddle
 from .loopback import PROGRAMS, Loopback
 
 pytestmark = needs_paddle
@@ -32,23 +30,6 @@ FEW = {
     "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
 }
 Staged = Callable[..., list[Path]]
-
-
-@pytest.fixture
-def port() -> int:
-    """Ten ports in a row that nobody listens on."""
-    while True:
-        first = random.randint(20000, 30000)  # noqa: S311
-        if not any(listens("127.0.0.1", first + i) for i in range(10)):
-            return first
-
-
-def listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
 
 
 def run(gang: Loopback, **watch: object) -> None:
