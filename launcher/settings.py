@@ -357,14 +357,6 @@ def _train_faults(v: Mapping[str, Any]) -> Iterator[tuple[str, object, str, str,
             "there is one rhythm of saves",
             "Leave one of them out, or set it to null",
         )
-    if v["runtime"] == "v1" and (v["save_every_batches"] or v["save_every_minutes"]):
-        yield (
-            f"training.saveEvery ({_L}SAVE_EVERY_BATCHES, {_L}SAVE_EVERY_MINUTES)",
-            v["save_every_batches"] or v["save_every_minutes"],
-            "empty with runtime v1",
-            "paddle train goes on from whole passes only",
-            "Leave it empty: training.savingPeriod counts passes",
-        )
     if f"{v['init_from']}/".startswith(f"{own}/"):
         yield (
             *(f"training.initFrom ({_L}INIT_FROM)", v["init_from"], f"outside {own}"),

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
 import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SELECTOR = "batch.kubernetes.io/job-name={job},batch.kubernetes.io/job-completion-index=0"
-POLL_SECONDS = 0.2  # how late a stop or an answer may be noticed
+POLL_SECONDS = 0.2  # how late a stop or an answer is noticed
 RETRY_SECONDS = 2.0  # between a failed request and the next one
 REQUEST_SECONDS = 15.0
+WATCH_SECONDS = 3600.0
 REFUSED_SECONDS = 30.0  # an API server that has just started may refuse for a while: it reads its roles first
 MESSAGE_BYTES = 1024  # of an Event: more is for the log
 
@@ -51,7 +51,9 @@ class PodApi:
             )
         self._host, self._port, self._namespace, self._account = host, int(port), namespace, account
         self._socket: socket.socket | None = None
+        self._closed = False
 
+    @contextlib.contextmanager
     def _ask(
         self,
         method: str,
@@ -59,47 +61,62 @@ class PodApi:
         query: Mapping[str, str],
         body: object = None,
         seconds: float = REQUEST_SECONDS,
-    ) -> http.client.HTTPResponse:
+    ) -> Iterator[http.client.HTTPResponse]:
         import http.client
         import ssl
 
+        # The kubelet renews the token's file: read it for every request.
+        token = (self._account / "token").read_text().strip()
         context = ssl.create_default_context(cafile=str(self._account / "ca.crt"))
         connection = http.client.HTTPSConnection(
             self._host, self._port, timeout=REQUEST_SECONDS, context=context
         )
-        # The kubelet renews the token's file: read it for every request.
-        token = (self._account / "token").read_text().strip()
-        connection.connect()
-        self._socket = connection.sock
-        # A server that vanishes in the middle of a watch is noticed without asking it again.
-        for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)):
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._socket.settimeout(seconds)
-        connection.request(
-            method,
-            f"/api/v1/namespaces/{self._namespace}/{kind}?{urllib.parse.urlencode(query)}",
-            json.dumps(body) if body is not None else None,
-            {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Connection": "close"},
-        )
-        response = connection.getresponse()
+        with contextlib.closing(connection):
+            connection.connect()
+            self._socket = connection.sock
+            if self._closed:
+                raise OSError("closed")
+            # A server that vanishes in the middle of a watch is noticed without asking it again.
+            for option, value in (
+                (socket.TCP_KEEPIDLE, 10),
+                (socket.TCP_KEEPINTVL, 5),
+                (socket.TCP_KEEPCNT, 3),
+            ):
+                self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._socket.settimeout(seconds)
+            connection.request(
+                method,
+                f"/api/v1/namespaces/{self._namespace}/{kind}?{urllib.parse.urlencode(query)}",
+                json.dumps(body) if body is not None else None,
+                {
+                    "Authorization": f"Bearer {token}",
+                    "Content-Type": "application/json",
+                    "Connection": "close",
+                },
+            )
+            with connection.getresponse() as response:
+                self._check(response, f"{method} of {kind}")
+                yield response
+
+    def _check(self, response: http.client.HTTPResponse, doing: str) -> None:
         if response.status in (401, 403):
             raise ApiRefusedError(
-                f"the API server refuses {method} of {kind} in namespace {self._namespace} "
+                f"the API server refuses {doing} in namespace {self._namespace} "
                 f"({response.status}): {_message(response.read())}. The pods' service account needs a role: "
                 "list and watch on pods for rendezvous 'api', create on events for notify.events "
                 "(the chart makes it with serviceAccount.create)."
             )
         if response.status >= 300:
             raise OSError(f"the API server answers {response.status}: {_message(response.read())}")
-        return response
 
     def list(self, job: str) -> tuple[list[dict[str, Any]], str]:
         """(the pods of rank 0, resource version of the list)."""
-        answer = json.loads(self._ask("GET", "pods", {"labelSelector": SELECTOR.format(job=job)}).read())
+        with self._ask("GET", "pods", {"labelSelector": SELECTOR.format(job=job)}) as response:
+            answer = json.loads(response.read())
         return answer.get("items") or [], str(answer.get("metadata", {}).get("resourceVersion", ""))
 
-    def watch(self, job: str, version: str, seconds: float) -> Iterator[dict[str, Any]]:
+    def watch(self, job: str, version: str, seconds: float) -> Generator[dict[str, Any], None, None]:
         """Changes of rank 0's pods behind `version`, for at most `seconds`."""
         query = {
             "labelSelector": SELECTOR.format(job=job),
@@ -107,20 +124,22 @@ class PodApi:
             "resourceVersion": version,
             "timeoutSeconds": str(max(1, int(seconds))),
         }
-        response = self._ask("GET", "pods", query, seconds=seconds + REQUEST_SECONDS)
-        while line := response.readline():
-            yield json.loads(line)
+        with self._ask("GET", "pods", query, seconds=seconds + REQUEST_SECONDS) as response:
+            while line := response.readline():
+                yield json.loads(line)
 
     def create(self, kind: str, body: Mapping[str, Any]) -> None:
         """Makes one object. That it is there already is no error: an earlier try did it, unheard."""
         try:
-            self._ask("POST", kind, {}, body).read()
+            with self._ask("POST", kind, {}, body) as response:
+                response.read()
         except OSError as error:
             if "answers 409" not in str(error):
                 raise
 
     def close(self) -> None:
-        """Ends a request that another thread waits for."""
+        """Ends a request that another thread waits for, and lets it begin no other."""
+        self._closed = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -162,23 +181,39 @@ def why_not(pod: Mapping[str, Any]) -> str:
     return f"{name} is {status.get('phase', 'unknown')}" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
-Pods = dict[str, dict[str, Any]]
+class Rank0:
+    """Where rank 0's pod is, for as long as a launcher lives: one list and one watch, in a thread of its own.
 
-
-class _Follower(threading.Thread):
-    """Asks in a thread of its own, so that nothing that the API server does keeps a stop from being noticed.
-
-    `said` gets all of rank 0's pods whenever one changes, or the error of a request. In the good case this is
-    one request, or two when the pod does not run yet; after an error or a watch's end the list is read anew.
+    So nothing that the API server does keeps a stop from being noticed, a replaced pod is known without one
+    more request, and the last address stays known while the API server is away. After an error or a
+    watch's end the list is read anew.
     """
 
-    def __init__(self, api: PodApi, job: str, seconds: float) -> None:
-        super().__init__(name="find rank 0", daemon=True)
-        self._api, self._job, self._seconds = api, job, seconds
-        self.said: queue.SimpleQueue[Pods | Exception] = queue.SimpleQueue()
+    def __init__(self, settings: TrainSettings, api: PodApi) -> None:
+        self._api, self._job = api, settings.k8s_job
+        self._pods: dict[str, dict[str, Any]] = {}
+        self._known = self._trouble = ""
+        self._refused: tuple[float, ApiRefusedError] | None = None
         self._end = threading.Event()
+        threading.Thread(target=self._run, name="find rank 0", daemon=True).start()
 
-    def run(self) -> None:
+    def address(self) -> str:
+        """The newest IPv4 address of rank 0, at once.
+
+        Raises OSError with what its pod waits for, and `ApiRefusedError` when rights are missing for good.
+        """
+        if self._known:
+            return self._known
+        if self._refused is not None and time.monotonic() - self._refused[0] >= REFUSED_SECONDS:
+            raise self._refused[1]
+        raise OSError(f"the pod of rank 0 of Job {self._job} does not run: {self._state()}{self._trouble}")
+
+    def close(self) -> None:
+        """Ends the request under way, without waiting for it."""
+        self._end.set()
+        self._api.close()
+
+    def _run(self) -> None:
         import http.client
 
         failures = 0
@@ -187,30 +222,47 @@ class _Follower(threading.Thread):
                 self._follow()
                 failures = 0
             except (OSError, ValueError, http.client.HTTPException, ApiRefusedError) as error:
-                self.said.put(error)
                 failures += 1
+                if not self._end.is_set():
+                    log.warning("cannot look for rank 0's pod: %s", error)
+                self._trouble = f"; the API server: {error}"
+                if not isinstance(error, ApiRefusedError):
+                    self._refused = None
+                else:
+                    self._refused = self._refused[0] if self._refused else time.monotonic(), error
             self._end.wait(RETRY_SECONDS * min(max(1, failures), 8))
 
     def _follow(self) -> None:
         listed, version = self._api.list(self._job)
-        pods = {pod["metadata"]["uid"]: pod for pod in listed}
-        self.said.put(dict(pods))
-        if any(address(pod) for pod in listed) or self._end.is_set():
-            return
-        for event in self._api.watch(self._job, version, self._seconds):
-            pod = event.get("object") or {}
-            uid = (pod.get("metadata") or {}).get("uid")
-            if event.get("type") == "ERROR" or uid is None:
-                return
-            pods.pop(uid, None)
-            if event.get("type") != "DELETED":
-                pods[uid] = pod
-            self.said.put(dict(pods))
+        self._refused, self._trouble = None, ""
+        self._note({pod["metadata"]["uid"]: pod for pod in listed})
+        with contextlib.closing(self._api.watch(self._job, version, WATCH_SECONDS)) as events:
+            for event in events:
+                pod = event.get("object") or {}
+                uid = (pod.get("metadata") or {}).get("uid")
+                if event.get("type") == "ERROR" or uid is None:
+                    return
+                pods = {key: value for key, value in self._pods.items() if key != uid}
+                self._note(pods if event.get("type") == "DELETED" else {**pods, uid: pod})
 
-    def end(self) -> None:
-        """Ends the request under way, without waiting for it."""
-        self._end.set()
-        self._api.close()
+    def _note(self, pods: dict[str, dict[str, Any]]) -> None:
+        before, self._pods = self._state(), pods
+        running = sorted(filter(address, pods.values()), key=_made)
+        self._known = str(address(running[-1])) if running else ""
+        if self._state() != before:
+            log.info("rank 0: %s", self._state())
+
+    def _state(self) -> str:
+        if not self._pods:
+            return "no such pod is made yet (a quota, a back-off after failures, or the Job is suspended)"
+        return "; ".join(
+            f"{pod['metadata'].get('name', '?')} runs at {address(pod)}" if address(pod) else why_not(pod)
+            for pod in sorted(self._pods.values(), key=_made)
+        )
+
+
+def _made(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"].get("creationTimestamp", ""))
 
 
 def find_rank_0(
@@ -219,54 +271,24 @@ def find_rank_0(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """The IPv4 address of rank 0's pod: of those that run and are to stay, the newest.
+    """The IPv4 address of rank 0's pod, waited for once: of the pods that run and are to stay, the newest.
 
     `pause(seconds)` is called a few times a second and may raise, which ends the wait. Raises `DeadlineError`
     with what rank 0's pod waits for, and `ApiRefusedError` when rights are missing.
     """
-    deadline, refused, trouble = clock() + settings.rendezvous_seconds, None, ""
-    pods: Pods = {}
-    follower = _Follower(api, settings.k8s_job, settings.rendezvous_seconds)
-    follower.start()
+    deadline = clock() + settings.rendezvous_seconds
+    rank_0 = Rank0(settings, api)
     try:
         while True:
-            while not follower.said.empty():
-                said = follower.said.get()
-                if isinstance(said, dict):
-                    pods, refused, trouble = said, None, ""
-                    log.info("rank 0: %s", _state(pods))
-                else:
-                    trouble = f"; the API server: {said}"
-                    log.warning("cannot look for rank 0's pod: %s", said)
-                    if not isinstance(said, ApiRefusedError):
-                        refused = None
-                    elif refused is None:
-                        refused = clock()
-                    elif clock() - refused >= REFUSED_SECONDS:
-                        raise said
-            if running := sorted(filter(address, pods.values()), key=_made):
-                return str(address(running[-1]))
-            if clock() >= deadline:
-                raise DeadlineError(
-                    f"after {settings.rendezvous_seconds} s (rendezvousSeconds) the pod of rank 0 of Job "
-                    f"{settings.k8s_job} does not run: {_state(pods)}{trouble}"
-                )
+            try:
+                return rank_0.address()
+            except OSError as error:
+                if clock() >= deadline:
+                    after = f"after {settings.rendezvous_seconds} s (rendezvousSeconds)"
+                    raise DeadlineError(f"{after} {error}") from None
             pause(POLL_SECONDS)
     finally:
-        follower.end()
-
-
-def _made(pod: Mapping[str, Any]) -> str:
-    return str(pod["metadata"].get("creationTimestamp", ""))
-
-
-def _state(pods: Pods) -> str:
-    if not pods:
-        return "no such pod is made yet (a quota, a back-off after failures, or the Job is suspended)"
-    return "; ".join(
-        f"{pod['metadata'].get('name', '?')} runs at {address(pod)}" if address(pod) else why_not(pod)
-        for pod in sorted(pods.values(), key=_made)
-    )
+        rank_0.close()
 
 
 def post_event(

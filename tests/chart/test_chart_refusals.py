@@ -125,6 +125,10 @@ BAD = [
         )
     ),
     (
+        {"training": {"initFrom": "other/output"}, "runtime": "v1"},
+        *("training.initFrom", '"other/output"', "empty with runtime v1", "runtime to fleet"),
+    ),
+    (
         {"training": {"initFrom": "paddle-job/output"}},
         *("training.initFrom", '"paddle-job/output"', "outside paddle-job/output", "paddle-job/runs"),
     ),

@@ -82,6 +82,9 @@ line for each fault: key, value, limit, reason, mend.
 {{- if lt (int64 .Values.training.stallSeconds) 10 -}}
 {{- include "paddle-training.fault" (list "training.stallSeconds" (int64 .Values.training.stallSeconds) "at least 10" "a slow batch is no hang, and the look for hangs cannot be turned off: a run that never advances would hold its machines until its deadline" "Set it to some times the slowest batch's seconds") -}}
 {{- end -}}
+{{- if and (eq .Values.runtime "v1") .Values.training.initFrom -}}
+{{- include "paddle-training.fault" (list "training.initFrom" .Values.training.initFrom "empty with runtime v1" "the old binary begins with its own parameters" "Leave it empty, or set runtime to fleet") -}}
+{{- end -}}
 {{- with .Values.training.initFrom -}}
 {{- $limit := "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, or empty" -}}
 {{- $own := printf "%s/output" $.Values.jobName -}}

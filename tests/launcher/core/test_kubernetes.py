@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from launcher.errors import DeadlineError, SettingsError, StoppedError
 from launcher.gang import kubernetes
-from launcher.gang.kubernetes import ApiRefusedError, PodApi, find_rank_0, post_event
+from launcher.gang.kubernetes import ApiRefusedError, PodApi, Rank0, find_rank_0, post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 
@@ -163,18 +163,33 @@ class Clock:
         return self.now
 
 
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def known(rank_0: Rank0) -> str:
+    try:
+        return rank_0.address()
+    except OSError:
+        return ""
+
+
 def settings(**env: str) -> TrainSettings:
     return TrainSettings.from_environ(environ(PADDLE_LAUNCHER_RENDEZVOUS="api", **env))
 
 
-def test_a_running_pod_of_rank_0_is_found_by_one_request(server: Server) -> None:
+def test_a_pod_of_rank_0_that_runs_is_found_by_its_job_and_index(server: Server) -> None:
     server.pods = [pod("a", "10.0.0.10")]
+    server.hangs.set()
     assert find_rank_0(settings(), server.api()) == "10.0.0.10"
-    assert [query["labelSelector"] for query in server.queries] == [
+    assert server.queries[0]["labelSelector"] == (
         "batch.kubernetes.io/job-name=quick-start-0a1b2c3d,batch.kubernetes.io/job-completion-index=0"
-    ]
+    )
     assert server.queries[0]["path"] == "/api/v1/namespaces/paddle/pods"
-    assert server.tokens == ["Bearer token-1"]
+    assert set(server.tokens) == {"Bearer token-1"}
 
 
 def test_a_pod_that_does_not_run_yet_is_waited_for_by_one_watch(server: Server) -> None:
@@ -218,6 +233,39 @@ def test_a_pod_that_was_deleted_while_it_was_watched_is_not_taken(server: Server
         find_rank_0(settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock)
 
 
+def test_a_replaced_rank_0_is_known_without_another_request_and_stays_known_while_the_api_server_is_away(
+    server: Server,
+) -> None:
+    """A launcher wants the address at each try to connect: a thousand of them must not ask the API server."""
+    server.pods = [pod("old", "10.0.0.2", made="1")]
+    server.changes = [
+        {"type": "MODIFIED", "object": pod("old", "10.0.0.2", deleting=True, made="1")},
+        {"type": "ADDED", "object": pod("new", None, phase="Pending", made="2")},
+        {"type": "MODIFIED", "object": pod("new", "10.0.0.3", made="2")},
+    ]
+    server.hangs.set()
+    rank_0 = Rank0(settings(), server.api())
+    until(lambda: known(rank_0) == "10.0.0.3")
+    assert ["watch" in query for query in server.queries] == [False, True]
+    server.answers = [500] * 1000
+    server.closing.set()
+    until(lambda: len(server.queries) > 4)
+    assert rank_0.address() == "10.0.0.3"
+    rank_0.close()
+
+
+def test_an_address_that_is_not_known_yet_is_an_error_at_once_that_says_why(server: Server) -> None:
+    server.pods = [pod("a", None, phase="Pending")]
+    server.hangs.set()
+    rank_0 = Rank0(settings(), server.api())
+    until(server.asked.is_set)
+    with pytest.raises(
+        OSError, match="the pod of rank 0 of Job quick-start-0a1b2c3d does not run: a is Pending"
+    ):
+        rank_0.address()
+    rank_0.close()
+
+
 def test_a_watch_that_ends_early_is_followed_by_another_list(server: Server) -> None:
     server.pods = [pod("a", None, phase="Pending")]
     server.changes = [{"type": "ERROR", "object": {"code": 410}}]
@@ -241,10 +289,16 @@ def test_a_stop_is_noticed_while_the_api_server_says_nothing(server: Server) -> 
 
     with pytest.raises(StoppedError):
         find_rank_0(settings(), server.api(), pause)
-    deadline = time.monotonic() + 10
-    while any(thread.name == "find rank 0" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "the request under way was left behind"
-        time.sleep(0.01)
+    until(lambda: not any(thread.name == "find rank 0" for thread in threading.enumerate()))
+
+
+def test_after_its_close_no_request_begins(server: Server) -> None:
+    """The list's answer may come just then, and the watch behind it would last for an hour."""
+    api = server.api()
+    api.close()
+    with pytest.raises(OSError, match="closed"):
+        api.list("quick-start-0a1b2c3d")
+    assert server.queries == []
 
 
 def test_at_the_deadline_the_message_says_what_rank_0_waits_for(server: Server) -> None:
@@ -275,12 +329,14 @@ def test_an_api_server_that_has_just_started_may_fail_and_refuse_for_a_while(ser
     assert server.answers == []
 
 
-def test_a_refusal_that_stays_names_the_role_that_is_needed(server: Server) -> None:
+def test_a_refusal_that_stays_names_the_role_that_is_needed(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubernetes, "REFUSED_SECONDS", 0.2)
     server.answers = [403] * 1000
-    clock = Clock()
     with pytest.raises(ApiRefusedError, match=r"403.*pods is forbidden.*list and watch on pods"):
-        find_rank_0(settings(), server.api(), clock.pause, clock)
-    assert clock.now < 900
+        find_rank_0(settings(), server.api())
+    assert len(server.queries) > 1
 
 
 def test_a_server_with_another_certificate_is_not_believed(server: Server, tmp_path: Path) -> None:

@@ -109,16 +109,10 @@ def test_a_wrong_value_is_one_line_with_key_value_limit_reason_and_mend(
     assert caught.value.exit_code == 64
 
 
-@pytest.mark.parametrize(
-    ("runtime", "minutes", "says"),
-    [("fleet", "1.5", "batches or minutes, not both"), ("v1", "0", "with runtime v1")],
-)
-def test_a_rhythm_of_saves_is_batches_or_minutes_and_none_with_the_old_binary(
-    runtime: str, minutes: str, says: str
-) -> None:
-    given = {"PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "5", "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": minutes}
-    with pytest.raises(SettingsError, match=says) as caught:
-        TrainSettings.from_environ(environ(PADDLE_LAUNCHER_RUNTIME=runtime, **given))
+def test_a_rhythm_of_saves_is_batches_or_minutes() -> None:
+    given = {"PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "5", "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "1.5"}
+    with pytest.raises(SettingsError, match="batches or minutes, not both") as caught:
+        TrainSettings.from_environ(environ(**given))
     assert FORM.fullmatch(str(caught.value))
 
 
