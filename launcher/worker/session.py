@@ -30,6 +30,9 @@ from launcher.worker.settings import WorkerSettings
 
 MEET_SECONDS = 600  # all trainers have met, and all servers listen; the launchers' rendezvous is over by then
 SPEAK_SECONDS = 3600  # the longest that one trainer may take between two barriers (a large save)
+LOOK_SECONDS = 0.2  # between two looks whether geo's exchange is over: four times what it waits for more
+LOOKS = 15
+QUIET = 1e-3  # of the sum of all values: what still moves then is the exchange's own rounding
 CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
@@ -284,10 +287,27 @@ class Trainer(Session):
             if last:
                 self.runtime._communicator.stop()
             self.barrier()
+            if not last:
+                self._await_exchange()
             return
         self.runtime._worker.client_flush()
         self.barrier()
         self.pull_dense()
+
+    def _await_exchange(self) -> None:
+        """geo: returns when no rank's parameters change any more, so that each has the steps of all.
+
+        Paddle's thread sends what it has once it found nothing new for 50 ms, and was seen to be done after
+        0.3 s. It goes by no signal, so this looks, and goes on after LOOKS in any case.
+        """
+        before = np.full(self.settings.trainers, np.inf)
+        for _ in range(LOOKS):  # a number, and no deadline: the ranks must look equally often
+            time.sleep(LOOK_SECONDS)
+            values = [*self.parameters().values(), *self.tables().values()]
+            now = self.gather([float(sum(np.abs(v).sum(dtype=np.float64) for v in values))])[:, 0]
+            if np.allclose(now, before, rtol=QUIET):
+                return
+            before = now
 
     def optimizer_state(self) -> dict[str, NDArray[Any]]:
         """geo: this trainer's own optimizer state (elsewhere the servers keep it), by name."""
