@@ -31,8 +31,8 @@ from launcher.worker.books import Log
 from launcher.worker.checkpoint import PARAMETERS, TABLES, Save
 from launcher.worker.initial import Initial
 from launcher.worker.network import Table
-from launcher.worker.session import Trainer
 from launcher.worker.settings import WorkerSettings
+from launcher.worker.trainer import Trainer
 
 LOADS = 2  # tries: a save is refused for ever only when the servers fail twice to read what is there
 Rows = dict[int, NDArray[np.float32]]

@@ -14,8 +14,8 @@ from launcher.worker.books import Log, Progress, add_metrics
 from launcher.worker.keeping import Keeper, Sums
 from launcher.worker.program import Program
 from launcher.worker.schedule import Schedule
-from launcher.worker.session import Trainer
 from launcher.worker.settings import WorkerSettings
+from launcher.worker.trainer import Trainer
 
 
 class Loop:

@@ -18,7 +18,7 @@ TURNS = """
 import json, sys
 from types import SimpleNamespace
 from paddle.distributed.communicator import Communicator
-from launcher.worker.session import Trainer
+from launcher.worker.trainer import Trainer
 order = []
 Communicator.init_params = lambda self, context: order.append("parameters")
 settings = SimpleNamespace(rank=int(sys.argv[1]))
