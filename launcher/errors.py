@@ -14,8 +14,8 @@ LauncherError                 70  anything below; `exit_code` is what the proces
 ├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
 └── StoppedError             143  told to stop (SIGTERM, SIGINT)
 
-64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them. 69 and 143 fail nothing, and 71
-brings another pod (docs/adr/0004-the-gang-restarts-in-place.md).
+64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them. 69 and 143 fail nothing, and
+71 brings another pod (docs/adr/0004-the-gang-restarts-in-place.md).
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class ProcessError(GangError):
 
     `returncode`: the child's, negative for a signal; None while it still runs. A final code of a child
     becomes the error's own, so that a row which a program cannot parse ends the Job as wrong data.
+    `process`: its name, as people are shown it.
     """
 
-    def __init__(self, message: str, returncode: int | None = None) -> None:
+    def __init__(self, message: str, returncode: int | None = None, process: str = "") -> None:
         super().__init__(message)
-        self.returncode = returncode
+        self.returncode, self.process = returncode, process
         if returncode in FINAL_OF_CHILDREN:
             self.exit_code = returncode
 

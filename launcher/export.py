@@ -24,10 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from launcher import files, s3
+from launcher import files, runtimes, s3
 from launcher.errors import ExportError, LauncherError, StoppedError
 from launcher.gang.log import begin, log
-from launcher.gang.output import newest_done_pass
 from launcher.layout import Output
 from launcher.retry import Retry
 from launcher.settings import TrainSettings
@@ -145,9 +144,9 @@ class Export:
         """Name below the output folder, bytes and sha256 of each file."""
         root = self._output.root
         model = self._output.model
-        newest = newest_done_pass(root)
-        if not model.is_dir() and newest is not None:
-            model = self._output.pass_dir(newest)
+        newest = None if model.is_dir() else runtimes.load(self._settings.runtime).newest_save(root)
+        if newest is not None:
+            model = self._output.save(newest)
         found = files.folder_files(model) if model.is_dir() else []
         if not found:
             raise ExportError(f"there is nothing to export: {self._output.model} has no files")
@@ -190,13 +189,14 @@ def _model(entries: Any) -> list[Any]:
 
 def main(arguments: list[str]) -> int:
     """Does what the one argument asks for; the exit code is 0 when that was done."""
-    begin("export")
+    settings = TrainSettings.from_environ()
+    begin("export", settings.log_format)
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, _stop)
     request = Request(**json.loads(arguments[0]))
     try:
         export = Export(
-            TrainSettings.from_environ(),
+            settings,
             request.output_id,
             Retry(request.tries, request.base, doing="written", error=ExportError, mend=_REACH),
         )

@@ -51,7 +51,11 @@ class Position:
 
     def __str__(self) -> str:
         """As people count, from 1: `the end of pass 3`, `pass 4, batch 500`."""
-        return f"pass {self.passes + 1}, batch {self.batches}" if self.batches else f"the end of pass {self.passes}"
+        return (
+            f"pass {self.passes + 1}, batch {self.batches}"
+            if self.batches
+            else f"the end of pass {self.passes}"
+        )
 
 
 def position(name: str) -> Position | None:

@@ -54,7 +54,7 @@ def main(settings: DataSettings, *, retry: Retry | None = None, chunk: int = tex
     the Job may well start again). `retry` and `chunk` (bytes read at once) are for tests; the result depends
     on neither.
     """
-    begin("prepare")
+    begin("prepare", settings.log_format)
     progress = Progress(settings.deadline_seconds)
     try:
         with _signals():

@@ -1,45 +1,58 @@
 """`train`: one rank's launcher from its start to its exit code.
 
-    find the peers' names → channel → stage → (rank 0: lock, adopt an output) → plan → pservers → go →
-    trainer → finish → (rank 0: picture, export) → end
+    server → (rank 0: the lease on the output; others: the link to rank 0) → data → stage → (rank 0: adopt an
+    output) → do what the order says, until it says that the run is over
 
-The channel to rank 0 opens first, so that whatever goes wrong later on any rank ends all of them.
+Threads only note what happens and wake the main thread, which alone decides and acts. One more, the guard,
+kills the children when the main thread can no longer do it in time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from queue import Empty
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
 
 from launcher import files, runtimes
-from launcher.errors import DeadlineError, GangError, LauncherError, PeerError, StoppedError
-from launcher.gang.books import Books
-from launcher.gang.children import reap_orphans
+from launcher.errors import (
+    EXIT_GANG,
+    EXIT_UNFIT,
+    DeadlineError,
+    LauncherError,
+    StoppedError,
+    TwinError,
+    UnfitError,
+)
+from launcher.gang import children
+from launcher.gang.control import Link, Server
+from launcher.gang.crew import Crew, progress_of
 from launcher.gang.ending import write_termination_message
-from launcher.gang.events import Event, Events
-from launcher.gang.exporting import Exporter
-from launcher.gang.lock import Holder, LockLostError, RunLock, holder_text
+from launcher.gang.lead import Leader
+from launcher.gang.lock import token_at
 from launcher.gang.log import begin, log
+from launcher.gang.machine import FINAL, Failure, Follower, Order, State
 from launcher.gang.manifest import await_manifest
-from launcher.gang.members import Member
 from launcher.gang.network import Network, advertised
-from launcher.gang.output import adopt, fingerprint, move_logs
-from launcher.gang.peers import Ending, Hub, Spoke
-from launcher.gang.rendezvous import await_names, check_fingerprints, gather, peer_names
+from launcher.gang.output import fingerprint, make_room
 from launcher.gang.stage import Staged, find_program, stage
-from launcher.gang.supervise import Supervisor
+from launcher.gang.status import metrics
 from launcher.gang.timings import Timings
-from launcher.gang.wire import HubWire, SpokeWire
 from launcher.layout import Output
 from launcher.runtimes.base import Gang, Runtime
 from launcher.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from launcher.gang.kubernetes import Rank0
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+RUN_ENDS = (*FINAL, EXIT_GANG)
+"""Exit codes with which rank 0 ends the whole run; with any other one it only leaves."""
 
 
 def train(settings: TrainSettings) -> int:
@@ -47,80 +60,280 @@ def train(settings: TrainSettings) -> int:
     return Agent(settings, runtimes.load(settings.runtime), Network(), Timings()).run()
 
 
+class EndedError(LauncherError):
+    """The run is over: what rank 0 told, or left in run.json."""
+
+    def __init__(self, cause: str, code: int) -> None:
+        super().__init__(cause)
+        self.exit_code = code
+
+
 class Agent:
     """One rank's launcher."""
 
     def __init__(self, settings: TrainSettings, runtime: Runtime, network: Network, timings: Timings) -> None:
         self.settings, self.runtime, self.network, self.timings = settings, runtime, network, timings
-        self.events: Events = Events()
-        self.output = Output(settings.layout.output)
         self.rank = settings.completion_index
-        self.peers: Hub | Spoke | None = None
-        self.hub: Hub | None = None
-        self.supervisor: Supervisor | None = None
-        self.lock: RunLock | None = None
-        self.books: Books | None = None
-        self.exporter: Exporter | None = None
-        self._ending = False
-        self._lock_lost = False
-        self._reaped = 0.0
+        self.incarnation = os.urandom(16).hex()
+        self.output = Output(settings.layout.output)
+        self.follower = Follower(self._start, self.rank, timings.orphan)
+        self.server: Server | None = None
+        self.leader: Leader | None = None
+        self.link: Link | None = None
+        self._address = ""
+        self._known = ""
+        """Rank 0's last address: DNS may be away for a while."""
+        self._rank_0: Rank0 | None = None
+        self._staged: Staged | None = None
+        self._print: dict[str, Any] | None = None
+        self._leaving: Failure | None = None
+        self._gone = False
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._signal: int | None = None
+        self._lease: LauncherError | None = None
+        self._round = self._reaped = self._said = time.monotonic()
+        """When the main thread last went round."""
 
     def run(self) -> int:
         """0, or the exit code of the cause, which is then logged and in the termination message."""
-        begin(f"rank {self.rank}")
+        begin(f"rank {self.rank}", self.settings.log_format)
         with self._signals():
-            at = 0.0
             try:
                 self.runtime.check(self.settings)
-                with files.storage(self.settings.layout.job):
-                    self._script()
+                self._script()
             except LauncherError as caught:
-                error, at = caught, time.monotonic()
+                error = caught
             except Exception as caught:
                 log.exception("a fault of the launcher itself")
-                error, at = GangError(f"a fault of the launcher itself: {type(caught).__name__}: {caught}"), 0
+                error = UnfitError(f"a fault of the launcher itself: {type(caught).__name__}: {caught}")
             else:
-                self._close()
+                self._leave(None)
                 log.info("done")
                 return 0
-            ending = self._end_badly(error, at or time.monotonic())
-        log.error("ends with exit code %d: %s", ending.exit_code, ending.cause)
-        write_termination_message(self.settings.termination_log, ending.cause or "")
-        return ending.exit_code
+            self._leave(error)
+        log.error("ends with exit code %d: %s", error.exit_code, error)
+        write_termination_message(self.settings.termination_log, str(error))
+        return error.exit_code
 
-    def _end_badly(self, error: LauncherError, at: float) -> Ending:
-        self._ending = True
-        log.error(
-            "%s", "stopping: another rank gave up" if isinstance(error, PeerError) else f"stopping: {error}"
+    # What the main thread does.
+
+    def _script(self) -> None:
+        s, t = self.settings, self.timings
+        self._address = advertised(self.network, s.nic)
+        pages = {"/healthz": self._healthz, "/metrics": self._metrics, "/status": self._status}
+        self.server = Server(self.network, s.peer_port, pages)
+        threading.Thread(target=self._guard, name="guard", daemon=True).start()
+        if self.rank == 0:
+            self.leader = Leader(
+                s,
+                self.runtime,
+                self.network,
+                t,
+                incarnation=self.incarnation,
+                pause=self.pause,
+                wake=self.wake,
+            )
+            self.server.hub = self.leader.hub
+            self.leader.open(self._lease_lost)
+        else:
+            self._look_whether_over("complete")
+            self.link = Link(
+                self.network,
+                s.peer_port,
+                t,
+                locate=self._locate,
+                token=lambda: token_at(self.output.lock),
+                tell=self._tell,
+                wake=self.wake,
+            )
+            self.link.start()
+        manifest = await_manifest(s, self.pause, timings=t)
+        with files.storage(s.layout.job):
+            self._staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+        self._print = fingerprint(s, self._staged.program_sha256)
+        self.follower.staged = True
+        if self.leader is not None:
+            self.leader.begin(self._print)
+        while True:
+            order = self._step()
+            if order is not None and order.do == "end" and not self.follower.running:
+                if order.cause is not None:
+                    raise EndedError(order.cause, order.code)
+                return
+            self.pause(t.poll)
+
+    def _step(self) -> Order | None:
+        now = time.monotonic()
+        if self.leader is not None:
+            order: Order | None = self.leader.step(self._state(), now)
+            heard = now
+        else:
+            assert self.link is not None  # noqa: S101 - _script() made one of both
+            order, heard = self.link.order, self.link.heard
+            self._check_link(self.link, now)
+        self.follower.step(order, heard, now)
+        if self.leader is not None:
+            order = self.leader.step(self._state(), now)
+        return order
+
+    def _check_link(self, link: Link, now: float) -> None:
+        """Raises when this rank cannot hope for rank 0 any more, or is not the pod that counts."""
+        if link.refused is not None:
+            twin, since = link.refused
+            if twin or now - since >= self.timings.twin:
+                raise TwinError(f"{link.trouble}. This pod ends; it fails nothing.")
+        silent = now - link.heard
+        if silent < self.timings.silence or now - self._said < self.timings.silence:
+            return
+        self._said = now
+        self._look_whether_over("complete", "failed")
+        log.info("waiting for rank 0, for %.0f s now: %s", silent, link.trouble)
+        if silent >= self.settings.rendezvous_seconds:
+            raise DeadlineError(
+                f"rank 0 was not there for {silent:.0f} s (rendezvousSeconds is "
+                f"{self.settings.rendezvous_seconds}): {link.trouble}. See why its pod does not run: "
+                "`python -m launcher status`, or kubectl describe pod."
+            )
+
+    def _look_whether_over(self, *states: str) -> None:
+        """Ends this rank as run.json says, when rank 0 has ended and this rank did not hear of it.
+
+        A complete run is complete for every pod of it. A failed one only for who worked under the same lock:
+        a later start of the same run tries again.
+        """
+        try:
+            told = files.read_json(self.output.run_json) or {}
+        except files.UnreadableError:  # rank 0 judges it
+            return
+        state = told.get("state")
+        if told.get("runId") != self.settings.run_id or state not in states:
+            return
+        if state == "complete" and self.runtime.complete(self.output.root, self.settings.passes):
+            raise EndedError("the run is complete", 0)
+        if state == "failed" and self.link is not None and self.link.token == told.get("holder"):
+            raise EndedError(str(told.get("cause")), int(told.get("exitCode") or EXIT_GANG))
+
+    def _start(self, order: Order) -> Crew:
+        """This rank's children of one attempt."""
+        assert self._staged is not None  # noqa: S101 - the follower starts nothing before
+        if self.leader is not None:
+            self.leader.lock.check()
+        make_room(self.output, self.rank, order.attempt)
+        gang = Gang(
+            rank=self.rank,
+            trainers=self.settings.trainers,
+            hosts=order.addresses,
+            settings=self.settings,
+            data_dir=self._staged.data_dir,
+            program_dir=self._staged.program_dir,
+            output_dir=self.output.root,
+            work_dir=self.settings.work_dir,
+            attempt=order.attempt,
+            resume=order.resume,
         )
-        if self.peers is not None:
-            self.peers.halt(error, at)
-        if self.supervisor is not None:
-            self.supervisor.stop()
-        ending = Ending(str(error), error.exit_code)
-        if self.peers is not None:
-            ending = self.peers.agree(error, self._take)
-        if self.books is not None and not self._lock_lost:
-            try:
-                stopped = ending.exit_code == StoppedError.exit_code
-                self.books.close("failed", f"stopped: {ending.cause}" if stopped else ending.cause)
-            except (LauncherError, OSError) as failed:
-                log.warning("cannot write how the run ended: %s", failed)
-        self._close()
-        return ending
+        return Crew(self.runtime, gang, network=self.network, timings=self.timings, wake=self.wake)
 
-    def _close(self) -> None:
-        if self.lock is not None:
-            self.lock.release()
-        if self.peers is not None:
-            self.peers.close()
+    def _state(self) -> State:
+        s = self.settings
+        phase, attempt, failure = self.follower.told
+        return State(
+            self.rank,
+            self.incarnation,
+            "leaving" if self._gone else phase,
+            attempt,
+            self._leaving or failure,
+            self._address,
+            s.pod_name,
+            s.node_name,
+            self._print,
+            progress_of(s) if attempt >= 0 else {},
+        )
+
+    def pause(self, seconds: float) -> None:
+        """Goes round: waits for so long or until something happens. Raises when this launcher is to end."""
+        now = self._round = time.monotonic()
+        if now - self._reaped > 1:
+            self._reaped = now
+            children.reap_orphans(children.watched())
+        if self._lease is not None:
+            raise self._lease
+        if self._signal is not None and self._leaving is None:
+            raise StoppedError(f"told to stop ({signal.Signals(self._signal).name})")
+        with contextlib.suppress(Empty):
+            if seconds > 0:
+                self._wakes.get(timeout=seconds)
+            while True:
+                self._wakes.get_nowait()
+
+    def _leave(self, error: LauncherError | None) -> None:
+        """The way out: children first, then the others are told, then the books and the lock."""
+        told = error if not isinstance(error, EndedError) else None
+        if told is not None:
+            log.error("stopping: %s", told)
+            self._leaving = Failure.of(told, time.monotonic(), self.rank)
+            if self.leader is not None:
+                self._tell_others(told)
+        self._await_children()
+        self._gone = True
+        if self.leader is not None:
+            self._leave_as_leader(self.leader, told)
+        elif self.link is not None:
+            self.link.close(self.timings.copies)
+        if self.follower.crew is not None and isinstance(self.follower.crew, Crew):
+            self.follower.crew.join(self.timings.copies)
+        if self._rank_0 is not None:
+            self._rank_0.close()
+        if self.server is not None:
+            self.server.close()
+
+    def _tell_others(self, error: LauncherError) -> None:
+        assert self.leader is not None  # noqa: S101 - only called on rank 0
+        if error.exit_code in RUN_ENDS:
+            self.leader.end(error)
+        else:
+            self.leader.leave(error)
+
+    def _await_children(self) -> None:
+        deadline = time.monotonic() + self.timings.stop + 5
+        while True:
+            now = self._round = time.monotonic()
+            self.follower.step(None, now, now)
+            if not self.follower.running or now >= deadline:
+                children.kill_all()
+                return
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=self.timings.poll)
+
+    def _leave_as_leader(self, leader: Leader, error: LauncherError | None) -> None:
+        # Who has not come yet may be on its way: it should hear the cause, not wait for a hub that is gone.
+        patience, deadline = self._round + self.timings.tell, self._round + self.timings.farewell
+        while True:
+            now = self._round = time.monotonic()
+            if leader.hub.everybody_knows(now, absent=now >= patience) and (
+                leader.settled(now) or leader.lost is not None
+            ):
+                break
+            if now >= deadline:
+                break
+            time.sleep(0.05)
+        if error is None:
+            leader.close(None, None)
+        else:
+            leader.close("stopped" if error.exit_code not in RUN_ENDS else "failed", error)
+
+    # What other threads do.
+
+    def wake(self) -> None:
+        """Has the main thread go round now."""
+        self._wakes.put(None)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and its like only put an event; the main thread acts on it."""
+        """SIGTERM and its like only leave a note; the main thread acts on it."""
 
         def stop(signum: int, _frame: object) -> None:
-            self.events.put(Event("stop", body={"signum": signum}))
+            self._signal = signum
+            self._wakes.put(None)  # a SimpleQueue may be used in a signal handler
 
         before = {signum: signal.signal(signum, stop) for signum in _SIGNALS}
         try:
@@ -129,270 +342,68 @@ class Agent:
             for signum, handler in before.items():
                 signal.signal(signum, handler)
 
-    def pause(self, seconds: float) -> None:
-        """Handles events for so long. Raises when the gang is over."""
-        deadline = time.monotonic() + seconds
+    def _lease_lost(self, error: LauncherError) -> None:
+        """From the lock's thread: nothing may be written any more, whatever the main thread is doing."""
+        self._lease = error
+        children.kill_all()
+        if self.leader is not None:
+            self.leader.leave(error)
+        self.wake()
+
+    def _guard(self) -> None:
+        """Touches no storage. Children never outlive the contact to rank 0, nor a main thread that is
+        stuck."""
+        t = self.timings
         while True:
-            self._take(max(0.0, deadline - time.monotonic()))
-            if time.monotonic() >= deadline and self.events.empty():
-                return
+            time.sleep(0.5)
+            now = time.monotonic()
+            stuck = now - self._round
+            if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
+                children.kill_all()
+            if stuck >= t.stuck or (self._lease is not None and stuck >= t.stop):
+                children.kill_all()
+            if stuck >= 2 * t.stuck:
+                text = f"the launcher was stuck for {stuck:.0f} s, most likely in a volume that hangs"
+                write_termination_message(self.settings.termination_log, text)
+                os._exit(EXIT_UNFIT)
 
-    def _take(self, seconds: float) -> None:
-        """Handles at most one event; while ending, what comes is noted and raises nothing."""
-        now = time.monotonic()
-        if now - self._reaped > 1:
-            self._reaped = now
-            reap_orphans(self._pids())
-        try:
-            event = self.events.get(timeout=seconds) if seconds > 0 else self.events.get_nowait()
-        except Empty:
-            return
-        try:
-            self._handle(event)
-        except LauncherError as error:
-            if not self._ending:
-                raise
-            # An own child's end, seen after another's was told, may still be the first by time.
-            if event.kind == "exit" and self.peers is not None:
-                self.peers.halt(error, event.at)
+    def _tell(self) -> State | None:
+        """For the link's thread: a launcher whose main thread is stuck says nothing."""
+        return None if time.monotonic() - self._round >= self.timings.stuck else self._state()
 
-    def _pids(self) -> set[int]:
-        """Of the children that have watchers."""
-        return {pid for each in (self.supervisor, self.exporter) if each is not None for pid in each.pids()}
-
-    def _handle(self, event: Event) -> None:
-        if event.kind == "stop":
-            if not self._ending:
-                raise StoppedError(f"told to stop ({signal.Signals(event.body['signum']).name})")
-        elif event.kind == "error":
-            raise event.body["error"]
-        elif event.kind == "exit":
-            child = event.body["child"]
-            if self.supervisor is not None and child.spec.role != "export":  # the exporter looks itself
-                self.supervisor.child_ended(child)
-        elif self.peers is not None:
-            self.peers.handle(event)
-
-    def _check(self) -> None:
-        """For long work: handles what is there, waits for nothing."""
-        while not self.events.empty():
-            self._take(0)
-
-    def _await_signal(self, name: str) -> dict[str, Any]:
-        """What rank 0 decides. It has the deadlines; its silence or loss raises here."""
-        assert self.peers is not None  # noqa: S101 - _open() made it
-        while name not in self.peers.signals:
-            self._take(self.timings.poll)
-            if self.supervisor is not None:
-                self.supervisor.check_early()
-        return self.peers.signals[name]
-
-    def _script(self) -> None:
-        names, self.rank = peer_names(self.settings, self.pause)
-        begin(f"rank {self.rank}")
-        host, address = advertised(self.network, self.settings.nic, names[self.rank])
-        self._open(names[0], host, address)
-        assert self.peers is not None  # noqa: S101 - _open() made it
-        manifest = await_manifest(self.settings, self.pause, timings=self.timings)
-        program = find_program(self.settings)
-        staged = stage(self.settings, self.rank, manifest, program, self._check)
-        print_ = fingerprint(self.settings, staged.program_sha256)
-        if self.hub is not None:
-            self._adopt(print_)
-        self.peers.report("staged", fingerprint=print_)
-        if self.hub is not None:
-            self._plan(names, print_)
-        plan = self._await_signal("plan")
-        if plan["complete"]:
-            log.info("all %d passes are done already: nothing to start", self.settings.passes)
-        else:
-            self._attempt(plan, staged)
-        self.peers.report("ended")
-        self._finish()
-
-    def _open(self, hub_name: str, host: str, address: str) -> None:
+    def _locate(self) -> str:
+        """Rank 0's address now: its pod may have been replaced."""
         s = self.settings
-        if self.rank == 0:
-            wire = HubWire(
-                self.network,
-                s.peer_port,
-                run_id=s.run_id,
-                trainers=s.trainers,
-                events=self.events,
-                timings=self.timings,
-            )
-            members = [Member(rank) for rank in range(s.trainers)]
-            own = members[0]
-            own.phase, own.host, own.address, own.pod, own.node = (
-                "staging",
-                host,
-                address,
-                s.pod_name,
-                s.node_name,
-            )
-            wire.start()
-            self.peers = self.hub = Hub(wire, members, self.timings)
-            return
-        hello = {
-            "t": "hello",
-            "run": s.run_id,
-            "rank": self.rank,
-            "host": host,
-            "address": address,
-            "pod": s.pod_name,
-            "node": s.node_name,
-        }
-        spoke = SpokeWire(
-            self.network,
-            hub_name,
-            s.peer_port,
-            hello=hello,
-            events=self.events,
-            timings=self.timings,
-            seconds=s.rendezvous_seconds,
-            beat=lambda: {"t": "beat", "progress": self._progress()},
-        )
-        self.peers = Spoke(spoke, self.rank, self.timings)
-        spoke.start()
+        if s.rendezvous == "api":
+            if self._rank_0 is None:
+                from launcher.gang.kubernetes import PodApi, Rank0
 
-    def _progress(self) -> dict[str, Any]:
-        return files.read_json(self.settings.work.progress) or {}
+                self._rank_0 = Rank0(s, PodApi(s.environ, s.namespace))
+            return self._rank_0.address()
+        name = f"{s.k8s_job}-0.{s.service}"
+        found = [address for address in self.network.resolve(name) if ":" not in address]
+        if found:
+            self._known = found[0]
+        elif not self._known:
+            raise OSError(f"{name} does not resolve (rank 0's pod is not scheduled, or DNS does not answer)")
+        return self._known
 
-    def _adopt(self, print_: dict[str, Any]) -> None:
-        """Rank 0: takes the lock and the output that fits this fingerprint."""
-        assert self.hub is not None  # noqa: S101 - only rank 0 comes here
-        s = self.settings
-        holder = Holder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, os.urandom(8).hex())
-        lock = RunLock(self.output.lock, holder, self.timings, pause=self.pause)
-        lock.acquire()
-        self.lock = lock
-        adopted = adopt(s, print_, lock, holder)
-        lock.keep(self._lock_failed)
-        self.attempt = adopted.attempt
-        self.complete = self.runtime.complete(self.output.root, s.passes)
-        self.books = Books(
-            self.output,
-            s,
-            fingerprint=print_,
-            attempt=adopted.attempt,
-            earlier=adopted.earlier,
-            members=self.hub.members,
-            progress=self._progress,
-            timings=self.timings,
-        )
-        self.books.open(self.complete)
-        if s.export_to:
-            self.exporter = Exporter(s, self.timings, self.events, self._take)
-            if not self.complete:
-                self.exporter.reserve(self.books.output_id)
+    def _healthz(self) -> tuple[int, str, bytes]:
+        stuck = time.monotonic() - self._round
+        good = stuck < 2 * self.timings.stuck
+        return 200 if good else 503, "text/plain", f"the main thread went round {stuck:.1f} s ago\n".encode()
 
-    def _lock_failed(self, error: LauncherError) -> None:
-        """From the lock's thread."""
-        self._lock_lost = isinstance(error, LockLostError)
-        if self.books is not None:
-            self.books.abandon()
-        self.events.put(Event("error", body={"error": error}))
+    def _status_value(self) -> dict[str, Any] | None:
+        books = self.leader.books if self.leader is not None else None
+        return books.status() if books is not None else None
 
-    def _plan(self, names: list[str], print_: dict[str, Any]) -> None:
-        """Rank 0: waits for all ranks, then says how this attempt goes."""
-        assert self.hub is not None  # noqa: S101 - only rank 0 comes here
-        s = self.settings
-        gather(self.hub, names, s, self.network, timings=self.timings, pause=self._take)
-        check_fingerprints(self.hub.members, print_)
-        self.hub.plan(
-            {
-                "attempt": self.attempt,
-                "hosts": [member.host for member in self.hub.members],
-                "addresses": [member.address for member in self.hub.members],
-                "resume": self.runtime.newest_pass(self.output.root),
-                "complete": self.complete,
-            }
-        )
+    def _status(self) -> tuple[int, str, bytes]:
+        value = self._status_value()
+        body = json.dumps(value or {"error": "only rank 0 knows, once it has the output"}).encode()
+        return 200 if value else 404, "application/json", body
 
-    def _attempt(self, plan: dict[str, Any], staged: Staged) -> None:
-        assert self.peers is not None  # noqa: S101 - _open() made it
-        s = self.settings
-        gang = Gang(
-            rank=self.rank,
-            trainers=s.trainers,
-            hosts=tuple(plan["hosts"]),
-            settings=s,
-            data_dir=staged.data_dir,
-            program_dir=staged.program_dir,
-            output_dir=self.output.root,
-            work_dir=s.work_dir,
-            attempt=plan["attempt"],
-            resume_pass=plan["resume"],
-        )
-        if gang.resume_pass is not None:
-            log.info("attempt %d goes on behind pass %d", gang.attempt, gang.resume_pass)
-        self._state("starting")
-        self.peers.report("starting")
-        await_names(self.network, plan["hosts"], plan["addresses"], self.timings, self.pause)
-        self._check_lock()
-        move_logs(self.output, self.rank, gang.attempt)
-        self.supervisor = Supervisor(
-            self.runtime,
-            gang,
-            network=self.network,
-            events=self.events,
-            timings=self.timings,
-            pause=self.pause,
-        )
-        self.supervisor.start_servers()
-        self.peers.report("ready")
-        self._await_signal("go")
-        self.supervisor.start_training()
-        self._state("training")
-        self.peers.report("training")
-        while not self.supervisor.trainer_done:
-            self._take(self.timings.poll)
-            self.supervisor.check_early()
-        self.pause(0)
-        self.peers.report("done")
-        self._await_signal("finish")
-        self._state("finishing")
-        self.supervisor.finish()
-
-    def _state(self, state: str) -> None:
-        if self.books is not None:
-            self.books.state = state
-
-    def _check_lock(self) -> None:
-        """Every rank, before it writes to the output."""
-        current = files.read_json(self.output.lock)
-        if current is None or current.get("runId") != self.settings.run_id:
-            raise LockLostError(
-                f"{self.output.lock} is not this run's ({self.settings.run_id}) but that of "
-                f"{holder_text(self.output.lock)}: not writing to it"
-            )
-
-    def _finish(self) -> None:
-        """All children have ended here; rank 0 waits for the others and closes the books."""
-        if self.hub is None:
-            t = self.timings
-            deadline = time.monotonic() + t.servers_end + t.stop + 2 * t.farewell + t.curve
-            if self.settings.export_to:
-                deadline += t.export + t.stop
-            assert self.peers is not None  # noqa: S101 - _open() made it
-            while "end" not in self.peers.signals:
-                self._take(self.timings.poll)
-                if time.monotonic() >= deadline:
-                    raise DeadlineError(
-                        "rank 0 did not say that the run is over, though all trainers are done"
-                    )
-            return
-        deadline = time.monotonic() + self.timings.servers_end + self.timings.stop + self.timings.farewell
-        while not self.hub.everybody_ended():
-            self._take(self.timings.poll)
-            if time.monotonic() >= deadline:
-                late = ", ".join(m.label for m in self.hub.members if not m.reached("ended"))
-                raise DeadlineError(f"all trainers are done, but {late} did not end its pservers")
-        assert self.books is not None  # noqa: S101 - _adopt() made it
-        self.books.draw(self.timings.curve)
-        if self.exporter is not None:
-            self.books.trained()
-            self._state("exporting")
-            self.books.exported = self.exporter.copy(self.books.output_id)
-        self.books.close("complete", None)
-        self.hub.bid_farewell()
+    def _metrics(self) -> tuple[int, str, bytes]:
+        value = self._status_value()
+        if value is None or self.leader is None:
+            return 404, "text/plain", b"only rank 0 has metrics, once it has the output\n"
+        return 200, "text/plain; version=0.0.4", metrics(value, self.leader.rendezvous_seconds)

@@ -1,4 +1,5 @@
-"""What rank 0 writes about the run: status.json every 2 s, run.json at both ends, the picture at the last."""
+"""What rank 0 writes about the run: status.json every 2 s, run.json whenever the plan changes, the
+picture last."""
 
 from __future__ import annotations
 
@@ -8,14 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher import files
 from launcher.errors import LauncherError
+from launcher.gang.lock import RunLock
 from launcher.gang.log import log
-from launcher.gang.members import Member, number, status
+from launcher.gang.machine import Failure, Member, Plan
 from launcher.gang.output import write_run
+from launcher.gang.status import number, status
 from launcher.gang.timings import Timings
 from launcher.layout import Output
 from launcher.settings import TrainSettings
@@ -24,7 +27,7 @@ _DRAW = "import pathlib, sys; from launcher.report import draw_curve; draw_curve
 
 
 class Books:
-    """One run's books."""
+    """One run's books. `look()` gives the plan and the ranks as they are now, from any thread."""
 
     def __init__(
         self,
@@ -32,16 +35,13 @@ class Books:
         settings: TrainSettings,
         *,
         fingerprint: dict[str, Any],
-        attempt: int,
         earlier: dict[str, Any],
-        members: list[Member],
-        progress: Callable[[], dict[str, Any]],
+        lock: RunLock,
+        look: Callable[[], tuple[Plan, Sequence[Member]]],
         timings: Timings,
     ) -> None:
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
-        self._attempt, self._members, self._progress = attempt, members, progress
-        self._timings = timings
-        self._earlier = earlier
+        self._earlier, self._lock, self._look, self._timings = earlier, lock, look, timings
         self.output_id = str(earlier.get("outputId") or os.urandom(8).hex())
         """The output's own, as long as runs go on with it: two trainings may have the same names."""
         self.exported: dict[str, Any] | None = (
@@ -51,10 +51,11 @@ class Books:
         self._started = time.time()
         self._trained: float | None = None
         """When the last pass was whole; None before that."""
-        self.state = "rendezvous"
+        self.state: str | None = None
+        """What status.json says instead of the plan's own state."""
         self._end = threading.Event()
         self._writing = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="status.json", daemon=True)
 
     def open(self, complete: bool) -> None:
         """run.json with the fingerprint, before anything else is written; then status.json from a thread.
@@ -64,19 +65,24 @@ class Books:
         if complete:
             self._started = number(self._earlier.get("started")) or self._started
             self._trained = number(self._earlier.get("finished")) or time.time()
-        self._write_run("training")
-        self._write_status(None)
-        self._thread = threading.Thread(target=self._run, name="status.json", daemon=True)
+        self.planned()
         self._thread.start()
 
+    def planned(self) -> None:
+        """The plan changed: run.json says so before any rank is told."""
+        self._write_run("training")
+
     def _run(self) -> None:
-        while not self._end.wait(self._timings.status):
+        while not self._end.is_set():
             try:
                 self._write_status(None)
             except (LauncherError, OSError) as error:  # the next one may do better; the lock's beat decides
                 log.warning("cannot write status.json: %s", error)
+            self._end.wait(self._timings.status)
 
-    def _write_run(self, state: str, finished: float | None = None) -> None:
+    def _write_run(self, state: str, finished: float | None = None, cause: Failure | None = None) -> None:
+        plan, _ = self._look()
+        offset = time.time() - time.monotonic()
         write_run(
             self.output,
             self._settings,
@@ -86,6 +92,20 @@ class Books:
             finished=finished if self._trained is None else self._trained,
             output_id=self.output_id,
             exported=self.exported,
+            attempt=plan.attempt,
+            restarts=[
+                {"attempt": r.attempt, "cause": r.cause, "at": r.at + offset, "signature": r.signature}
+                for r in plan.restarts
+            ],
+            holder=self._lock.token,
+            plan={
+                "fruitless": plan.fruitless,
+                "crew": plan.crew,
+                "resume": (plan.resume.passes, plan.resume.batches) if plan.resume is not None else None,
+            },
+            cause=cause.text if cause is not None else None,
+            exit_code=cause.code if cause is not None else None,
+            check=self._lock.check,
         )
 
     def trained(self) -> None:
@@ -95,49 +115,65 @@ class Books:
 
     def _write_status(self, cause: str | None) -> None:
         with self._writing:
-            self._members[0].progress = self._progress() or self._members[0].progress
-            value = status(
-                self._settings,
-                self._members,
-                self.state,
-                attempt=self._attempt,
-                cause=cause,
-                updated=round(time.time(), 3),
-            )
-            files.write_json(self.output.status_json, value)
+            files.write_json(self.output.status_json, self.status(cause), self._lock.check)
+
+    def status(self, cause: str | None = None) -> dict[str, Any]:
+        """status.json as it is now."""
+        plan, members = self._look()
+        return status(
+            self._settings,
+            members,
+            plan,
+            now=time.monotonic(),
+            wall=time.time(),
+            state=self.state,
+            cause=cause,
+        )
+
+    def score(self) -> dict[str, Any] | None:
+        """The model's score, as trainer 0 left it."""
+        try:
+            return files.read_json(self.output.model / "score.json")
+        except LauncherError:  # only shown
+            return None
 
     def abandon(self) -> None:
-        """The output is another run's now: writes no more."""
+        """Writes no more: the output is another run's now, or all is said."""
         self._end.set()
 
-    def close(self, state: str, cause: str | None) -> None:
+    def close(self, state: str, cause: Failure | None) -> None:
         """The last status.json and run.json."""
         self._end.set()
-        if self._thread is not None:
+        if self._thread.is_alive():
             self._thread.join(timeout=5)
         self.state = state
-        self._write_run(state, time.time())
-        self._write_status(cause)
+        self._write_run(state, time.time(), cause)
+        self._write_status(cause.text if cause is not None else None)
 
-    def draw(self, seconds: float) -> None:
+    def draw(self, seconds: float, pause: Callable[[float], None]) -> None:
         """curve.png, from a process of its own: neither its memory nor its faults are the run's."""
         if importlib.util.find_spec("launcher.report") is None or not self.output.metrics_csv.exists():
             return
         work = self._settings.work_dir
         environ = {**self._settings.environ, "MPLCONFIGDIR": str(work / "matplotlib"), "MPLBACKEND": "Agg"}
         try:
-            done = subprocess.run(
+            drawing = subprocess.Popen(
                 [sys.executable, "-c", _DRAW, str(self.output.root)],
                 env=environ,
                 stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=seconds,
-                check=False,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except OSError as error:
             log.warning("the picture of the run was not drawn: %s", error)
             return
-        if done.returncode:
-            log.warning(
-                "the picture of the run was not drawn: %s", done.stderr.decode(errors="replace")[-500:]
-            )
+        with drawing:
+            deadline = time.monotonic() + seconds
+            try:
+                while drawing.poll() is None and time.monotonic() < deadline:
+                    pause(0.05)
+            finally:
+                drawing.kill()
+            said = drawing.stderr.read() if drawing.stderr is not None else b""
+        if drawing.returncode:
+            log.warning("the picture of the run was not drawn: %s", said.decode(errors="replace")[-500:])

@@ -9,27 +9,34 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from launcher import files
 from launcher.errors import ProcessError
-from launcher.gang.events import Event, Events
 from launcher.runtimes.base import ProcessSpec
+
+LATE_SECONDS = 60.0  # a volume that is full or hung just now gets a child's last lines for so long
+
+_alive: set[int] = set()
+"""Leaders of the process groups that live, for `kill_all`."""
 
 
 class Child:
-    """One started process."""
+    """One started process. `ended` is called from a thread when it has ended."""
 
-    def __init__(self, spec: ProcessSpec, events: Events) -> None:
-        self.spec = spec
-        self._events = events
+    def __init__(self, spec: ProcessSpec, ended: Callable[[], None]) -> None:
+        self.spec, self._ended = spec, ended
         self.returncode: int | None = None
         self.ended_at = 0.0
         self.stopped = False
         """Whether the launcher told it to end: its exit code is then no news."""
-        spec.log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with files.storage(spec.log), spec.log.open("ab") as log:
+        with files.storage(spec.log):
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+            log = spec.log.open("wb")
+        with log:
+            try:
                 self._popen = subprocess.Popen(
                     spec.argv,
                     env=dict(spec.env),
@@ -39,9 +46,12 @@ class Child:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
-            raise ProcessError(f"cannot start {spec.name} ({spec.argv[0]} in {spec.cwd}): {error}") from error
+            except OSError as error:
+                raise ProcessError(
+                    f"cannot start {spec.name} ({spec.argv[0]} in {spec.cwd}): {error.strerror or error}"
+                ) from error
         self.pid = self._popen.pid
+        _alive.add(self.pid)
         self.done = threading.Event()
         threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
 
@@ -50,35 +60,52 @@ class Child:
         # nobody else's, while what it left behind there is killed.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.ended_at = time.monotonic()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+        _kill(self.pid, signal.SIGKILL)
+        _alive.discard(self.pid)
         self.returncode = self._popen.wait()
         self.done.set()
-        self._events.put(Event("exit", body={"child": self}, at=self.ended_at))
+        self._ended()
 
     def signal(self, signum: int) -> None:
         """To the whole group, unless the leader has ended."""
         self.stopped = True
         if not self.done.is_set():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signum)
+            _kill(self.pid, signum)
 
 
-def stop(children: list[Child], seconds: float) -> None:
-    """TERM to all groups, one shared deadline, KILL, wait. Children that have ended are left alone."""
-    running = [child for child in children if not child.done.is_set()]
-    for child in running:
-        child.signal(signal.SIGTERM)
-    deadline = time.monotonic() + seconds
-    for child in running:
-        child.done.wait(max(0.0, deadline - time.monotonic()))
-    for child in running:
-        if not child.done.is_set():
-            child.signal(signal.SIGKILL)
-    for child in running:
-        child.done.wait(
-            5.0
-        )  # a process in an uninterruptible wait on the storage can only be left to the kernel
+def _kill(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_all() -> None:
+    """Kills every child's group now, from any thread: for a launcher that cannot do it in order."""
+    for group in tuple(_alive):
+        _kill(group, signal.SIGKILL)
+
+
+def watched() -> set[int]:
+    """Process ids that have watchers."""
+    return set(_alive)
+
+
+class Stop:
+    """The one way down: TERM to all groups, one shared deadline, KILL. `poll` until it is true."""
+
+    def __init__(self, children: Sequence[Child], seconds: float, now: float) -> None:
+        self._running = [child for child in children if not child.done.is_set()]
+        self._deadline: float | None = now + seconds
+        for child in self._running:
+            child.signal(signal.SIGTERM)
+
+    def poll(self, now: float) -> bool:
+        """Whether all have ended. A process in an uninterruptible wait is left to the kernel."""
+        self._running = [child for child in self._running if not child.done.is_set()]
+        if self._running and self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            for child in self._running:
+                child.signal(signal.SIGKILL)
+        return not self._running
 
 
 def reap_orphans(known: set[int]) -> None:
@@ -92,19 +119,36 @@ def reap_orphans(known: set[int]) -> None:
             os.waitpid(found.si_pid, os.WNOHANG)
 
 
-class Echo:
-    """Copies what is appended to a log file to stdout, from a thread.
+class Follow:
+    """Gives what is appended to a log file to the pod's log, to a copy and to a judge, each from a thread.
 
-    The child writes its file itself: a slow or dead launcher never blocks it.
+    The child writes its file itself, on the pod's own disk: neither a slow launcher nor a full or hung volume
+    ever blocks it. A copy that cannot be written now is written later.
     """
 
-    def __init__(self, path: Path, period: float = 0.25) -> None:
-        self._path, self._period = path, period
+    def __init__(
+        self,
+        path: Path,
+        *,
+        copy: Path | None,
+        shown: bool,
+        judge: Callable[[str], None] | None = None,
+        period: float = 0.25,
+    ) -> None:
+        self._path, self._copy, self._judge, self._period = path, copy, judge, period
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="echo", daemon=True)
-        self._thread.start()
+        self._threads = []
+        if shown or judge is not None:
+            self._threads.append(self._thread("lines", self._lines, shown))
+        if copy is not None:
+            self._threads.append(self._thread("copy", self._copied))
 
-    def _run(self) -> None:
+    def _thread(self, name: str, target: Callable[..., None], *args: object) -> threading.Thread:
+        thread = threading.Thread(target=target, args=args, name=f"{name} {self._path.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _lines(self, shown: bool) -> None:
         position = 0
         while True:
             last = self._end.wait(self._period)
@@ -118,14 +162,54 @@ class Echo:
                     )
                     if not cut:
                         break
-                    sys.stdout.buffer.write(block[:cut])
+                    if shown:
+                        sys.stdout.buffer.write(block[:cut])
+                    if self._judge is not None:
+                        self._judge(block[:cut].decode(errors="replace"))
                     position += cut
                     file.seek(position)
-                sys.stdout.buffer.flush()
+                if shown:
+                    sys.stdout.buffer.flush()
             if last:
                 return
 
-    def close(self) -> None:
-        """Copies the rest and ends."""
+    def _copied(self) -> None:
+        """The copy stays open, so that it can be renamed meanwhile: an earlier attempt's is."""
+        copy: BinaryIO | None = None
+        position, give_up = 0, float("inf")
+        while time.monotonic() < give_up:
+            last = self._end.wait(8 * self._period)
+            if last and give_up == float("inf"):
+                give_up = time.monotonic() + LATE_SECONDS
+            try:
+                with self._path.open("rb") as file:
+                    file.seek(position)
+                    while block := file.read(1 << 20):
+                        if copy is None:
+                            assert self._copy is not None  # noqa: S101 - __init__ looked
+                            self._copy.parent.mkdir(parents=True, exist_ok=True)
+                            copy = self._copy.open("r+b" if position else "wb", buffering=0)
+                        copy.seek(position)  # after a write that failed half way the place is this one
+                        position += copy.write(block) or 0
+                        file.seek(position)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    if copy is not None:
+                        copy.close()
+                copy = None
+                time.sleep(self._period)
+                continue
+            if last:
+                break
+        if copy is not None:
+            with contextlib.suppress(OSError):
+                copy.close()
+
+    def end(self) -> None:
+        """The child has ended: gives the rest and ends, from the threads."""
         self._end.set()
-        self._thread.join(timeout=5)
+
+    def join(self, seconds: float) -> None:
+        """Waits for that, for at most so long."""
+        for thread in self._threads:
+            thread.join(seconds)

@@ -1,4 +1,4 @@
-"""Rank 0's side of `training.exportTo`: starts `launcher.export` and waits, while it handles events."""
+"""Rank 0's side of `training.exportTo`: starts `launcher.export` and waits for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from launcher.export import Request, folder
 from launcher.gang import children
 from launcher.gang.children import Child
 from launcher.gang.ending import describe_exit, last_lines
-from launcher.gang.events import Events
 from launcher.gang.log import log
 from launcher.gang.timings import Timings
 from launcher.runtimes.base import ProcessSpec
@@ -25,18 +24,18 @@ PACKAGES = Path(__file__).parents[2]
 
 
 class Exporter:
-    """The export of one run. `take(seconds)` is the agent's: it handles one event, and may end the run."""
+    """The export of one run. `pause(seconds)` and `wake()` are the agent's: the former may raise to end
+    it."""
 
     def __init__(
-        self, settings: TrainSettings, timings: Timings, events: Events, take: Callable[[float], None]
+        self,
+        settings: TrainSettings,
+        timings: Timings,
+        wake: Callable[[], None],
+        pause: Callable[[float], None],
     ) -> None:
-        self._settings, self._timings, self._events, self._take = settings, timings, events, take
-        self._child: Child | None = None
+        self._settings, self._timings, self._wake, self._pause = settings, timings, wake, pause
         self.to = folder(settings)
-
-    def pids(self) -> set[int]:
-        """Of the process, while there may be one."""
-        return set() if self._child is None else {self._child.pid}
 
     def reserve(self, output_id: str) -> None:
         """Before hours of training: sees that the place can be written.
@@ -87,19 +86,22 @@ class Exporter:
             cwd=PACKAGES,
             log=log_file,
         )
-        self._child = child = Child(spec, self._events)
-        echo = children.Echo(spec.log)
+        child = Child(spec, self._wake)
+        follow = children.Follow(spec.log, copy=None, shown=True)
         deadline = time.monotonic() + seconds
         try:
             while not child.done.is_set():
-                self._take(t.poll)
+                self._pause(t.poll)
                 if time.monotonic() >= deadline:
                     raise ExportError(
                         f"it did not end within {seconds:.0f} s. See how fast S3 can be reached"
                     )
         finally:
-            children.stop([child], t.stop)
-            echo.close()
+            stop = children.Stop([child], t.stop, time.monotonic())
+            while not stop.poll(time.monotonic()) and time.monotonic() < deadline + 2 * t.stop:
+                time.sleep(0.05)
+            follow.end()
+            follow.join(t.copies)
         told = files.read_json(answer) or {}
         if isinstance(told.get("done"), dict):
             return dict(told["done"])

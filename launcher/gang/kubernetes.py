@@ -12,11 +12,11 @@ import socket
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import DeadlineError, GangError, SettingsError
+from launcher.errors import GangError, SettingsError
 from launcher.gang.log import log
 from launcher.settings import TrainSettings
 
@@ -263,32 +263,6 @@ class Rank0:
 
 def _made(pod: Mapping[str, Any]) -> str:
     return str(pod["metadata"].get("creationTimestamp", ""))
-
-
-def find_rank_0(
-    settings: TrainSettings,
-    api: PodApi,
-    pause: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> str:
-    """The IPv4 address of rank 0's pod, waited for once: of the pods that run and are to stay, the newest.
-
-    `pause(seconds)` is called a few times a second and may raise, which ends the wait. Raises `DeadlineError`
-    with what rank 0's pod waits for, and `ApiRefusedError` when rights are missing.
-    """
-    deadline = clock() + settings.rendezvous_seconds
-    rank_0 = Rank0(settings, api)
-    try:
-        while True:
-            try:
-                return rank_0.address()
-            except OSError as error:
-                if clock() >= deadline:
-                    after = f"after {settings.rendezvous_seconds} s (rendezvousSeconds)"
-                    raise DeadlineError(f"{after} {error}") from None
-            pause(POLL_SECONDS)
-    finally:
-        rank_0.close()
 
 
 def post_event(

@@ -90,7 +90,7 @@ def await_data(settings: TrainSettings) -> None:
     from launcher.errors import StoppedError
     from launcher.gang.log import begin
 
-    begin(f"await-data {settings.completion_index}")
+    begin(f"await-data {settings.completion_index}", settings.log_format)
     told = threading.Event()
 
     # The handler only sets a flag: an exception out of it could land, and be swallowed, anywhere.

@@ -98,23 +98,24 @@ def nic_addresses(network: Network, nic: str) -> list[str]:
     return interfaces[nic]
 
 
-def advertised(network: Network, nic: str, own_name: str | None) -> tuple[str, str]:
-    """(host, address) that this rank tells its peers (DESIGN, decision 11).
+def advertised(network: Network, nic: str) -> str:
+    """The IPv4 address of `nic` that this rank tells its peers (docs/adr/0004).
 
-    The name, when it resolves to an address of `nic`; else `nic`'s first address.
+    Always an address: Paddle resolves a name again and again, and DNS may be behind or away. Raises
+    `SettingsError` for an interface without an IPv4 address, which Paddle cannot use.
     """
     addresses = nic_addresses(network, nic)
-    if own_name is not None:
-        for address in network.resolve(own_name):
-            if address in addresses:
-                return own_name, address
-    return addresses[0], addresses[0]
-
-
-def sort_addresses(addresses: list[str]) -> list[str]:
-    """In numeric order, v4 before v6: 10.0.0.9 comes before 10.0.0.10."""
-    return sorted(
-        addresses, key=lambda text: (ipaddress.ip_address(text).version, int(ipaddress.ip_address(text)))
+    for address in addresses:
+        if ":" not in address:
+            return address
+    raise SettingsError(
+        setting(
+            "nic (CONF_PADDLE_NIC)",
+            nic,
+            "an interface with an IPv4 address",
+            f"Paddle's servers take no IPv6 ones, and it has only {', '.join(addresses)}",
+            "Set nic to one with an IPv4 address",
+        )
     )
 
 

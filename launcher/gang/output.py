@@ -15,7 +15,7 @@ import contextlib
 import errno
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -213,6 +213,7 @@ def write_run(
     attempt: int,
     restarts: list[dict[str, Any]],
     holder: str,
+    plan: Mapping[str, Any] | None = None,
     cause: str | None = None,
     exit_code: int | None = None,
     check: Callable[[], None] = lambda: None,
@@ -220,8 +221,9 @@ def write_run(
     """run.json. The score is trainer 0's (`model/score.json`), or what an earlier end wrote.
 
     `state`: training|stopped|complete|failed. `restarts`: `{"attempt", "cause", "at": unix seconds}` each.
-    `holder`: the lock's token. `cause` and `exit_code` stand there only when they are given.
-    `check` raises when the lease was lost (`RunLock.check`): the file is another's then.
+    `holder`: the lock's token. `plan`: what else a later rank 0 needs (`launcher/gang/lead.py: again`).
+    `cause` and `exit_code` stand there only when they are given. `check` raises when the lease was lost
+    (`RunLock.check`): the file is another's then.
     """
     score = _glance(output.model / "score.json", time.sleep) or _glance(output.run_json, time.sleep).get(
         "score"
@@ -239,6 +241,7 @@ def write_run(
         "attempt": attempt,
         "restarts": restarts,
         "holder": holder,
+        **(plan or {}),
         **{key: told for key, told in end.items() if told is not None},
         "score": score or {},
         "exported": exported,

@@ -10,30 +10,36 @@ class Timings:
     """Tests shorten them; nothing else does."""
 
     poll: float = 0.2
-    """Between looks at a file or a name that somebody else makes."""
+    """Between looks at something that tells nobody when it changes."""
     say_again: float = 30.0
     """Between repeats of what is waited for."""
-    beat: float = 1.0
-    """Between a launcher's signs of life."""
     silence: float = 10.0
-    """Silence after which a rank counts as lost; with `stop` it leaves a dead job ended within 30 s."""
-    tell: float = 5.0
-    """How long a launcher that fails before it found rank 0 tries to tell it."""
+    """Silence after which rank 0 counts a rank as lost: longer than a busy node's hiccups."""
+    orphan: float = 10.0
+    """Without an order for so long a rank ends its children."""
+    stuck: float = 30.0
+    """A main thread that did not go round for so long (a hung volume) looks dead to the others, and to
+    itself."""
     ready: float = 120.0
     """For a pserver to accept connections (PaddlePaddle loads its tables first)."""
-    names: float = 60.0
-    """For all peers' names to resolve to the addresses that they announced."""
     stop: float = 8.0
     """From TERM to KILL, one deadline for all children."""
     servers_end: float = 30.0
     """For pservers to end by themselves once all trainers are done."""
     server_early: float = 60.0
     """How long a pserver that ended with 0 may be ahead of the last trainer."""
+    twin: float = 60.0
+    """How long a second pod of a rank waits for the first one to fall silent or leave."""
+    tell: float = 5.0
+    """How long a rank 0 that ends the run waits for ranks that have not come yet."""
     farewell: float = 15.0
-    """For all ranks to say that their children have ended, and for rank 0 to close the books."""
+    """For all ranks to hear how the run ended."""
     lock_beat: float = 2.0
     """Between renewals of run.lock."""
-    lock_stale: float = 15.0
+    lock_lease: float = 10.0
+    """Without a renewal for so long the lock counts as lost: `stop` and an order's way before anybody may
+    take it."""
+    lock_stale: float = 20.0
     """A lock that does not change for so long (by the waiter's own clock) belongs to nobody."""
     lock_wait: float = 180.0
     """For another run to release the lock: longer than a pod's grace period and `lock_stale`."""
@@ -43,6 +49,8 @@ class Timings:
     """Between writings of status.json."""
     curve: float = 30.0
     """For the picture of the run to be drawn."""
+    copies: float = 5.0
+    """For the children's last lines to reach the storage before the launcher ends."""
     reach: float = 60.0
     """For the bucket of `training.exportTo` to be reached and written at the start of a run."""
     export: float = 3600.0
@@ -51,3 +59,9 @@ class Timings:
     """For one object, in a row: with `export_base` doubling to 30 s they outlast a minute's outage."""
     export_base: float = 0.5
     """Before the second of those tries."""
+
+    @property
+    def life(self) -> float:
+        """How long a silent rank's children may live: it stops them after `orphan`, and its guard kills them
+        2 s after `stop` should its main thread not; the rest is for a slow clock and a late packet."""
+        return self.orphan + self.stop + 7.0

@@ -18,18 +18,20 @@ HERE = Path(__file__).parent
 REPO = HERE.parents[2]
 FAST = {
     "poll": 0.05,
-    "beat": 0.2,
     "silence": 2.0,
-    "tell": 1.0,
+    "orphan": 2.0,
+    "stuck": 20.0,
     "ready": 5.0,
-    "names": 2.0,
     "stop": 1.0,
     "servers_end": 1.5,
     "server_early": 1.0,
+    "twin": 3.0,
+    "tell": 4.0,
     "farewell": 5.0,
     "lock_beat": 0.3,
+    "lock_lease": 1.4,
     "lock_stale": 2.0,
-    "lock_wait": 4.0,
+    "lock_wait": 8.0,
     "lock_settle": 0.4,
     "status": 0.2,
     "reach": 15.0,
@@ -140,6 +142,7 @@ class LoopbackGang:
             "PADDLE_LAUNCHER_RUNTIME": "v1",
             "PADDLE_LAUNCHER_PASSES": "3",
             "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "8",
+            "PADDLE_LAUNCHER_RESTARTS": "0",
             "PADDLE_LAUNCHER_DATA_WAIT_SECONDS": "5",
             "PADDLE_LAUNCHER_WORK_DIR": str(work),
             "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"termination-{rank}"),
@@ -155,6 +158,7 @@ class LoopbackGang:
             "hosts": self.hosts,
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
+            "renamed": str(self.folder / "names.json"),
             "timings": self.timings,
             "servers_end_themselves": self.servers_end_themselves,
             "trainer_waits": self.trainer_waits,
@@ -196,13 +200,14 @@ class LoopbackGang:
             assert time.monotonic() < deadline, f"it did not happen:\n{logs}"
             time.sleep(0.05)
 
+    def said(self, rank: int, name: str = "train.log") -> str:
+        """What a rank's child has said so far, on its pod's own disk; empty before it began."""
+        path = self.folder / f"work-{rank}" / "logs" / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def training(self) -> bool:
         """Whether all trainers have begun."""
-        return all(
-            "Pass=" in (self.output / f"node_{r}" / "train.log").read_text()
-            for r in range(self.trainers)
-            if (self.output / f"node_{r}" / "train.log").exists()
-        ) and all((self.output / f"node_{r}" / "train.log").exists() for r in range(self.trainers))
+        return all("Pass=" in self.said(rank) for rank in range(self.trainers))
 
     def alive(self) -> list[int]:
         """Processes of this gang, launchers and all their descendants."""
@@ -228,6 +233,18 @@ class LoopbackGang:
             if command.encode() in words and f"JOB_COMPLETION_INDEX={rank}".encode() in env:
                 return pid
         raise AssertionError(f"rank {rank} has no {command}")
+
+    def has(self, rank: int, command: str) -> bool:
+        """Whether a rank's `paddle <command>` lives."""
+        try:
+            self.child(rank, command)
+        except AssertionError:
+            return False
+        return True
+
+    def rename(self, name: str, address: str) -> None:
+        """From now on `name` resolves to `address` in every launcher that lives."""
+        (self.folder / "names.json").write_text(json.dumps({name: address}))
 
     def pod_log(self, rank: int) -> str:
         return (self.folder / f"pod-{rank}.log").read_text(errors="replace")

@@ -18,10 +18,13 @@ from launcher.settings import TrainSettings
 class LoopbackNetwork(Network):
     """Each rank has an address of its own in 127/8, and the names that the test gives."""
 
-    def __init__(self, hosts: dict[str, str], nics: dict[str, list[str]], own: str) -> None:
-        self._hosts, self._nics, self.bind_host = hosts, nics, own
+    def __init__(self, config: dict) -> None:
+        self._hosts, self._nics, self.bind_host = config["hosts"], config["nics"], config["own"]
+        self._renamed = Path(config["renamed"])
 
     def resolve(self, name):
+        if self._renamed.exists():
+            self._hosts.update(json.loads(self._renamed.read_text()))
         found = self._hosts.get(name, name if name[0].isdigit() else None)
         return [found] if found else []
 
@@ -41,7 +44,7 @@ class SelfEndingV1(V1Runtime):
 
 def main() -> int:
     config = json.loads(Path(sys.argv[1]).read_text())
-    network = LoopbackNetwork(config["hosts"], config["nics"], config["own"])
+    network = LoopbackNetwork(config)
     try:
         settings = TrainSettings.from_environ(config["environ"])
         runtime = SelfEndingV1() if config["servers_end_themselves"] else runtimes.load(settings.runtime)

@@ -216,7 +216,8 @@ def test_a_second_start_of_an_exported_run_uploads_nothing(exporting: Exporting)
         assert gang.start().wait() == [0, 0], gang.pod_log(0)
         assert exporting.store.puts == []
         assert "holds this model already" in gang.pod_log(0)
-        assert gang.json("run.json") == first
+        later = gang.json("run.json")
+        assert {**later, "holder": None} == {**first, "holder": None}, "only who held it last differs"
 
 
 def test_another_run_of_the_same_job_has_a_folder_of_its_own(exporting: Exporting) -> None:

@@ -22,9 +22,10 @@ from cryptography.x509.oid import NameOID
 
 from launcher.errors import DeadlineError, SettingsError, StoppedError
 from launcher.gang import kubernetes
-from launcher.gang.kubernetes import ApiRefusedError, PodApi, Rank0, find_rank_0, post_event
+from launcher.gang.kubernetes import ApiRefusedError, PodApi, Rank0, post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
+from tests.launcher.core.rank_0 import find_rank_0
 
 
 def pod(

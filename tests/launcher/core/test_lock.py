@@ -95,7 +95,7 @@ def test_a_live_pod_of_the_same_run_makes_the_other_a_twin_which_fails_nothing(p
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"runId": "a", "tok', b"\0" * 300])
-def test_a_lock_that_nobody_renews_is_taken_after_15_s_of_the_waiters_own_clock(
+def test_a_lock_that_nobody_renews_is_taken_after_20_s_of_the_waiters_own_clock(
     path: Path, content: bytes | None
 ) -> None:
     clock = Clock()
@@ -104,7 +104,7 @@ def test_a_lock_that_nobody_renews_is_taken_after_15_s_of_the_waiters_own_clock(
         path.write_bytes(content)
     second = lock(path, holder("b"), clock)
     second.acquire()
-    assert 15 <= clock.now < 20
+    assert 20 <= clock.now < 25
     assert token_at(path) == second.token
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher.gang.events import Events
-from launcher.gang.members import Failure, Member, first_failure, status
-from launcher.gang.wire import HubWire
 
+from launcher.errors import SettingsError
 from launcher.gang import ending
-from launcher.gang.network import Network, sort_addresses
-from launcher.gang.timings import Timings
+from launcher.gang.machine import Member, Plan, Restart, State
+from launcher.gang.network import Network, advertised
+from launcher.gang.status import metrics, status
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import REPO, environ, write_data
 
@@ -27,99 +25,62 @@ def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
     )
 
 
-def hub() -> tuple[HubWire, int, Events]:
-    network = Network()
-    network.bind_host = "127.0.0.1"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    events = Events()
-    wire = HubWire(network, port, run_id="run-1", trainers=3, events=events, timings=Timings(beat=60))
-    wire.start()
-    return wire, port, events
+def test_an_interface_without_an_ipv4_address_is_refused_and_another_is_taken_by_its_address() -> None:
+    class Nics(Network):
+        def interfaces(self) -> dict[str, list[str]]:
+            return {"eth0": ["10.0.0.9", "fd00::9"], "eth1": ["fd00::1"]}
 
-
-def hello(port: int, line: bytes) -> tuple[socket.socket, dict[str, Any]]:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=5)
-    sock.sendall(line + b"\n")
-    with sock.makefile("rb") as reader:
-        answer = reader.readline()
-    return sock, json.loads(answer or b"{}")
-
-
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b'{"t":"hello","run":"run-0","rank":1}', "this is run run-1, not run-0"),
-        (b'{"t":"hello","run":"run-1","rank":3}', "ranks here are 1 to 2"),
-        (b'{"t":"hello","run":"run-1","rank":0}', "ranks here are 1 to 2"),
-        (b'{"t":"hello","run":"run-1","rank":true}', "no hello"),
-        (b'{"t":"state","run":"run-1","rank":1}', "no hello"),
-    ],
-)
-def test_strangers_and_old_runs_are_refused_with_a_reason(line: bytes, reason: str) -> None:
-    wire, port, events = hub()
-    sock, answer = hello(port, line)
-    assert answer["t"] == "refused"
-    assert reason in answer["reason"]
-    assert sock.recv(1) == b"", "and the connection is closed"
-    sock.close()
-    assert events.empty()
-    wire.close()
-
-
-def test_what_is_no_message_at_all_is_dropped_and_others_still_get_in() -> None:
-    wire, port, _ = hub()
-    noise = socket.create_connection(("127.0.0.1", port), timeout=5)
-    noise.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    assert noise.recv(100) == b""
-    noise.close()
-    sock, answer = hello(port, b'{"t":"hello","run":"run-1","rank":2}')
-    assert answer == {"t": "welcome"}
-    sock.close()
-    wire.close()
-
-
-def test_a_second_pod_with_the_same_rank_is_refused() -> None:
-    wire, port, _ = hub()
-    first, answer = hello(port, b'{"t":"hello","run":"run-1","rank":1}')
-    assert answer["t"] == "welcome"
-    second, answer = hello(port, b'{"t":"hello","run":"run-1","rank":1}')
-    assert "rank 1 is here already" in answer["reason"]
-    first.close()
-    second.close()
-    wire.close()
-
-
-def test_addresses_are_sorted_by_number_v4_before_v6() -> None:
-    assert sort_addresses(["10.0.0.10", "fd00::2", "10.0.0.9", "9.0.0.1"]) == [
-        "9.0.0.1", "10.0.0.9", "10.0.0.10", "fd00::2",
-    ]  # fmt: skip
+    assert advertised(Nics(), "eth0") == "10.0.0.9"
+    with pytest.raises(SettingsError, match=r"nic .* 'eth1', but must be an interface with an IPv4 address"):
+        advertised(Nics(), "eth1")
 
 
 def test_the_interfaces_of_this_machine_have_the_loopback_with_its_address() -> None:
     assert "127.0.0.1" in Network().interfaces()["lo"]
 
 
-def test_the_first_failure_by_time_is_the_cause_not_the_first_told() -> None:
-    members = [Member(rank) for rank in range(3)]
-    members[0].failure = Failure(0, 10.2, "wake", 70)
-    members[2].failure = Failure(2, 10.0, "cause", 65)
-    found = first_failure(members)
-    assert found is not None
-    assert found.text == "cause"
+def members_in(phase: str, *progress: dict[str, Any]) -> list[Member]:
+    """One rank a progress, all in that phase of attempt 1."""
+    return [
+        Member(rank, State(rank, f"pod{rank}", phase, 1, progress=told), heard=100.0)
+        for rank, told in enumerate(progress)
+    ]
 
 
 def test_status_sums_speeds_takes_the_slowest_place_and_the_longest_eta(tmp_path: Path) -> None:
     settings = train_settings(tmp_path, PADDLE_LAUNCHER_PASSES="4", PADDLE_LAUNCHER_BATCH_SIZE="10")
-    members = [Member(0, "training"), Member(1, "training"), Member(2, "training")]
-    members[0].progress = {"pass": 2, "batch": 5, "batches": 10, "samples_per_second": 100.0, "loss": 1.0}
-    members[1].progress = {"pass": 1, "batch": 9, "batches": 10, "samples_per_second": 50.0, "loss": 3.0}
-    members[2].progress = {"pass": None, "loss": float("nan"), "samples_per_second": "fast"}
-    value = status(settings, members, "training", attempt=1, cause=None, updated=5.0)
+    members = members_in(
+        "training",
+        {"pass": 2, "batch": 5, "batches": 10, "samples_per_second": 100.0, "loss": 1.0, "state": "saving"},
+        {"pass": 1, "batch": 9, "batches": 10, "samples_per_second": 50.0, "loss": 3.0},
+        {"pass": None, "loss": float("nan"), "samples_per_second": "fast"},
+    )
+    plan = Plan(1, "train", restarts=(Restart(0, "a death", 90.0),))
+    value = status(settings, members, plan, now=100.0, wall=5000.0)
     assert (value["pass"], value["batch"], value["samplesPerSecond"], value["loss"]) == (1, 9, 150.0, 2.0)
     assert value["etaSeconds"] == pytest.approx((3 * 10 - 9) * 10 / 50.0)
     assert value["ranks"][2]["loss"] is None
+    assert [rank["state"] for rank in value["ranks"]] == ["saving", "training", "training"]
+    assert value["restarts"] == [{"attempt": 0, "cause": "a death", "at": 4990.0}]
+    assert (value["state"], value["attempt"], value["waitingFor"]) == ("training", 1, None)
     json.dumps(value, allow_nan=False)
+    page = metrics(value, 1.5).decode()
+    assert 'paddle_training_restarts_total{cause="a death"} 1.0' in page
+    assert "paddle_training_rendezvous_seconds 1.5" in page
+    assert "paddle_training_pass 1.0" in page
+
+
+def test_status_says_what_a_run_waits_for_and_shows_no_progress_of_an_earlier_attempt(tmp_path: Path) -> None:
+    settings = train_settings(tmp_path)
+    stale = members_in("idle", {"pass": 3, "batch": 1}, {"pass": 3, "batch": 1})
+    value = status(settings, [*stale, Member(2)], Plan(2, "wait"), now=100.0, wall=0.0)
+    assert value["state"] == "rendezvous"
+    assert value["waitingFor"] == "rank 2 to come"
+    assert value["pass"] is None
+    value = status(settings, members_in("training", {}), Plan(1, "stop"), now=100.0, wall=0.0)
+    assert (value["state"], value["waitingFor"]) == ("restarting", "rank 0 to end its processes")
+    value = status(settings, members_in("serving", {}), Plan(1, "serve"), now=100.0, wall=0.0)
+    assert value["waitingFor"] == "the pservers of rank 0 to accept connections"
 
 
 def test_the_termination_message_keeps_cause_and_newest_lines_in_4096_bytes(tmp_path: Path) -> None:
