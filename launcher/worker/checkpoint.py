@@ -103,7 +103,14 @@ class Save:
             place = {"pass": self.at.passes, "batch": self.at.batches}
             files.write_json(
                 self.folder / outputs.CONTENTS,
-                {"position": place, "attempt": self.attempt, **about, "files": entries, "rows": rows},
+                {
+                    "version": outputs.VERSION,
+                    "position": place,
+                    "attempt": self.attempt,
+                    **about,
+                    "files": entries,
+                    "rows": rows,
+                },
             )
             if (
                 self.final.exists()

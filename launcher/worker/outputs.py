@@ -10,6 +10,7 @@ from launcher.errors import DataError
 from launcher.layout import Output, Position, position
 
 CONTENTS = "contents.json"
+VERSION = 2  # of contents.json; saves without a number were made before they proved themselves
 REFUSED = "refused.json"
 MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "model.json", "score.json")
 
@@ -17,8 +18,12 @@ MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "model.json", "score.json
 def contents(folder: Path) -> dict[str, Any]:
     """What a save says of itself. Raises `DataError` when it does not, and what the storage answers."""
     found = files.read_json(folder / CONTENTS)
-    if found is None or not isinstance(found.get("files"), dict):
-        raise DataError(f"{folder / CONTENTS} is missing, or lists no files")
+    if found is None:
+        raise DataError(f"{CONTENTS} is missing")
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"{CONTENTS} is of another version of the launcher ({found.get('version')}, not {VERSION})"
+        )
     return found
 
 
