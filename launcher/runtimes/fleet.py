@@ -39,8 +39,8 @@ THREADS = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 FATAL = ("fleet pull sparse failed", "resquest cmd_id:")
-"""What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request. It goes on all the same:
-async waits 300 s a try, geo trains on without the others. A run that ends well logs neither."""
+"""What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request. It goes on all the
+same: async waits 300 s a try, geo trains on without the others. A run that ends well logs neither."""
 PACKAGES = Path(__file__).parent.parent.parent
 
 

@@ -110,7 +110,7 @@ def test_a_run_killed_at_four_fifths_of_its_pass_goes_on_with_the_same_losses(
 
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_two_ranks_go_on_inside_a_pass(tmp_path: Path, staged: Staged, port: int, mode: str) -> None:
-    values = {"MODE": mode, "SAVE_EVERY_BATCHES": "4", "KEEP_SAVES": "2"}
+    values = {"MODE": mode, "SAVE_EVERY_BATCHES": "4", "KEEP_SAVES": "2", "EXTRA_ARGS": "[]"}
     gang = run(started(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values))
     steps = int(progress(gang)["batches"])
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
