@@ -11,9 +11,9 @@ Rank 0's plan (`decide`):
    └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
                                      (until nobody runs a child)
 
-A rank's phase (`Follower`): staging → idle → serving → ready → training → done → ended, back to idle whenever its
-children were stopped, and leaving at its own end. A rank does what the newest order says, and runs no child without
-one: a lost message, a reconnect and a late join are no cases of their own.
+A rank's phase (`Follower`): staging → idle → serving → ready → training → done → ended, back to idle whenever
+its children were stopped, and leaving at its own end. A rank does what the newest order says, and runs no child
+without one: a lost message, a reconnect and a late join are no cases of their own.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ class Refused(Exception):  # noqa: N818 - it is an answer, no fault
 def admit(member: Member, state: State, now: float, rules: Rules) -> Member:
     """The member after `state` came. Raises `Refused` for the wrong one of two pods of one rank.
 
-    The newest pod wins, but only once the link to the older one is silent or it said that it leaves: until then
-    the older one may be the healthy one, and its children run.
+    The newest pod wins, but only once the link to the older one is silent or it said that it leaves: until
+    then the older one may be the healthy one, and its children run.
     """
     known = member.state
     if state.incarnation in member.gone:
@@ -290,13 +290,18 @@ def decide(
     try:
         if plan.do == "wait":
             return _gather(plan, members, now, rules, saved)
-        failure = _first_failure(plan, members, now, rules)
         if plan.do == "stop":
-            return _stopped(plan, members, now, rules, failure, saved)
+            return _stopped(plan, members, now, rules, saved)
     except UnfitError:
         raise
     except LauncherError as error:
         return _end(plan, now, Failure.of(error, now, 0))
+    return _go_on(plan, members, now, rules)
+
+
+def _go_on(plan: Plan, members: Sequence[Member], now: float, rules: Rules) -> Plan:
+    """serve, train, finish: a failure stops all, and the last rank that is as far lets all go on."""
+    failure = _first_failure(plan, members, now, rules)
     if failure is not None:
         return replace(plan, do="stop", since=now, cause=failure)
     reached, then = _STEPS[plan.do]
@@ -374,8 +379,8 @@ def _mismatch(members: Sequence[Member], states: Sequence[State], state: State) 
         if ours.get(key) != theirs.get(key)
     )
     return (
-        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the shared "
-        "storage changed while the pods started, or they run other images; start the run again."
+        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the "
+        "shared storage changed while the pods started, or they run other images; start the run again."
     )
 
 
@@ -416,15 +421,10 @@ def _childless(member: Member, attempt: int) -> bool:
 
 
 def _stopped(
-    plan: Plan,
-    members: Sequence[Member],
-    now: float,
-    rules: Rules,
-    failure: Failure | None,
-    saved: Callable[[], Position | None],
+    plan: Plan, members: Sequence[Member], now: float, rules: Rules, saved: Callable[[], Position | None]
 ) -> Plan:
     """stop: once nobody runs a child, on to the next attempt or to the end."""
-    cause = plan.cause
+    cause, failure = plan.cause, _first_failure(plan, members, now, rules)
     if failure is not None and (cause is None or failure.at < cause.at):
         cause = failure  # told later, but it happened before
     assert cause is not None  # noqa: S101 - nothing stops without a cause

@@ -21,7 +21,8 @@ class Gang:
     rank: int
     trainers: int
     hosts: tuple[str, ...]
-    """One IPv4 address a rank, in rank order, the same on every rank: Paddle resolves a name again and again."""
+    """One IPv4 address a rank, in rank order, the same on every rank: Paddle resolves a name again and
+    again."""
     settings: TrainSettings
     data_dir: Path
     """The staged shard: train.txt, test.txt, train.list, test.list, tables/."""

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import GangError, LauncherError, StorageError
+from launcher.errors import LauncherError, StorageError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import outputs
 
@@ -89,7 +89,7 @@ class Save:
             for rank in range(ranks):
                 own = files.read_json(self._of(rank))
                 if own is None:
-                    raise GangError(f"{self.at} was not saved whole: {self._of(rank)} is not there")
+                    raise StorageFailedError(f"{self.at} was not saved whole: {self._of(rank)} is not there")
                 entries |= own["files"]
                 for table, found in own["rows"].items():
                     into = rows.setdefault(table, {"ids": [], "values": []})
@@ -159,7 +159,7 @@ def refuse(folder: Path, reason: str, attempt: int) -> LauncherError:
     """Marks a save as unfit for ever. Returns the error that ends this attempt; the next takes another."""
     about = {"reason": reason, "attempt": attempt, "time": time.time()}
     files.write_json(folder / outputs.REFUSED, about)
-    return GangError(
+    return StorageFailedError(
         f"{folder.name} cannot be gone on from: {reason}. {outputs.REFUSED} in it says so: the next start "
         "takes the save before it."
     )

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import DataError, DivergedError, GangError, SettingsError
+from launcher.errors import DataError, DivergedError, GangError, SettingsError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import checkpoint, outputs, parts
 from launcher.worker.books import Log
@@ -116,7 +116,7 @@ class Keeper:
             self.log.line(f"cannot remove an older save: {error}")
 
     def _own_parts(self, save: Save) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads what this rank's servers wrote. Raises `StorageError`; `GangError` when it is not whole."""
+        """Reads what this rank's servers wrote. Raises `StorageError`; `StorageFailedError` when it is not whole."""
         entries: dict[str, Any] = {}
         rows: dict[str, Any] = {}
         tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}
@@ -130,7 +130,7 @@ class Keeper:
             raise
         except DataError as error:
             save.need(sum(path.stat().st_size for path in files.folder_files(save.folder)))
-            raise GangError(
+            raise StorageFailedError(
                 f"{save.at} was not saved whole: {error}. It is not marked done; see the logs of this rank's "
                 "servers."
             ) from error

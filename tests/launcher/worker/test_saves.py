@@ -169,7 +169,7 @@ def test_a_save_that_does_not_load_is_refused_and_the_one_before_it_is_taken(two
         broken(gang.output.save(newest) / NAME)
         assert outputs.newest_save(root) == newest, "the lengths are right"
         gang = again(gang, newest, PASSES="2")
-        assert gang.run()["0/trainer"] == 70, gang.log()[-2000:]
+        assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
         assert says in gang.log()
         refused = json.loads((gang.output.save(newest) / "refused.json").read_text())
         assert says in refused["reason"]
