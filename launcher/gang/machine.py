@@ -12,8 +12,8 @@ Rank 0's plan (`decide`):
                                      (until nobody runs a child)
 
 A rank's phase (`Follower`): staging → idle → serving → ready → training → done → ended, back to idle whenever
-its children were stopped, and leaving at its own end. A rank does what the newest order says, and runs no child
-without one: a lost message, a reconnect and a late join are no cases of their own.
+its children were stopped, and leaving at its own end. A rank does what the newest order says, and runs no
+child without one: a lost message, a reconnect and a late join are no cases of their own.
 """
 
 from __future__ import annotations
