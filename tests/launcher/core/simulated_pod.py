@@ -1,144 +1,28 @@
-"""One pod's launcher on the simulation's clock: its threads as agent.py, lead.py, control.py and
-lock.py have them.
-
-The main thread is a generator that yields how long it waits; the other ones (link, guard, lease) are events.
-"""
+"""One pod's launcher on the simulation's clock: agent.py's main thread, and control.py's link and server."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher.errors import (
-    EXIT_UNFIT,
     DeadlineError,
     LauncherError,
-    StoppedError,
-    StorageError,
-    StorageFailedError,
     TwinError,
     UnfitError,
 )
 from launcher.gang.agent import RUN_ENDS, EndedError
 from launcher.gang.control import SOCKET_SECONDS, Hub
-from launcher.gang.lead import again
-from launcher.gang.machine import Failure, Follower, Order, Plan, Refused, State, decide
-from launcher.layout import Position
+from launcher.gang.machine import Failure, Order, Refused, State
 from tests.launcher.core.simulated_children import Children, T
-
-if TYPE_CHECKING:
-    from tests.launcher.core.simulation import World
-
-PATIENCE = 20.0  # of files.patient
-GRACE = 30.0  # from a pod's TERM to its KILL
-Wait = Iterator[float]
+from tests.launcher.core.simulated_launcher import Wait
+from tests.launcher.core.simulated_lead import Leader
 
 
-class Look(Exception):  # noqa: N818 - it is no error: decide() needs the storage, which takes its time
-    """`decide` asks for the newest save."""
-
-
-class Pod:
-    """One pod of one rank: its launcher's threads, and what Kubernetes does to it."""
-
-    def __init__(self, world: World, rank: int) -> None:
-        self.world, self.rank = world, rank
-        world.made += 1
-        self.incarnation = f"{rank}-{world.made}"
-        self.follower = Follower(self._start, rank, T.orphan)
-        self.follower.address = self.incarnation
-        self.dead, self.frozen, self.cut, self.cut_storage = False, 0.0, 0.0, False
-        self.blocked, self.turn = False, 0
-        self.told_to_stop = self.gone = False
-        self.leaving: Failure | None = None
-        self.lost: LauncherError | None = None
-        self.round = self.heard = self.said = world.now
-        self.meanwhile: tuple[str, int, Failure | None] | None = None
-        """What the link's thread tells while the main thread is about to start children."""
-        # The link.
-        self.order: Order | None = None
-        self.refused: tuple[bool, float] | None = None
-        self.seen, self.asked, self.pending, self.token = 0, 0, 0, ""
-        self.target: Pod | None = None
-        # Rank 0.
-        self.hub: Hub | None = None
-        self.plan, self.began, self.complete = Plan(-1), False, False
-        self.renewed = world.now
-        self.waiting: list[Callable[[], None]] = []
-        self._main = self._run()
-        self.at(world.rng.uniform(0.5, 3), lambda: self._resume(0))
-        self.at(2, self._guard)
-
-    def __str__(self) -> str:
-        return f"pod {self.incarnation}"
-
-    def at(self, delay: float, then: Callable[[], None]) -> None:
-        """An event of one of this launcher's threads: later when it is frozen, never when it has ended."""
-
-        def event() -> None:
-            if self.dead:
-                return
-            if self.world.now < self.frozen:
-                self.at(self.frozen - self.world.now + self.world.rng.uniform(0, 0.3), then)
-            else:
-                then()
-
-        self.world.at(delay, event)
-
-    # The main thread.
-
-    def wake(self) -> None:
-        if not self.blocked and self.turn > 0 and not self.dead:
-            turn = self.turn
-            self.at(0.0, lambda: self._resume(turn))
-
-    def _resume(self, turn: int) -> None:
-        if turn != self.turn:
-            return
-        self.turn += 1
-        turn = self.turn
-        try:
-            delay = next(self._main)
-        except StopIteration as ended:
-            self.ends(ended.value[0], ended.value[1])
-        else:
-            self.at(delay, lambda: self._resume(turn))
-
-    def _block(self, seconds: float) -> Wait:
-        """Waits as in a system call: nothing wakes it."""
-        self.blocked = True
-        yield seconds
-        self.blocked = False
-
-    def _io(self, *, write: bool = False) -> Wait:
-        """One use of the storage. Raises as `files.patient`."""
-        give_up = self.world.now + PATIENCE
-        while True:
-            trouble, until = self.world.storage(self)
-            if trouble == "full" and write:
-                raise StorageError("no space left")
-            if trouble == "slow":
-                yield from self._block(self.world.rng.uniform(0.5, 6))
-                return
-            if trouble == "hang":
-                yield from self._block(until - self.world.now + 0.01)
-            elif trouble == "fail":
-                if self.world.now >= give_up:
-                    raise StorageFailedError("the storage fails: EIO")
-                yield from self._block(3)
-            else:
-                yield from self._block(self.world.rng.uniform(0, 0.05))
-                return
-
-    def _pause(self, seconds: float) -> Wait:
-        self.round = self.world.now
-        if self.lost is not None:
-            raise self.lost
-        if self.told_to_stop and self.leaving is None:
-            raise StoppedError("told to stop")
-        yield seconds
+class Pod(Leader):
+    """One pod of one rank."""
 
     def _run(self) -> Iterator[Any]:
         """As Agent.run: gives (exit code, cause)."""
@@ -215,11 +99,6 @@ class Pod:
         if self.hub is None and self.world.now - self.heard >= T.orphan:
             raise UnfitError("the storage answered too late")
 
-    def state(self) -> State:
-        phase, attempt, failure = self.meanwhile or self.follower.told
-        phase = "leaving" if self.gone else phase
-        return State(self.rank, self.incarnation, phase, attempt, self.leaving or failure, self.incarnation)
-
     def _check_link(self) -> Wait:
         now = self.world.now
         if self.refused is not None:
@@ -277,156 +156,6 @@ class Pod:
                 )
         if self.lost is None and self.world.lock is not None and self.world.lock[0] == self.incarnation:
             self.world.lock = None
-
-    def _leave_plan(self, error: LauncherError) -> None:
-        """As Leader.end and Leader.leave."""
-        cause = Failure.of(error, self.world.now, 0)
-        ends = error.exit_code in RUN_ENDS
-        self.plan = replace(self.plan, do="end" if ends else "stop", since=self.world.now, cause=cause)
-        self.publish()
-
-    def _settled(self, now: float) -> bool:
-        assert self.hub is not None
-        childless = ("absent", "staging", "idle", "ended", "leaving")
-        return all(m.phase in childless or now - m.heard >= T.silence for m in self.hub.members[1:])
-
-    # Rank 0's lease and plan.
-
-    def _acquire(self) -> Wait:
-        world, began, seen, seen_at = self.world, self.world.now, None, self.world.now
-        while True:
-            yield from self._io()
-            now = world.now
-            if world.lock is None:
-                yield from self._io(write=True)
-                if world.lock is None:
-                    world.lock, self.renewed = (self.incarnation, 0), now
-                    return
-            elif world.lock != seen:
-                seen, seen_at = world.lock, now
-            elif now - seen_at >= T.lock_stale:
-                looked = now
-                yield from self._io(write=True)
-                if world.lock == seen or world.lock is None:
-                    world.lock = (self.incarnation, 0)
-                    late = world.now - looked >= T.lock_settle
-                    yield from self._block(T.lock_settle + (T.lock_lease if late else 0))
-                    if world.lock[0] == self.incarnation:
-                        self.renewed = world.now
-                        return
-            if now - began >= T.lock_wait:
-                raise TwinError("another pod of this run leads it")
-            yield from self._pause(T.poll)
-
-    def _renew(self) -> None:
-        """The renewing thread."""
-        began = self.world.now
-        trouble, until = self.world.storage(self)
-        takes = {"hang": until - began + 0.01, "slow": self.world.rng.uniform(0.5, 6)}.get(trouble, 0.0)
-
-        def write() -> None:
-            lock = self.world.lock
-            if self.lost is not None or (self.gone and lock is None):
-                return
-            if trouble != "fail":
-                if lock is None or lock[0] != self.incarnation:
-                    self.lease_lost(UnfitError("the lock was taken"))
-                    return
-                if self.world.now < self.renewed + T.lock_lease:
-                    self.world.lock, self.renewed = (self.incarnation, lock[1] + 1), began
-            self.at(T.lock_beat, self._renew)
-
-        self.at(takes, write)
-
-    def _watch(self) -> None:
-        """Touches no storage."""
-        left = self.renewed + T.lock_lease - self.world.now
-        if left <= 0:
-            self.lease_lost(StorageFailedError("run.lock could not be renewed"))
-        elif self.lost is None:
-            self.at(left, self._watch)
-
-    def lease_lost(self, error: LauncherError) -> None:
-        if self.lost is None and not self.dead:
-            self.lost = error
-            self.world.note("%s: %s", self, error)
-            self.kill_children()
-            if self.began:
-                self._leave_plan(error)
-            self.wake()
-
-    def _begin(self) -> Wait:
-        yield from self._io()
-        assert self.hub is not None
-        told = self.world.run_json
-        self.complete = self.world.model
-        plan, members = again(told, told.get("attempt", -1) + 1, self.world.ranks, self.world.now, 0.0)
-        self.hub.remember(members)
-        yield from self._persist(plan, "complete" if self.complete else "training", None)
-        self.plan, self.began = plan, True
-        self.publish()
-
-    def _lead(self) -> Wait:
-        """As Leader.step."""
-        assert self.hub is not None
-        now = self.world.now
-        self.hub.take(self.state(), now)
-        if not self.began or self.lost is not None:
-            return
-        before, members = self.plan, self.hub.members
-        if self.complete:
-            plan = replace(before, do="end", cause=None) if before.do != "end" else before
-        else:
-            try:
-                plan = decide(before, members, now, self.world.rules, self._look)
-            except Look:
-                found = yield from self._looks()
-                plan = decide(before, members, now, self.world.rules, found)
-        if plan == before:
-            return
-        if plan.do == "end":
-            yield from self._persist(plan, "complete" if plan.cause is None else "failed", plan.cause)
-        elif (before.attempt, before.restarts, before.crew) != (plan.attempt, plan.restarts, plan.crew):
-            yield from self.plans(plan)
-        if self.lost is None:
-            self.plan = plan
-            self.publish()
-
-    def plans(self, plan: Plan) -> Wait:
-        """The storage knows a plan before anybody is told, and before it is the plan."""
-        yield from self._persist(plan, "training", None)
-
-    def _look(self) -> Position | None:
-        raise Look
-
-    def _looks(self) -> Iterator[Any]:
-        try:
-            yield from self._io()
-        except LauncherError as error:
-            failed = error
-
-            def raises() -> Position | None:
-                raise failed
-
-            return raises
-        newest = max(self.world.saves, default=None)
-        return lambda: self.world.points[newest] if newest is not None else None
-
-    def _persist(self, plan: Plan, state: str, cause: Failure | None) -> Wait:
-        yield from self._io(write=True)
-        if self.lost is not None:
-            raise self.lost
-        self.world.persisted(self, plan, state, cause)
-
-    def publish(self) -> None:
-        assert self.hub is not None
-        order = self.plan.order()
-        if order != self.hub.order:
-            self.world.published(self, self.plan)
-            self.hub.publish(order)
-            waiting, self.waiting = self.waiting, []
-            for answer in waiting:
-                answer()
 
     # The link's thread.
 
@@ -525,36 +254,3 @@ class Pod:
     def confirmed(self, sent: float) -> float:
         """When rank 0 certainly still counted on this rank: an answer may have been long on its way."""
         return sent
-
-    # The guard's thread, and what others do to the pod.
-
-    def _guard(self) -> None:
-        now = self.world.now
-        stuck = now - self.round
-        if self.hub is None and now - self.heard >= T.orphan + T.stop + 2:
-            self.kill_children()
-        if stuck >= T.stuck or (self.lost is not None and stuck >= T.stop):
-            self.kill_children()
-        if stuck >= 2 * T.stuck and self.turn > 0:
-            self.ends(EXIT_UNFIT, "the launcher was stuck")
-            return
-        self.at(2, self._guard)
-
-    def kill_children(self) -> None:
-        for crew in [crew for crew in self.world.alive if crew.pod is self]:
-            crew.kill()
-
-    def ends(self, code: int, why: str) -> None:
-        """The container ends, and every process in it."""
-        if self.dead:
-            return
-        self.dead = True
-        self.kill_children()
-        self.world.note("%s ends with %d: %s", self, code, why)
-        self.world.ended(self, code, why)
-
-    def stop(self) -> None:
-        """TERM, and KILL after the grace period."""
-        self.told_to_stop = True
-        self.wake()
-        self.world.at(GRACE, lambda: self.ends(137, "killed after its grace period"))

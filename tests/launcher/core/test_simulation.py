@@ -11,7 +11,7 @@ import pytest
 
 from launcher.gang import machine
 from launcher.gang.machine import Member, Plan
-from tests.launcher.core import simulated_pod
+from tests.launcher.core import simulated_lead
 from tests.launcher.core.simulated_children import Children
 from tests.launcher.core.simulated_pod import Pod
 from tests.launcher.core.simulation import BrokenError, World
@@ -70,7 +70,7 @@ def ghosts_do_not_count(patch: Patch) -> None:
     def decide(plan: Plan, members: tuple[Member, ...], *rest: Any) -> Plan:
         return real(plan, [replace(member, ghost=0.0) for member in members], *rest)
 
-    patch.setattr(simulated_pod, "decide", decide)
+    patch.setattr(simulated_lead, "decide", decide)
 
 
 def orphans_live_on(patch: Patch) -> None:
@@ -123,7 +123,7 @@ def done_is_not_the_last(patch: Patch) -> None:
 def a_successor_forgets(patch: Patch) -> None:
     """A new rank 0 does not go on with the books of the one before."""
     patch.setattr(
-        simulated_pod, "again", lambda earlier, attempt, ranks, now, offset: (Plan(attempt, since=now), ())
+        simulated_lead, "again", lambda earlier, attempt, ranks, now, offset: (Plan(attempt, since=now), ())
     )
 
 
