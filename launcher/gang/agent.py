@@ -309,17 +309,17 @@ class Agent:
         patience, deadline = self._round + self.timings.tell, self._round + self.timings.farewell
         while True:
             now = self._round = time.monotonic()
-            if leader.hub.everybody_knows(now, absent=now >= patience) and (
-                leader.settled(now) or leader.lost is not None
-            ):
-                break
-            if now >= deadline:
+            settled = leader.settled(now)
+            known = leader.hub.everybody_knows(now, absent=now >= patience)
+            if (known and (settled or leader.lost is not None)) or now >= deadline:
                 break
             time.sleep(0.05)
         if error is None:
             leader.close(None, None)
-        else:
-            leader.close("stopped" if error.exit_code not in RUN_ENDS else "failed", error)
+        elif error.exit_code in RUN_ENDS:
+            leader.close("failed", error)
+        else:  # a successor takes every rank for childless in a run that was stopped
+            leader.close("stopped" if settled else None, error)
 
     # What other threads do.
 

@@ -13,7 +13,7 @@ from launcher.gang.control import Hub
 from launcher.gang.exporting import Exporter
 from launcher.gang.lock import Holder, RunLock
 from launcher.gang.log import log
-from launcher.gang.machine import Failure, Member, Order, Plan, Restart, Rules, State, decide
+from launcher.gang.machine import CHILDLESS, Failure, Member, Order, Plan, Restart, Rules, State, decide
 from launcher.gang.network import Network
 from launcher.gang.output import adopt
 from launcher.gang.timings import Timings
@@ -241,8 +241,7 @@ class Leader:
     def settled(self, now: float) -> bool:
         """Whether no other rank runs a child, as far as they tell."""
         return all(
-            m.phase in ("absent", "staging", "idle", "ended", "leaving")
-            or now - m.heard >= self._timings.silence
+            m.phase in (*CHILDLESS, "absent") or now - m.heard >= self._rules.life
             for m in self.hub.members[1:]
         )
 

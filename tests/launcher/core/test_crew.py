@@ -1,0 +1,223 @@
+"""One rank's children: starts that fail half way, lines that end an attempt, logs and full volumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError
+from launcher.gang import children
+from launcher.gang.children import Follow
+from launcher.gang.crew import Crew
+from launcher.gang.network import Network
+from launcher.gang.timings import Timings
+from launcher.layout import Position
+from launcher.runtimes.base import Gang, ProcessSpec
+from launcher.settings import TrainSettings
+from tests.launcher.core.kit import FAST, environ
+
+STAY = "import time; time.sleep(600)"
+
+
+class Scripts:
+    """A runtime whose processes are short programs."""
+
+    trainer_waits = False
+    fatal_lines = ("pull failed",)
+
+    def __init__(self, servers: list[str], trainer: str = STAY, port: int | None = None) -> None:
+        self._servers, self._trainer, self._port = servers, trainer, port
+        self.argv: tuple[str, ...] = (sys.executable, "-S", "-c")
+
+    def _spec(self, gang: Gang, name: str, role: Any, code: str, ports: tuple[int, ...] = ()) -> ProcessSpec:
+        argv = (code,) if code.startswith("/") else (*self.argv, code)
+        log = gang.settings.work.log(f"{name.replace(' ', '-')}.log")
+        return ProcessSpec(
+            name, role, argv, {}, gang.work_dir, log, gang.output_dir / log.name, ports, role == "trainer"
+        )
+
+    def pservers(self, gang: Gang) -> list[ProcessSpec]:
+        ports = () if self._port is None else (self._port,)
+        return [self._spec(gang, f"pserver {i}", "pserver", c, ports) for i, c in enumerate(self._servers)]
+
+    def trainer(self, gang: Gang) -> ProcessSpec:
+        return self._spec(gang, "trainer", "trainer", self._trainer)
+
+    def check(self, settings: TrainSettings) -> None: ...
+
+    def newest_save(self, output_dir: Path) -> Position | None:
+        return None
+
+    def complete(self, output_dir: Path, passes: int) -> bool:
+        return False
+
+
+Make = Callable[..., Crew]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Crew] = []
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "output").mkdir()
+
+    def build(runtime: Scripts, **env: str) -> Crew:
+        settings = TrainSettings.from_environ(
+            environ(
+                JOB_PATH=str(tmp_path),
+                PADDLE_LAUNCHER_WORK_DIR=str(work),
+                PADDLE_LAUNCHER_TRAINERS="1",
+                **env,
+            )
+        )
+        gang = Gang(0, 1, ("127.0.0.1",), settings, work, work, tmp_path / "output", work, 0, None)
+        crew = Crew(runtime, gang, network=Network(), timings=Timings(**FAST), wake=lambda: None)
+        made.append(crew)
+        return crew
+
+    yield build
+    for crew in made:
+        crew.stop(time.monotonic())
+        until(lambda crew=crew: crew.poll(time.monotonic()) or not crew.running)
+    assert not children.watched()
+
+
+def until(seen: Callable[[], object], seconds: float = 15) -> None:
+    deadline = time.monotonic() + seconds
+    while not seen():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def polled(crew: Crew, seen: Callable[[], object]) -> None:
+    """Polls the crew until `seen()`."""
+
+    def look() -> object:
+        crew.poll(time.monotonic())
+        return seen()
+
+    until(look)
+
+
+def trained(crew: Crew) -> Crew:
+    """A crew whose trainer has begun."""
+    polled(crew, lambda: crew.phase == "ready")
+    crew.train()
+    return crew
+
+
+def test_a_second_pserver_that_cannot_start_leaves_no_first_one_running(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="cannot start pserver 1"):
+        make(Scripts([STAY, "/nowhere/paddle"]))
+    assert not children.watched()
+
+
+def test_a_binary_that_cannot_be_executed_is_no_fault_of_the_storage(make: Make, tmp_path: Path) -> None:
+    binary = tmp_path / "paddle"
+    binary.write_text("no program")
+    binary.chmod(0o644)
+    with pytest.raises(ProcessError, match="Permission denied") as refused:
+        make(Scripts([str(binary)]))
+    assert not isinstance(refused.value, StorageError)
+    assert refused.value.exit_code == EXIT_GANG
+
+
+def test_a_port_in_use_is_told_before_anything_is_started(make: Make) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(GangError, match=f"port {port} of 127.0.0.1, which pserver 0 needs, is in use"):
+            make(Scripts([STAY], port=port))
+    assert not children.watched()
+
+
+def test_a_line_that_says_that_a_pserver_is_lost_ends_the_attempt_at_once(make: Make) -> None:
+    code = "import time; print('W0101 fleet: pull failed, id 3', flush=True); time.sleep(600)"
+    crew = trained(make(Scripts([STAY], code)))
+    polled(crew, lambda: crew.failure)
+    assert crew.failure is not None
+    assert "trainer cannot go on: its log says 'pull failed'" in crew.failure.text
+    assert "id 3" in crew.failure.text, "the last lines are quoted"
+    polled(crew, lambda: not crew.running)
+
+
+def test_such_a_line_of_a_trainer_that_is_done_is_no_failure(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "work" / "said").write_text(json.dumps({"state": "done", "pass": 1, "batch": 3}))
+    code = (
+        "import os, time; os.rename('said', 'progress.json'); print('pull failed', flush=True); time.sleep(1)"
+    )
+    crew = trained(make(Scripts([STAY], code)))
+    polled(crew, lambda: crew.phase == "done")
+    assert crew.failure is None
+
+
+def test_a_failure_names_process_exit_code_and_the_place_of_the_trainer(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "work" / "said").write_text(json.dumps({"state": "training", "pass": 2, "batch": 7}))
+    crew = trained(make(Scripts([STAY], "import os, sys; os.rename('said', 'progress.json'); sys.exit(9)")))
+    polled(crew, lambda: crew.failure)
+    assert crew.failure is not None
+    assert crew.failure.signature == (0, "trainer", 9, 2, 7)
+
+
+def test_saving_and_testing_do_not_count_as_hanging_and_a_batch_that_never_comes_does(
+    make: Make, tmp_path: Path
+) -> None:
+    progress = tmp_path / "work" / "progress.json"
+    crew = trained(make(Scripts([STAY]), PADDLE_LAUNCHER_STALL_SECONDS="10"))
+    began = time.monotonic()
+    for state, hangs in (("starting", False), ("saving", False), ("testing", False), ("training", True)):
+        progress.write_text(json.dumps({"state": state, "pass": 0, "batch": 4}))
+        crew.poll(began)
+        crew.poll(began + 11)
+        assert (crew.failure is not None) == hangs, state
+        began += 11
+    assert crew.failure is not None
+    assert "trainer hangs: no batch for 10 s (training.stallSeconds), at pass 1, batch 4" in crew.failure.text
+
+
+def test_a_child_writes_to_the_pods_disk_and_its_copy_comes_late_when_the_volume_fails(
+    tmp_path: Path,
+) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "volume" / "train.log"
+    copy.parent.write_text("a file where the folder should be: every write to the copy fails")
+    follow = Follow(log, copy=copy, shown=False, period=0.02)
+    with log.open("a") as child:
+        for number in range(100):
+            child.write(f"line {number}\n")
+            child.flush()
+    time.sleep(0.5)
+    copy.parent.unlink()
+    follow.end()
+    follow.join(10)
+    assert copy.read_text() == log.read_text()
+
+
+def test_a_copy_that_is_moved_aside_meanwhile_is_written_on_where_it_went(tmp_path: Path) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "node_0" / "train.log"
+    follow = Follow(log, copy=copy, shown=False, period=0.02)
+    log.write_text("first\n")
+    until(copy.exists)
+    aside = copy.rename(copy.with_name("earlier.log"))
+    with log.open("a") as child:
+        child.write("second\n")
+    follow.end()
+    follow.join(10)
+    assert aside.read_text() == "first\nsecond\n"
+    assert not copy.exists()
+
+
+def test_every_child_is_killed_from_any_thread_when_the_launcher_cannot_do_it_in_order(make: Make) -> None:
+    crew = trained(make(Scripts([STAY, STAY])))
+    assert len(children.watched()) == 3
+    pids = children.watched()
+    children.kill_all()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
+    polled(crew, lambda: crew.failure)
