@@ -83,6 +83,7 @@ class Agent:
         self._address = ""
         self._known = ""
         """Rank 0's last address: DNS may be away for a while."""
+        self._asked = -1
         self._rank_0: Rank0 | None = None
         self._staged: Staged | None = None
         self._print: dict[str, Any] | None = None
@@ -362,6 +363,8 @@ class Agent:
                 children.kill_all()
             if stuck >= t.stuck or (self._lease is not None and stuck >= t.stop):
                 children.kill_all()
+                if self.leader is not None:
+                    self.leader.hub.shut()
             if stuck >= 2 * t.stuck:
                 text = f"the launcher was stuck for {stuck:.0f} s, most likely in a volume that hangs"
                 write_termination_message(self.settings.termination_log, text)
@@ -382,8 +385,9 @@ class Agent:
             return self._rank_0.address()
         name = f"{s.k8s_job}-0.{s.service}"
         found = [address for address in self.network.resolve(name) if ":" not in address]
-        if found:
-            self._known = found[0]
+        if found:  # for a while two pods of rank 0 may have the name: one after the other is asked
+            self._asked += 1
+            self._known = found[self._asked % len(found)]
         elif not self._known:
             raise OSError(f"{name} does not resolve (rank 0's pod is not scheduled, or DNS does not answer)")
         return self._known

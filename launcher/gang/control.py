@@ -63,6 +63,10 @@ class Hub:
         """From now on ranks that know this token are let in."""
         self._token = token
 
+    def shut(self) -> None:
+        """From now on nobody is let in: this rank 0 counts no more, and ranks are to look for another."""
+        self._token = None
+
     def allows(self, token: str) -> bool | None:
         """Whether this is the token; None while there is none."""
         known = self._token
@@ -272,6 +276,8 @@ class Link:
             self._wake()
         if code == 401:
             self._token = self._read_token() or ""
+        if code == 503:  # another pod may be rank 0 by now
+            self._drop()
         return False
 
     def _post(self, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
