@@ -219,7 +219,7 @@ class Leader:
             return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
         return (
             f"rank {rank}: {name} resolves to {', '.join(found)}, but no answer: its launcher has not called "
-            f"rank 0 on peerPort {self._settings.peer_port} (its init container still waits, it cannot start, "
+            f"rank 0 on peerPort {self._settings.peer_port} (its init container waits, it cannot start, "
             "or a network policy blocks that port)"
         )
 
