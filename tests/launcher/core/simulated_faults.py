@@ -50,6 +50,7 @@ class Faults:
         "frozen",
         "cut",
         "node_lost",
+        "lost_beside_drained",
         "storage_slow",
         "storage_hangs",
         "storage_fails",
@@ -101,6 +102,15 @@ class Faults:
         pod.cut = self.world.now + self.rng.uniform(60, longest)
         if replaced:
             self.world.replaces(pod.rank, soon=self.rng.random() < 0.7)
+
+    def _lost_beside_drained(self, pod: Pod) -> None:
+        """A rank is lost and replaced, and rank 0 is told to stop before its children must have ended."""
+        leader = self.world.current[0]
+        if pod.rank == 0 or pod.frozen > self.world.now or leader is None:
+            return
+        pod.cut, pod.cut_storage = self.world.now + 100, True
+        self.world.replaces(pod.rank, soon=True)
+        self.world.at(self.rng.uniform(0, 12), leader.stop)
 
     def _cut(self, pod: Pod) -> None:
         pod.cut = self.world.now + self.rng.choice((3, 8, 15, 40))

@@ -173,4 +173,5 @@ class Leader(Launcher):
     def _settled(self, now: float) -> bool:
         assert self.hub is not None
         childless = ("absent", "staging", "idle", "ended", "leaving")
-        return all(m.phase in childless or now - m.heard >= T.silence for m in self.hub.members[1:])
+        others = self.hub.members[1:]
+        return all((m.phase in childless or now - m.heard >= T.life) and m.ghost <= now for m in others)

@@ -149,11 +149,11 @@ class Pod(Leader):
                 break
             yield 0.5
         if told is not None and self.began and self.lost is None:
-            ends = told.exit_code in RUN_ENDS
+            # "training": children may live on, so the successor has to wait for them as after a loss.
+            stopped = "stopped" if self._settled(self.world.now) else "training"
+            how = "failed" if told.exit_code in RUN_ENDS else stopped
             with contextlib.suppress(LauncherError):
-                yield from self._persist(
-                    self.plan, "failed" if ends else "stopped", Failure.of(told, self.world.now, 0)
-                )
+                yield from self._persist(self.plan, how, Failure.of(told, self.world.now, 0))
         if self.lost is None and self.world.lock is not None and self.world.lock[0] == self.incarnation:
             self.world.lock = None
 
