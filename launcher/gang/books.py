@@ -1,12 +1,8 @@
-"""What rank 0 writes about the run: status.json every 2 s, run.json whenever the plan changes, the
-picture last."""
+"""What rank 0 writes about the run: status.json every 2 s, run.json whenever the plan changes."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,8 +18,6 @@ from launcher.gang.status import number, status
 from launcher.gang.timings import Timings
 from launcher.layout import Output
 from launcher.settings import TrainSettings
-
-_DRAW = "import pathlib, sys; from launcher.report import draw_curve; draw_curve(pathlib.Path(sys.argv[1]))"
 
 
 class Books:
@@ -149,31 +143,3 @@ class Books:
         self.state = state
         self._write_run(state, time.time(), cause)
         self._write_status(cause.text if cause is not None else None)
-
-    def draw(self, seconds: float, pause: Callable[[float], None]) -> None:
-        """curve.png, from a process of its own: neither its memory nor its faults are the run's."""
-        if importlib.util.find_spec("launcher.report") is None or not self.output.metrics_csv.exists():
-            return
-        work = self._settings.work_dir
-        environ = {**self._settings.environ, "MPLCONFIGDIR": str(work / "matplotlib"), "MPLBACKEND": "Agg"}
-        try:
-            drawing = subprocess.Popen(
-                [sys.executable, "-c", _DRAW, str(self.output.root)],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
-        except OSError as error:
-            log.warning("the picture of the run was not drawn: %s", error)
-            return
-        with drawing:
-            deadline = time.monotonic() + seconds
-            try:
-                while drawing.poll() is None and time.monotonic() < deadline:
-                    pause(0.05)
-            finally:
-                drawing.kill()
-            said = drawing.stderr.read() if drawing.stderr is not None else b""
-        if drawing.returncode:
-            log.warning("the picture of the run was not drawn: %s", said.decode(errors="replace")[-500:])

@@ -16,6 +16,7 @@ from launcher.gang.log import log
 from launcher.gang.machine import CHILDLESS, Failure, Member, Order, Plan, Restart, Rules, State, decide
 from launcher.gang.network import Network
 from launcher.gang.output import adopt
+from launcher.gang.picture import Picture
 from launcher.gang.timings import Timings
 from launcher.layout import Output, Position
 from launcher.runtimes.base import Runtime
@@ -78,6 +79,7 @@ class Leader:
             from launcher.gang.notify import Notifier
 
             self._notifier = Notifier(settings)
+        self._picture = Picture(self.output, settings)
         self._exporter: Exporter | None = None
         self._complete = False
         self._said = 0.0
@@ -134,6 +136,8 @@ class Leader:
         if self.books is None or self.lost is not None:
             return self.hub.order
         before = self.plan
+        if before.do in ("train", "finish") and own.progress.get("state") in ("exporting", "done"):
+            self._picture.begin()
         if self._complete:
             plan = replace(before, do="end", cause=None)
         else:
@@ -157,6 +161,7 @@ class Leader:
     def _note(self, before: Plan, plan: Plan, now: float) -> None:
         """Tells people."""
         if plan.do == "serve":
+            self._picture = Picture(self.output, self._settings)
             self.rendezvous_seconds = now - before.since
             where = f"goes on from {plan.resume}" if plan.resume is not None else "begins anew"
             log.info("attempt %d %s, %.1f s after its plan", plan.attempt, where, self.rendezvous_seconds)
@@ -197,7 +202,7 @@ class Leader:
         """All passes are whole and no child runs: the picture, and the export."""
         assert self.books is not None  # noqa: S101 - only begin() leads here
         if not self._complete:
-            self.books.draw(self._timings.curve, self._pause)
+            self._picture.end(self._timings.curve, self._pause)
         self.books.trained()
         if self._exporter is not None:
             self.books.state = "exporting"
