@@ -37,7 +37,7 @@ class Crew:
         self._servers: list[Child] = []
         self._follows: list[Follow] = []
         self._stop: Stop | None = None
-        self._fatal: tuple[ProcessSpec, str] | None = None
+        self._fatal: tuple[ProcessSpec, str, float] | None = None
         self._finish_by: float | None = None
         self._servers_stop = Stop([], 0, 0)
         self._moved: tuple[float, Any] = (0.0, None)
@@ -73,7 +73,7 @@ class Crew:
 
         def judge(lines: str) -> None:
             if self._fatal is None and (text := next((text for text in texts if text in lines), None)):
-                self._fatal = spec, text
+                self._fatal = spec, text, time.monotonic()
                 self._wake()
 
         shown = spec.role == "trainer"
@@ -120,10 +120,11 @@ class Crew:
         for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
             self._judge_end(child, now)
         if self._fatal is not None and self.phase != "done" and self._progress().get("state") != "done":
-            spec, text = self._fatal
-            raise ProcessError(
-                f"{spec.name} cannot go on: its log says {text!r}{_quote(spec)}", process=spec.name
-            )
+            spec, text, seen = self._fatal
+            if now - seen >= self._timings.echo:
+                raise ProcessError(
+                    f"{spec.name} cannot go on: its log says {text!r}{_quote(spec)}", process=spec.name
+                )
         if self.phase == "serving":
             self._waiting = [p for p in self._waiting if not accepts(self._network, self._gang.host, p)]
             if not self._waiting:

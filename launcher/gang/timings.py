@@ -22,6 +22,8 @@ class Timings:
     itself."""
     ready: float = 120.0
     """For a pserver to accept connections (PaddlePaddle loads its tables first)."""
+    echo: float = 0.5
+    """From a trainer's line that a pserver is gone until it counts: that pserver's own end is the cause."""
     stop: float = 8.0
     """From TERM to KILL, one deadline for all children."""
     servers_end: float = 30.0

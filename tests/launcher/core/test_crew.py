@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
     work.mkdir()
     (tmp_path / "output").mkdir()
 
-    def build(runtime: Scripts, **env: str) -> Crew:
+    def build(runtime: Scripts, timings: Mapping[str, float] = FAST, **env: str) -> Crew:
         settings = TrainSettings.from_environ(
             environ(
                 JOB_PATH=str(tmp_path),
@@ -80,7 +80,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             )
         )
         gang = Gang(0, 1, ("127.0.0.1",), settings, work, work, tmp_path / "output", work, 0, None)
-        crew = Crew(runtime, gang, network=Network(), timings=Timings(**FAST), wake=lambda: None)
+        crew = Crew(runtime, gang, network=Network(), timings=Timings(**timings), wake=lambda: None)
         made.append(crew)
         return crew
 
@@ -147,6 +147,15 @@ def test_a_line_that_says_that_a_pserver_is_lost_ends_the_attempt_at_once(make: 
     assert "trainer cannot go on: its log says 'pull failed'" in crew.failure.text
     assert "id 3" in crew.failure.text, "the last lines are quoted"
     polled(crew, lambda: not crew.running)
+
+
+def test_a_pserver_that_ends_is_the_cause_although_the_trainer_says_so_first(make: Make) -> None:
+    first = "print('pull failed', flush=True); import time; time.sleep(600)"
+    then = "import time; time.sleep(1.5); raise SystemExit(3)"
+    crew = trained(make(Scripts([then], first), {**FAST, "echo": 5.0}))
+    polled(crew, lambda: crew.failure)
+    assert crew.failure is not None
+    assert "pserver 0 ended with exit code 3" in crew.failure.text
 
 
 def test_such_a_line_of_a_trainer_that_is_done_is_no_failure(make: Make, tmp_path: Path) -> None:
