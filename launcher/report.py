@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import itertools
 import math
 import os
 import sys
@@ -41,7 +42,7 @@ class Row:
 def parse_metrics(text: str) -> list[Row]:
     """The rows of a metrics.csv, sorted by pass and rank.
 
-    A pass that was trained again after a restart counts with its last attempt. Lines that are not whole are
+    A pass that was trained again after a restart counts with its newest attempt. Lines that are not whole are
     left out: the file may be read while it is written by an older launcher.
     """
     latest: dict[tuple[int, int], Row] = {}
@@ -124,6 +125,20 @@ def pass_table(rows: Iterable[Row]) -> list[dict[str, Any]]:
     return table
 
 
+def restart_marks(rows: Iterable[Row]) -> list[tuple[float, str]]:
+    """(place on the axis of passes, which counts from 1; label) of each change of attempt between two
+    passes."""
+    attempts: dict[int, int] = {}
+    for row in rows:
+        attempts[row.number] = max(row.attempt, attempts.get(row.number, 0))
+    ends = sorted(attempts.items())
+    return [
+        ((before + after) / 2 + 1, f"attempt {attempt}")
+        for (before, earlier), (after, attempt) in itertools.pairwise(ends)
+        if attempt != earlier
+    ]
+
+
 def draw_curve(output_dir: Path) -> Path | None:
     """Draw `curve.png` from `metrics.csv` of an output folder; None when there is nothing to draw yet.
 
@@ -177,10 +192,10 @@ def _drawn(rows: Sequence[Row]) -> bytes:
     for rank in ranks if len(ranks) > 1 else ():
         own = [row for row in rows if row.rank == rank]
         label = f"rank {rank}" if len(ranks) <= 8 else None
-        x, y = [row.number for row in own], [row.train_loss for row in own]
+        x, y = [row.number + 1 for row in own], [row.train_loss for row in own]
         loss.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label)
     name = "mean of all ranks" if len(ranks) > 1 else "rank 0"
-    passes = [line["pass"] for line in table]
+    passes = [line["pass"] + 1 for line in table]
     loss.plot(
         passes, [line["train_loss"] for line in table], color="black", linewidth=2, marker="o", label=name
     )
@@ -188,11 +203,18 @@ def _drawn(rows: Sequence[Row]) -> bytes:
     loss.legend(frameon=False)
 
     for axis, metric in zip(axes[1:], metrics, strict=True):
-        points = [(line["pass"], line[metric]) for line in table if metric in line]
+        points = [(line["pass"] + 1, line[metric]) for line in table if metric in line]
         axis.plot(*zip(*points, strict=True), color="tab:red", linewidth=2, marker="o")
         title = metric.removeprefix(TEST)
         axis.set(title=f"Test {title}, last {points[-1][1]:.4f}", ylabel=title)
+    marks = restart_marks(rows)
     for axis in axes:
+        for place, label in marks:
+            axis.axvline(place, color="grey", linewidth=0.8, linestyle=":")
+            if len(marks) > 12:
+                continue  # the words would lie upon each other
+            where = axis.get_xaxis_transform()
+            axis.text(place, 0.99, label, transform=where, rotation=90, fontsize=6, color="grey", va="top")
         axis.set_xlabel("pass")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.cli import reasons
+from launcher.cli.progress import Progress, progress_of
 from launcher.cli.view import (
     FINAL,
     JobView,
@@ -17,7 +18,6 @@ from launcher.cli.view import (
     first_cause,
     job_view,
     owned_by,
-    progress_of,
     ranks_of,
 )
 
@@ -41,14 +41,14 @@ def of_cluster(seen: Seen) -> View:
     """
     run = seen.run
     status = seen.files.get("status")
-    progress = progress_of(status, run.k8s_job)
+    progress = progress_of(status, seen.files.get("run"), run.k8s_job)
     data_pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
     pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
     data = _data(seen, data_pods)
     training = job_view(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
     told = status.get("ranks") if status and progress else None
     ranks = ranks_of(run.trainers, pods, seen.events, told)
-    state, cause = _state(seen, data, training, pods)
+    state, cause = _state(seen, progress, data, training, pods)
     return View(
         where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
         run_id=run.k8s_job,
@@ -73,10 +73,11 @@ def _data(seen: Seen, pods: Sequence[Object]) -> JobView:
     return job_view(run.k8s_data_job, job, pods, seen.events)
 
 
-def _state(seen: Seen, data: JobView, training: JobView, pods: Sequence[Object]) -> tuple[str, str]:
+def _state(
+    seen: Seen, progress: Progress | None, data: JobView, training: JobView, pods: Sequence[Object]
+) -> tuple[str, str]:
     """(state, cause) of the run. What the Jobs say goes before what the files say: it is newer."""
     run = seen.run
-    progress = progress_of(seen.files.get("status"), run.k8s_job)
     told = str((seen.files.get("status") or {}).get("cause") or "") if progress else ""
     said = progress.state if progress else ""
     if data.state == "failed" and training.state != "complete":
@@ -90,7 +91,7 @@ def _state(seen: Seen, data: JobView, training: JobView, pods: Sequence[Object])
     elif training.state in ("complete", "suspended"):
         state = training.state, training.reason
     elif said and said not in FINAL:
-        state = said, ""
+        state = said, told
     elif data.state in ("running", "waiting"):
         state = "preparing", ""
     else:
@@ -135,7 +136,7 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
         data = JobView(f"data {digest[:8]}", "complete", shards)
     else:
         data = JobView("data", "missing", "no manifest.json yet: the data Job has not finished")
-    progress = progress_of(status, None)
+    progress = progress_of(status, files.get("run"), None)
     notes: list[str] = []
     if progress:
         state, cause = progress.state, str((status or {}).get("cause") or "")

@@ -109,7 +109,7 @@ def status(
     context: Context = None,
     output: Format = Output.text,
 ) -> None:
-    """State of the data Job and the training, rank by rank, and why what waits does not run."""
+    """State of the data Job and the training, rank by rank, its restarts, and why what waits does not run."""
     view = open_session(path, release, namespace, kubeconfig, context).look()
     if output is Output.json:
         _print_json(view.as_json())
@@ -129,8 +129,18 @@ def logs(
         Role | None, typer.Option(help="trainer or pserver: that process's log. Default: the pod's own log.")
     ] = None,
     server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank.")] = 0,
-    attempt: Annotated[int | None, typer.Option(min=0, help="An earlier attempt's log.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="That attempt's log. They count from 0, as their folders node_<rank>/attempt-<K>/ do; "
+            "default: the newest.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run is over, restarts included.")
+    ] = False,
 ) -> None:
     """Print a log: of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
     session = open_session(path, release, namespace, kubeconfig, context)
@@ -170,7 +180,7 @@ def wait(
     ] = 7200.0,
     output: Format = Output.text,
 ) -> None:
-    """Follow the run: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
+    """Follow the run through its restarts: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
     session = open_session(path, release, namespace, kubeconfig, context)
     with _shower(output) as show:
         view = waiting.follow(session.glance, show, _say, timeout)
@@ -202,7 +212,8 @@ def results(
         _print_json({**found.__dict__, "copied": {"to": str(to), "files": copied} if to else None})
         return
     out, _ = render.consoles()
-    out.print(f"run {found.run_id}: {found.state}")
+    restarts = f" (restarts: {len(found.restarts)}; `status` tells why)" if found.restarts else ""
+    out.print(f"run {found.run_id}: {found.state}{restarts}")
     out.print(f"score on the test set: {render.scores(found.score) or 'none yet'}")
     if found.passes:
         out.print(_pass_table(found.passes))
@@ -222,7 +233,7 @@ def _pass_table(passes: list[dict[str, Any]]) -> Any:
     columns = [">pass", ">samples", ">seconds", ">samples/s", ">train loss", *(f">{name}" for name in tests)]
     rows = [
         [
-            str(row["pass"]),
+            str(row["pass"] + 1),
             f"{row['samples']:,}",
             f"{row['seconds']:.1f}",
             render.rate(row["samples_per_second"]),

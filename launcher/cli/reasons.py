@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from launcher import errors
+
 Object = dict[str, Any]
 
 HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
@@ -21,6 +23,16 @@ _TELLING_EVENTS = (
     "FailedCreatePodSandBox",
     "FailedCreate",
 )
+_CODES = {
+    errors.EXIT_SETTINGS: "a setting is wrong",
+    errors.EXIT_DATA: "the data is wrong or missing, or the loss is no number",
+    errors.EXIT_TWIN: "another pod of its rank has its place; this fails nothing",
+    errors.EXIT_GANG: "it failed for good",
+    errors.EXIT_UNFIT: "this pod could not go on, another one of its rank may",
+    errors.EXIT_STORAGE: "the storage is full or cannot be written",
+    errors.EXIT_STOPPED: "SIGTERM: told to stop",
+}
+_HARMLESS = (errors.EXIT_TWIN, errors.EXIT_STOPPED)  # the chart's podFailurePolicy ignores them
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
@@ -87,9 +99,19 @@ def event_reason(events: Iterable[Object]) -> str:
 
 
 def exit_name(code: int) -> str:
-    """An exit code as people know it: `exit code 70`, or `SIGKILL` for 128 + a signal."""
-    signal = _SIGNALS.get(code - 128)
-    return f"exit code {code} ({signal})" if signal else f"exit code {code}"
+    """An exit code as people know it: `exit code 71 (…)` of the launcher's own, `SIGKILL` for 128 + a
+    signal."""
+    meaning = _CODES.get(code) or _SIGNALS.get(code - 128)
+    return f"exit code {code} ({meaning})" if meaning else f"exit code {code}"
+
+
+def harmless(pod: Object) -> bool:
+    """Whether a failed pod counts for nothing: it was disrupted or told to stop, or was replaced."""
+    if (condition(pod, "DisruptionTarget") or {}).get("status") == "True":
+        return True
+    ends = [(status.get("state") or {}).get("terminated") or {} for status in container_statuses(pod)]
+    codes = [end["exitCode"] for end in ends if end.get("exitCode")]
+    return bool(codes) and all(code in _HARMLESS for code in codes)
 
 
 def termination(pod: Object) -> str:

@@ -11,10 +11,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli.view import JobView, Progress, Rank, View
+from launcher.cli.progress import Progress, Restart
+from launcher.cli.view import JobView, Rank, View
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
+_LOST = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that another one will replace
 STALE_SECONDS = 30  # status.json is written every 2 s
+SHOWN_RESTARTS = 5  # a week on spot machines has many
+_RESTING = {
+    "stopped": "the run's pods to come back; it goes on from its newest save then",
+    "suspended": "the run's Job to be resumed; it goes on from its newest save then",
+}
 
 
 def duration(seconds: float | None) -> str:
@@ -39,24 +46,50 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def at_time(seconds: float | None) -> str:
+    """A time of day as the pods' logs tell it, in UTC."""
+    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
+
+
+def attempt_text(progress: Progress) -> str:
+    """`attempt 2, 2 restarts`: attempts count from 0, as their folders and the launchers' lines do."""
+    count = len(progress.restarts)
+    restarts = f", {count} restart{'' if count == 1 else 's'}" if count else ""
+    return f"attempt {progress.attempt}{restarts}"
+
+
 def progress_text(progress: Progress) -> str:
-    """Pass, batch, speed, loss and time left, in one line."""
-    parts = [f"pass {min(progress.number + 1, progress.passes or progress.number + 1)} of {progress.passes}"]
-    if progress.batches:
-        parts.append(f"batch {progress.batch}/{progress.batches}")
-    parts.append(f"{rate(progress.samples_per_second)} samples/s")
-    parts.append(f"loss {number(progress.loss)}")
+    """Pass, batch, speed, loss, time left and attempt, in one line; where it goes on until it trains."""
+    parts = []
+    if progress.number is not None:
+        now = min(progress.number + 1, progress.passes or progress.number + 1)
+        parts.append(f"pass {now} of {progress.passes}")
+        if progress.batches:
+            parts.append(f"batch {progress.batch}/{progress.batches}")
+        parts.append(f"{rate(progress.samples_per_second)} samples/s")
+        parts.append(f"loss {number(progress.loss)}")
     if progress.eta is not None and progress.state not in ("complete", "failed"):
         parts.append(f"ETA {duration(progress.eta)}")
-    if progress.attempt:
-        parts.append(f"attempt {progress.attempt}")
+    parts.append(attempt_text(progress))
+    if progress.number is None and progress.goes_on:
+        parts.append(f"goes on from {progress.goes_on}")
     return ", ".join(parts)
+
+
+def restart_text(restart: Restart, count: int) -> str:
+    """One restart in one line; `count` counts them from 1."""
+    return (
+        f"restart {count}, at {at_time(restart.at)}: attempt {restart.attempt} failed, attempt "
+        f"{restart.attempt + 1} goes on; cause: {restart.brief}"
+    )
 
 
 def line(view: View) -> str:
     """The whole view in one line, for logs and for `wait` without a terminal."""
     if view.progress and view.state not in ("preparing", "pending", "missing", "failed"):
-        return f"{view.state}: {', '.join(filter(None, (progress_text(view.progress), _export(view))))}"
+        waits = "" if view.over else _waits(view)
+        parts = (progress_text(view.progress), waits and f"waits for {waits}", _export(view))
+        return f"{view.state}: {', '.join(filter(None, parts))}"
     return f"{view.state}: {waits_for(view)}" if not view.over else view.state
 
 
@@ -73,14 +106,26 @@ def waits_for(view: View) -> str:
         return f"data job still running: {view.data.name}" + (
             f" ({view.data.reason})" if view.data.reason else ""
         )
-    pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
-    if pending:
-        return "; ".join(f"rank {rank.rank} ({rank.pod}): {rank.reason}" for rank in pending)
+    if waits := _waits(view):
+        return waits
     if view.training and view.training.reason:
         return f"training Job {view.training.name}: {view.training.reason}"
     if view.progress:
         return _export(view) or progress_text(view.progress)
     return "; ".join(view.notes) or "the training to begin"
+
+
+def _waits(view: View) -> str:
+    """What keeps a run from training, by its pods and by rank 0; empty when nothing does."""
+    pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
+    if pending:
+        return "; ".join(f"rank {rank.rank} ({rank.pod}): {rank.reason}" for rank in pending)
+    if not view.progress:
+        return ""
+    if view.state in _RESTING:
+        return _RESTING[view.state]
+    lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST]
+    return "; ".join(lost) or view.progress.waiting_for or ""
 
 
 def _state(state: str) -> Text:
@@ -98,7 +143,7 @@ def _rank_row(rank: Rank) -> tuple[RenderableType, ...]:
         rank.pod or "-",
         rank.node or "-",
         rank.phase + (f" ({rank.state})" if rank.state else ""),
-        "-" if rank.number is None else str(rank.number),
+        "-" if rank.number is None else str(rank.number + 1),
         "-" if rank.batch is None else str(rank.batch),
         rate(rank.samples_per_second),
         number(rank.loss),
@@ -132,6 +177,10 @@ def screen(view: View, now: float | None = None) -> RenderableType:
         age = (time.time() if now is None else now) - (view.progress.updated or 0)
         if view.progress.updated and not view.over and age > STALE_SECONDS:
             parts.append(Text(f"last sign of life {duration(age)} ago", style="yellow"))
+        if not view.over and (waits := _waits(view)):
+            parts.append(Text(f"waits for {waits}", style="yellow"))
+        if view.progress.restarts:
+            parts.append(_restarts(view.progress.restarts))
     if export := _export(view):
         parts.append(Text(export))
     if view.ranks:
@@ -144,8 +193,16 @@ def screen(view: View, now: float | None = None) -> RenderableType:
     ]
     parts += [Text(note, style="yellow") for note in view.notes]
     if view.cause:
-        parts.append(Text(f"cause: {view.cause}", style="red"))
+        parts.append(Text(f"cause: {view.cause}", style="red" if view.state == "failed" else "yellow"))
     return Group(*parts)
+
+
+def _restarts(restarts: Sequence[Restart]) -> RenderableType:
+    """The newest restarts, each with the first line of its cause."""
+    hidden = len(restarts) - SHOWN_RESTARTS
+    title = f"Restarts ({len(restarts)}" + (f", the last {SHOWN_RESTARTS})" if hidden > 0 else ")")
+    rows = [(at_time(r.at), f"{r.attempt}", Text(r.brief)) for r in restarts[-SHOWN_RESTARTS:]]
+    return table(("when", ">attempt", "why it ended"), rows, title)
 
 
 def progress_bar(progress: Progress) -> RenderableType:

@@ -6,7 +6,6 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from launcher import report
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT, STATUS_FILES
-from launcher.cli.storage import Storage, buffered, json_file, small_files
+from launcher.cli.storage import Storage, buffered, entries, json_file, small_files
 from launcher.cli.view import exported_to
 from launcher.reader import place
 from launcher.tarstream import ReaderError, save_tar
@@ -36,6 +35,8 @@ class Results:
     has_model: bool
     exported: str
     """Where a copy of the model lies in a bucket; empty without one."""
+    restarts: list[dict[str, Any]]
+    """As in run.json."""
 
 
 def load(storage: Storage, where: str) -> Results:
@@ -56,18 +57,10 @@ def load(storage: Storage, where: str) -> Results:
         run_id=(run or status or {}).get("runId"),
         score=dict((run or {}).get("score") or {}),
         passes=report.pass_table(rows),
-        has_model=_exists(storage, OUTPUT.model.as_posix()),
+        has_model=bool(entries(storage, OUTPUT.model.as_posix())),
         exported=exported_to(run, None),
+        restarts=list((run or status or {}).get("restarts") or []),
     )
-
-
-def _exists(storage: Storage, name: str) -> bool:
-    answer = storage.run(["ls", "--root", str(storage.job), name])
-    try:
-        return len(buffered(answer).read()) > len("[]")
-    finally:
-        with suppress(CliError):
-            answer.result()
 
 
 def copy(storage: Storage, target: Path, force: bool, say: Callable[[str], None]) -> dict[str, int]:

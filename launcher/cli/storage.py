@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 
@@ -145,6 +146,17 @@ def small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]:
 def _small(name: str, size: int) -> None:
     if size > SMALL_BYTES:
         raise CliError(f"{name} has {size:,} bytes; that is no file of the launcher")
+
+
+def entries(storage: Storage, folder: str) -> list[str]:
+    """Names in a folder below the job's; none when it is not there."""
+    answer = storage.run(["ls", "--root", str(storage.job), folder])
+    try:
+        found = buffered(answer).read()
+    finally:
+        with suppress(CliError):
+            answer.result()
+    return [str(entry["name"]) for entry in json.loads(found or b"[]")]
 
 
 def json_file(content: bytes | None) -> dict[str, Any] | None:

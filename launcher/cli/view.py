@@ -8,6 +8,7 @@ from typing import Any
 
 from launcher.cli import reasons
 from launcher.cli.cluster import COMPONENT_LABEL, RELEASE_LABEL
+from launcher.cli.progress import Progress, figure
 
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -90,35 +91,6 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """The run as `output/status.json` tells it.
-
-    Passes count from 0, `eta` is in seconds, loss has no unit.
-    """
-
-    state: str
-    attempt: int
-    number: int
-    passes: int
-    batch: int
-    batches: int
-    samples_per_second: float | None
-    loss: float | None
-    eta: float | None
-    updated: float | None
-    export_to: str | None = None
-    """Where the model goes at the end."""
-
-    @property
-    def fraction(self) -> float:
-        """0 to 1 of all batches of all passes."""
-        if self.state in ("exporting", "complete"):
-            return 1.0
-        within = self.batch / self.batches if self.batches else 0.0
-        return min(1.0, max(0.0, (self.number + min(within, 1.0)) / self.passes)) if self.passes else 0.0
-
-
-@dataclass(frozen=True)
 class View:
     """Everything that `status` shows.
 
@@ -167,26 +139,11 @@ def owned_by(job: str) -> Any:
 
 def newest(pods: Sequence[Object]) -> Object | None:
     """The pod that was made last."""
-    return max(pods, key=lambda pod: pod.get("metadata", {}).get("creationTimestamp") or "", default=None)
+    return max(pods, key=_made, default=None)
 
 
-def progress_of(status: Mapping[str, Any] | None, run_id: str | None) -> Progress | None:
-    """The progress, or None when the file is absent or belongs to another run."""
-    if not status or (run_id is not None and status.get("runId") != run_id):
-        return None
-    return Progress(
-        state=str(status.get("state", "unknown")),
-        attempt=int(status.get("attempt") or 0),
-        number=int(status.get("pass") or 0),
-        passes=int(status.get("passes") or 0),
-        batch=int(status.get("batch") or 0),
-        batches=int(status.get("batches") or 0),
-        samples_per_second=_number(status.get("samplesPerSecond")),
-        loss=_number(status.get("loss")),
-        eta=_number(status.get("etaSeconds")),
-        updated=_number(status.get("updated")),
-        export_to=status.get("exportTo"),
-    )
+def _made(pod: Object) -> str:
+    return str(pod.get("metadata", {}).get("creationTimestamp") or "")
 
 
 def exported_to(run: Mapping[str, Any] | None, run_id: str | None) -> str:
@@ -194,10 +151,6 @@ def exported_to(run: Mapping[str, Any] | None, run_id: str | None) -> str:
     if not run or (run_id is not None and run.get("runId") != run_id):
         return ""
     return str((run.get("exported") or {}).get("to") or "")
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def ranks_of(
@@ -228,8 +181,8 @@ def ranks_of(
                 state=entry.get("state"),
                 number=entry.get("pass"),
                 batch=entry.get("batch"),
-                samples_per_second=_number(entry.get("samplesPerSecond")),
-                loss=_number(entry.get("loss")),
+                samples_per_second=figure(entry.get("samplesPerSecond")),
+                loss=figure(entry.get("loss")),
             )
         )
     return tuple(rows)
@@ -250,9 +203,8 @@ def job_view(
     state, reason = reasons.job_state(job)
     counts = (job or {}).get("status", {})
     if state == "failed":
-        last = newest([pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"])
-        own = reasons.termination(last) if last else ""
-        reason = own or reason
+        guilty = culprit(pods)
+        reason = (reasons.termination(guilty) if guilty else "") or reason
     elif state == "running":
         pending = [pod for pod in pods if pod.get("status", {}).get("phase") == "Pending"]
         if pending:
@@ -271,15 +223,26 @@ def job_view(
     )
 
 
+def culprit(pods: Sequence[Object]) -> Object | None:
+    """The pod that failed the Job: of each rank's newest, the one that failed first and left a reason.
+
+    Earlier pods were replaced and the run went on. One that was told to stop, or that another pod replaced,
+    fails nothing: it is the answer only when there is no other.
+    """
+    last = {rank_of(pod): pod for pod in sorted(pods, key=_made)}
+    failed = [pod for pod in last.values() if pod.get("status", {}).get("phase") == "Failed"]
+    telling = [pod for pod in failed if reasons.termination(pod)]
+    return min(telling, key=lambda pod: (reasons.harmless(pod), _ended(pod)), default=None)
+
+
 def first_cause(pods: Sequence[Object]) -> str:
-    """The last words of the pod that failed first: what came later is mostly its consequence."""
-    failed = [pod for pod in pods if pod.get("status", {}).get("phase") == "Failed"]
-    for pod in sorted(failed, key=_ended):
-        told = reasons.termination(pod)
-        if told:
-            rank = rank_of(pod)
-            return f"{reasons.name(pod)}{'' if rank is None else f' (rank {rank})'}: {told}"
-    return ""
+    """The last words of the pod that failed the Job; empty when there is none."""
+    pod = culprit(pods)
+    if pod is None:
+        return ""
+    rank = rank_of(pod)
+    who = reasons.name(pod) + ("" if rank is None else f" (rank {rank})")
+    return f"{who}: {reasons.termination(pod)}"
 
 
 def _ended(pod: Object) -> str:

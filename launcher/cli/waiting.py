@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import CliError, RunFailed, WaitedTooLong
-from launcher.cli.render import duration, line, waits_for
+from launcher.cli.render import duration, line, restart_text, waits_for
 from launcher.cli.view import View
 
 LINE_SECONDS = 5.0  # at most one line of figures in this time; a change of state or pass is told at once
@@ -27,10 +27,19 @@ class Teller:
     _key: tuple[object, ...] = ()
     _line: str = ""
     _told: float = float("-inf")
+    _restarts: tuple[str | None, int] = (None, 0)
+    """The run that is followed, and how many of its restarts are known."""
 
     def tell(self, view: View) -> None:
-        """Say a line if state, pass or attempt changed, or if figures or reasons did some seconds ago."""
+        """Say a line for each restart, if state, pass or attempt changed, or if figures or reasons did some
+        seconds ago."""
         progress = view.progress
+        if progress:
+            run, known = self._restarts
+            told = len(progress.restarts) if run != view.run_id else known
+            for count, restart in enumerate(progress.restarts[told:], told + 1):
+                self.say(restart_text(restart, count))
+            self._restarts = view.run_id, max(told, len(progress.restarts))
         key = (
             view.state,
             view.run_id,

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import main
+
 K8S_JOB = "quick-start-1a2b3c4d"
 DATA_JOB = "quick-start-data-99aa88bb"
 RUN_JSON = {
@@ -68,6 +70,8 @@ def make_status(**changed):
         "runId": K8S_JOB,
         "state": "training",
         "attempt": 0,
+        "restarts": [],
+        "waitingFor": None,
         "trainers": 3,
         "passes": 10,
         "pass": 6,
@@ -81,6 +85,26 @@ def make_status(**changed):
         "ranks": ranks,
         **changed,
     }
+
+
+def make_idle(**changed):
+    """status.json while no rank trains."""
+    none = dict.fromkeys(("pass", "batch", "samplesPerSecond", "loss"))
+    status = make_status()
+    ranks = [{**entry, **none, "state": "idle"} for entry in status["ranks"]]
+    return {**status, **none, "batches": None, "etaSeconds": None, "ranks": ranks, **changed}
+
+
+def make_restarts(count):
+    """As in status.json: one a minute, each with the last lines of a log."""
+    return [
+        {
+            "attempt": attempt,
+            "cause": f"rank 1 (pod p1 on node2): trainer ended by SIGKILL, time {attempt}\n  [x] line",
+            "at": 1795236798.0 + 60 * attempt,
+        }
+        for attempt in range(count)
+    ]
 
 
 METRICS = (
@@ -98,13 +122,15 @@ METRICS = (
 def api():
     """Builders of API objects.
 
-    `api.pod`, `api.job`, `api.status`, and the run ConfigMap's content `api.run`.
+    `api.pod`, `api.job`, `api.status`, `api.idle`, `api.restarts`, and the run ConfigMap's content `api.run`.
     """
 
     class Builders:
         pod = staticmethod(make_pod)
         job = staticmethod(make_job)
         status = staticmethod(make_status)
+        idle = staticmethod(make_idle)
+        restarts = staticmethod(make_restarts)
         run = RUN_JSON
         k8s_job = K8S_JOB
         data_job = DATA_JOB
@@ -137,3 +163,16 @@ def job_folder(tmp_path: Path) -> Path:
         (node / "server-1.log").write_text(f"second server {rank}\n")
         (node / "attempt-0" / "train.log").write_text(f"trainer {rank}, first attempt\n")
     return job
+
+
+@pytest.fixture
+def cli(capsysbinary, monkeypatch):
+    """Run a command; returns (exit code, stdout, stderr) as text."""
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+
+    def run(*argv):
+        code = main.run([str(part) for part in argv])
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(), err.decode()
+
+    return run

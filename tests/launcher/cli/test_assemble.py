@@ -20,7 +20,7 @@ def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
     ]
     assert looked.progress.fraction == 0.65
     assert render.line(looked) == (
-        "training: pass 7 of 10, batch 40/80, 30,000 samples/s, loss 0.3123, ETA 1 min 15 s"
+        "training: pass 7 of 10, batch 40/80, 30,000 samples/s, loss 0.3123, ETA 1 min 15 s, attempt 0"
     )
 
 

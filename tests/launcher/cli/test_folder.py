@@ -5,24 +5,9 @@ import stat
 
 import pytest
 
-from launcher.cli import main
-
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def cli(capsysbinary, monkeypatch):
-    """Run a command; returns (exit code, stdout, stderr) as text."""
-    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
-
-    def run(*argv):
-        code = main.run([str(part) for part in argv])
-        out, err = capsysbinary.readouterr()
-        return code, out.decode(), err.decode()
-
-    return run
 
 
 def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):

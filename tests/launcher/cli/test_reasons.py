@@ -98,3 +98,19 @@ def test_an_unbound_claim_tells_the_newest_event():
     assert "bound to another claim" in told
     assert reasons.claim_reason({"status": {"phase": "Bound"}}, "paddle") == ""
     assert reasons.claim_reason(None, "paddle") == "the claim paddle does not exist"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (69, "another pod of its rank has its place"),
+        (71, "another one of its rank may"),
+        (143, "told to stop"),
+        (137, "SIGKILL"),
+    ],
+)
+def test_an_exit_code_of_the_launcher_is_told_in_words(api, code, words):
+    ended = {"name": "train", "state": {"terminated": {"exitCode": code}}}
+    told = reasons.termination(api.pod("p", phase="Failed", containerStatuses=[ended]))
+    assert f"exit code {code} (" in told
+    assert words in told

@@ -33,6 +33,43 @@ def test_the_table_has_one_row_a_pass_with_sums_and_weighted_loss(metrics):
     assert table[1]["test_error"] == 0.20
 
 
+def test_the_newest_attempt_counts_wherever_its_row_stands():
+    head, old, new = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n", "0,0,0", "0,0,10"
+    for rows in ((old, new), (new, old)):
+        text = head + "".join(f"{row},10,1.0,10,0.{len(row)}\n" for row in rows)
+        assert [row.attempt for row in report.parse_metrics(text)] == [10], rows
+
+
+def a_row(number, rank, attempt):
+    return report.Row(number, rank, attempt, 10, 1.0, 10.0, 0.5)
+
+
+def test_each_restart_is_marked_between_the_passes_of_its_two_attempts():
+    rows = [
+        a_row(number, rank, attempt)
+        for number, attempt in ((0, 0), (1, 1), (2, 1), (3, 4))
+        for rank in (0, 1)
+    ]
+    assert report.restart_marks(rows) == [(1.5, "attempt 1"), (3.5, "attempt 4")]
+    assert report.restart_marks([a_row(0, 0, 2), a_row(1, 0, 2)]) == []
+
+
+def test_the_picture_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+    lines = [f"{number},0,{number // 2},10,1.0,10,0.5,0.25\n" for number in range(4)]
+    (tmp_path / "metrics.csv").write_text(head + "".join(lines))
+    report.draw_curve(tmp_path)
+    for axis in drawn[0].axes:
+        curve, mark = axis.lines
+        assert list(curve.get_xdata()) == [1, 2, 3, 4]
+        assert list(mark.get_xdata()) == [2.5, 2.5]
+        assert [text.get_text() for text in axis.texts] == ["attempt 1"]
+
+
 def test_no_samples_have_no_loss():
     assert math.isnan(report.mean_loss([]))
 

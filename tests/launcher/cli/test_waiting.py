@@ -7,7 +7,8 @@ import pytest
 from launcher.cli import waiting
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import CliError, RunFailed, WaitedTooLong
-from launcher.cli.view import JobView, Progress, View
+from launcher.cli.progress import Progress, Restart
+from launcher.cli.view import JobView, View
 
 
 class Time:
@@ -112,3 +113,55 @@ def test_a_new_pass_is_told_at_once_and_the_same_figures_never_twice():
     time.now = 100
     teller.tell(dataclasses.replace(a_view(number=1)))
     assert len(said) == 2
+
+
+def restarted(count, **more):
+    """A view after that many restarts."""
+    restarts = tuple(Restart(attempt, f"{attempt}\nlog line", 0.0) for attempt in range(count))
+    view = a_view(**more)
+    return dataclasses.replace(
+        view, progress=dataclasses.replace(view.progress, attempt=count, restarts=restarts)
+    )
+
+
+def test_each_restart_is_one_line_with_its_cause_and_is_told_once():
+    said, error = follow(
+        [restarted(0), restarted(2), restarted(2), restarted(3), restarted(3, state="complete")]
+    )
+    assert error is None
+    assert [line for line in said if line.startswith("restart ")] == [
+        f"restart {k + 1}, at 1970-01-01 00:00:00Z: attempt {k} failed, attempt {k + 1} goes on; cause: {k}"
+        for k in range(3)
+    ]
+
+
+def test_restarts_from_before_are_counted_and_not_told_again():
+    said, _ = follow(
+        [restarted(2), View("here", "run-1", "pending"), restarted(2), restarted(2, state="complete")]
+    )
+    assert not [line for line in said if line.startswith("restart ")]
+    assert said[0].endswith("attempt 2, 2 restarts")
+
+
+def test_another_runs_restarts_begin_anew():
+    views = [restarted(2), restarted(0, run_id="run-2"), restarted(1, run_id="run-2")]
+    said, _ = follow([*views, restarted(1, run_id="run-2", state="complete")])
+    assert [line[:9] for line in said if line.startswith("restart ")] == ["restart 1"]
+
+
+@pytest.mark.parametrize(
+    "state", ["rendezvous", "starting", "restarting", "finishing", "stopped", "exporting"]
+)
+def test_a_run_that_does_not_train_just_now_is_waited_for(state):
+    said, error = follow([a_view(state), a_view("complete")])
+    assert error is None
+    assert said[0].startswith(f"{state}: ")
+
+
+def test_a_run_that_waits_for_a_rank_says_so_at_its_deadline():
+    view = a_view("rendezvous")
+    progress = dataclasses.replace(view.progress, number=None, waiting_for="rank 1 to come")
+    said, error = follow([dataclasses.replace(view, progress=progress)], timeout=0)
+    assert isinstance(error, WaitedTooLong)
+    assert str(error).endswith("still waiting for: rank 1 to come")
+    assert said == ["rendezvous: ETA 1 min 00 s, attempt 0, waits for rank 1 to come"]
