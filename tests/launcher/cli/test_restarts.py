@@ -67,7 +67,7 @@ def test_a_save_that_may_be_older_than_the_newest_is_not_named(api):
     for state in ("stopped", "rendezvous"):
         status = api.idle(state=state, attempt=3, restarts=api.restarts(1))
         assert "goes on from p" not in render.line(
-            looked(api, status=status, run=a_run_json(api, resume=[3, 0]))
+            looked(api, status=status, run=a_run_json(api, resume=[3, 5]))
         )
 
 
