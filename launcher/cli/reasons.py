@@ -32,6 +32,8 @@ _CODES = {
     errors.EXIT_STORAGE: "the storage is full or cannot be written",
     errors.EXIT_STOPPED: "SIGTERM: told to stop",
 }
+_FINAL = (errors.EXIT_SETTINGS, errors.EXIT_DATA, errors.EXIT_GANG, errors.EXIT_STORAGE)
+"""With these the message is the cause of the run's end; with others it may be only the log's last lines."""
 _HARMLESS = (errors.EXIT_TWIN, errors.EXIT_STOPPED)  # the chart's podFailurePolicy ignores them
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -123,15 +125,14 @@ def termination(pod: Object) -> str:
         )
         if not ended or ended.get("exitCode", 0) == 0:
             continue
-        message = str(ended.get("message") or "").strip()
-        if not message:
+        code, message = ended["exitCode"], str(ended.get("message") or "").strip()
+        if not message or code not in _FINAL:
             reason = ended.get("reason", "Error")
             extra = "" if reason in ("Error", "Completed") else f", {reason}"
             if reason == "OOMKilled":
                 extra += ": it used more memory than its limit"
-            message = (
-                f"container {status.get('name')} ended with {exit_name(ended.get('exitCode', 0))}{extra}"
-            )
+            what = f"container {status.get('name')} ended with {exit_name(code)}{extra}"
+            message = f"{what}: {message}" if message else what
         told.append(message)
     if told:
         return "\n".join(told)

@@ -109,8 +109,10 @@ def test_an_unbound_claim_tells_the_newest_event():
         (137, "SIGKILL"),
     ],
 )
-def test_an_exit_code_of_the_launcher_is_told_in_words(api, code, words):
-    ended = {"name": "train", "state": {"terminated": {"exitCode": code}}}
-    told = reasons.termination(api.pod("p", phase="Failed", containerStatuses=[ended]))
-    assert f"exit code {code} (" in told
-    assert words in told
+def test_an_exit_code_that_is_not_the_runs_end_is_told_in_words(api, code, words):
+    for message in ("", "the log's last line"):
+        ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": message}}}
+        told = reasons.termination(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        assert told.startswith(f"container train ended with exit code {code} (")
+        assert words in told
+        assert told.endswith(message)

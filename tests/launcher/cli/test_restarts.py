@@ -156,10 +156,13 @@ def test_results_tell_the_number_of_restarts_and_bring_the_earlier_attempts_logs
     [
         ("training", 1, {0: "trainer 0, first attempt\n", 1: "trainer 0\n"}),
         ("rendezvous", 2, {0: "trainer 0, first attempt\n", 1: "trainer 0\n"}),
+        ("failed", 5, {2: "trainer 0, first attempt\n", 5: "trainer 0\n"}),
     ],
 )
 def test_an_attempts_log_is_found_by_its_number(cli, job_folder, state, attempt, logs):
     put(job_folder, "status.json", {"state": state, "attempt": attempt})
+    node = job_folder / "output" / "node_0"
+    (node / "attempt-0").rename(node / f"attempt-{min(logs)}")
     for number, text in logs.items():
         assert cli("logs", "--path", job_folder, "--attempt", number)[:2] == (0, text)
 
