@@ -33,8 +33,8 @@ from launcher.gang import children
 from launcher.gang.control import Link, Server
 from launcher.gang.crew import Crew, progress_of
 from launcher.gang.ending import write_termination_message
-from launcher.gang.lead import Leader
-from launcher.gang.lock import token_at
+from launcher.gang.lead import Leader, credential
+from launcher.gang.lock import holder_at
 from launcher.gang.log import begin, log
 from launcher.gang.machine import FINAL, Failure, Follower, Order, State
 from launcher.gang.manifest import await_manifest
@@ -81,8 +81,8 @@ class Agent:
         self.leader: Leader | None = None
         self.link: Link | None = None
         self._address = ""
-        self._known = ""
-        """Rank 0's last address: DNS may be away for a while."""
+        self._holder = ""
+        """Rank 0's address as run.lock has it."""
         self._asked = -1
         self._rank_0: Rank0 | None = None
         self._staged: Staged | None = None
@@ -120,7 +120,7 @@ class Agent:
 
     def _script(self) -> None:
         s, t = self.settings, self.timings
-        self._address = advertised(self.network, s.nic)
+        self._address = self.follower.address = advertised(self.network, s.nic)
         pages = {"/healthz": self._healthz, "/metrics": self._metrics, "/status": self._status}
         self.server = Server(self.network, s.peer_port, pages)
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
@@ -131,6 +131,7 @@ class Agent:
                 self.network,
                 t,
                 incarnation=self.incarnation,
+                address=self._address,
                 pause=self.pause,
                 wake=self.wake,
             )
@@ -143,7 +144,7 @@ class Agent:
                 s.peer_port,
                 t,
                 locate=self._locate,
-                token=lambda: token_at(self.output.lock),
+                token=self._read_lock,
                 tell=self._tell,
                 wake=self.wake,
             )
@@ -211,15 +212,22 @@ class Agent:
             return
         if state == "complete" and self.runtime.complete(self.output.root, self.settings.passes):
             raise EndedError("the run is complete", 0)
-        if state == "failed" and self.link is not None and self.link.token == told.get("holder"):
+        if (
+            state == "failed"
+            and self.link is not None
+            and self.link.token == credential(self.settings, str(told.get("holder")))
+        ):
             raise EndedError(str(told.get("cause")), int(told.get("exitCode") or EXIT_GANG))
 
     def _start(self, order: Order) -> Crew:
         """This rank's children of one attempt."""
         assert self._staged is not None  # noqa: S101 - the follower starts nothing before
+        make_room(self.output, self.rank, order.attempt)
+        # That may have taken long: what was ordered then may not be started now.
         if self.leader is not None:
             self.leader.lock.check()
-        make_room(self.output, self.rank, order.attempt)
+        elif self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
+            raise UnfitError(f"attempt {order.attempt} was not started: rank 0 was not heard meanwhile")
         gang = Gang(
             rank=self.rank,
             trainers=self.settings.trainers,
@@ -374,6 +382,14 @@ class Agent:
         """For the link's thread: a launcher whose main thread is stuck says nothing."""
         return None if time.monotonic() - self._round >= self.timings.stuck else self._state()
 
+    def _read_lock(self) -> str | None:
+        """The credential, while rank 0 of this run holds the output; notes where it is."""
+        holder, s = holder_at(self.output.lock), self.settings
+        if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
+            return None
+        self._holder = str(holder.get("address") or "")
+        return credential(s, str(holder.get("token")))
+
     def _locate(self) -> str:
         """Rank 0's address now: its pod may have been replaced."""
         s = self.settings
@@ -385,12 +401,12 @@ class Agent:
             return self._rank_0.address()
         name = f"{s.k8s_job}-0.{s.service}"
         found = [address for address in self.network.resolve(name) if ":" not in address]
-        if found:  # for a while two pods of rank 0 may have the name: one after the other is asked
-            self._asked += 1
-            self._known = found[self._asked % len(found)]
-        elif not self._known:
+        found += [self._holder] if self._holder and self._holder not in found else []
+        if not found:
             raise OSError(f"{name} does not resolve (rank 0's pod is not scheduled, or DNS does not answer)")
-        return self._known
+        # For a while two pods of rank 0 may live, and DNS may be away: one after the other is asked.
+        self._asked += 1
+        return found[self._asked % len(found)]
 
     def _healthz(self) -> tuple[int, str, bytes]:
         stuck = time.monotonic() - self._round

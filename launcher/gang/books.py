@@ -51,7 +51,7 @@ class Books:
         self._writing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="status.json", daemon=True)
 
-    def open(self, complete: bool) -> None:
+    def open(self, plan: Plan, complete: bool) -> None:
         """run.json with the fingerprint, before anything else is written; then status.json from a thread.
 
         `complete`: nothing is left to train, and run.json never says otherwise again.
@@ -59,12 +59,12 @@ class Books:
         if complete:
             self._started = number(self._earlier.get("started")) or self._started
             self._trained = number(self._earlier.get("finished")) or time.time()
-        self.planned()
+        self.planned(plan)
         self._thread.start()
 
-    def planned(self) -> None:
-        """The plan changed: run.json says so before any rank is told."""
-        self._write_run("training")
+    def planned(self, plan: Plan) -> None:
+        """run.json says what is planned before any rank, or `look`, does."""
+        self._write_run(plan, "training")
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -74,8 +74,9 @@ class Books:
                 log.warning("cannot write status.json: %s", error)
             self._end.wait(self._timings.status)
 
-    def _write_run(self, state: str, finished: float | None = None, cause: Failure | None = None) -> None:
-        plan, _ = self._look()
+    def _write_run(
+        self, plan: Plan, state: str, finished: float | None = None, cause: Failure | None = None
+    ) -> None:
         offset = time.time() - time.monotonic()
         write_run(
             self.output,
@@ -105,7 +106,7 @@ class Books:
     def trained(self) -> None:
         """All passes are whole: run.json says `complete` from now on, whatever happens to the export."""
         self._trained = self._trained or time.time()
-        self._write_run("complete")
+        self._write_run(self._look()[0], "complete")
 
     def _write_status(self, cause: str | None) -> None:
         with self._writing:
@@ -141,5 +142,5 @@ class Books:
         if self._thread.is_alive():
             self._thread.join(timeout=5)
         self.state = state
-        self._write_run(state, time.time(), cause)
+        self._write_run(self._look()[0], state, time.time(), cause)
         self._write_status(cause.text if cause is not None else None)

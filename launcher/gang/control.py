@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -57,7 +58,15 @@ class Hub:
         """What an earlier rank 0 left, of ranks that have not been heard here."""
         with self._changed:
             known = {member.rank: member for member in members}
-            self._members = tuple(m if m.state is not None else known.get(m.rank, m) for m in self._members)
+            self._members = tuple(self._merged(here, known.get(here.rank, here)) for here in self._members)
+
+    def _merged(self, here: Member, left: Member) -> Member:
+        if here.state is None or left.state is None:
+            return left if here.state is None else here
+        old = left.state.incarnation  # `here` called before this was known
+        if here.state.incarnation == old:
+            return here
+        return replace(here, gone=here.gone | {old}, ghost=left.heard + self.rules.life)
 
     def open(self, token: str) -> None:
         """From now on ranks that know this token are let in."""
@@ -264,7 +273,8 @@ class Link:
         code, answer = self._post({"state": state.to_json(sent), "seen": self._version})
         if code == 200:
             first = self.order is None
-            self.order, self.heard = Order.from_json(answer["order"]), time.monotonic()
+            # From when it was asked: the answer may have been long on its way, rank 0 counts from its end.
+            self.order, self.heard = Order.from_json(answer["order"]), sent
             self.refused, changed = None, answer["version"] != self._version
             self._version = answer["version"]
             if first or changed:

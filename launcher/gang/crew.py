@@ -17,6 +17,9 @@ from launcher.gang.timings import Timings
 from launcher.runtimes.base import Gang, ProcessSpec, Runtime
 from launcher.settings import TrainSettings
 
+SLOW = 10
+"""Start, tests, saves and export may take so many times training.stallSeconds: 100 minutes by default."""
+
 
 class Crew:
     """Phases: serving → ready → training → done → ended; `stop` from any of them (`machine.Crew`).
@@ -172,14 +175,18 @@ class Crew:
         place = progress.get("pass"), progress.get("batch"), progress.get("state")
         if place != self._moved[1]:
             self._moved = now, place
-        limit = self._gang.settings.stall_seconds
-        if progress.get("state") == "training" and now - self._moved[0] >= limit:
-            quote = _quote(self._trainer.spec) if self._trainer is not None else ""
-            raise ProcessError(
-                f"trainer hangs: no batch for {limit} s (training.stallSeconds), at pass "
-                f"{int(place[0] or 0) + 1}, batch {place[1]}{quote}",
-                process="trainer",
-            )
+        stall, state = self._gang.settings.stall_seconds, progress.get("state")
+        limit = stall if state == "training" else SLOW * stall
+        if state is None or now - self._moved[0] < limit:  # an old binary says nothing of itself
+            return
+        times = "" if state == "training" else f"{SLOW} times "
+        what = f"{'no batch' if state == 'training' else f'still {state}'} for {limit} s ({times}"
+        quote = _quote(self._trainer.spec) if self._trainer is not None else ""
+        raise ProcessError(
+            f"trainer hangs: {what}training.stallSeconds), at pass {int(place[0] or 0) + 1}, batch {place[1]}"
+            f"{quote}",
+            process="trainer",
+        )
 
     def _progress(self) -> dict[str, Any]:
         return progress_of(self._gang.settings)

@@ -40,6 +40,7 @@ class Leader:
         timings: Timings,
         *,
         incarnation: str,
+        address: str,
         pause: Callable[[float], None],
         wake: Callable[[], None],
     ) -> None:
@@ -68,6 +69,7 @@ class Leader:
             settings.job_name,
             settings.pod_name,
             incarnation,
+            address,
         )
         self.lock = RunLock(self.output.lock, holder, timings, pause=pause)
         self.plan = Plan(-1)
@@ -99,7 +101,7 @@ class Leader:
             lost(error)
 
         self.lock.keep(end)
-        self.hub.open(self.lock.token)
+        self.hub.open(credential(self._settings, self.lock.token))
 
     def begin(self, print_: dict[str, Any]) -> None:
         """Adopts the output that fits this fingerprint, and plans the first attempt."""
@@ -117,14 +119,17 @@ class Leader:
             timings=self._timings,
         )
         now = time.monotonic()
-        self.plan, members = again(earlier, adopted.attempt, s.trainers, now, time.time() - now)
+        plan, members = again(earlier, adopted.attempt, s.trainers, now, time.time() - now)
         self.hub.remember(members)
+        if self._complete:  # no attempt is made
+            plan = replace(plan, attempt=max(0, plan.attempt - 1), crew=tuple(earlier.get("crew") or ()))
+        self.books.open(plan, self._complete)
+        self.plan = plan
+        self.hub.publish(plan.order())
         if s.export_to:
             self._exporter = Exporter(s, self._timings, self._wake, self._pause)
             if not self._complete:
                 self._exporter.reserve(self.books.output_id)
-        self.books.open(self._complete)
-        self.hub.publish(self.plan.order())
         if self._complete:
             log.info("all %d passes are done already: nothing to start", s.passes)
         else:
@@ -149,8 +154,7 @@ class Leader:
         if plan.do == "end":
             plan = self._end(plan)
         elif (before.attempt, before.restarts, before.crew) != (plan.attempt, plan.restarts, plan.crew):
-            self.plan = plan
-            self.books.planned()
+            self.books.planned(plan)
         self.plan = plan
         self.hub.publish(plan.order())
         return self.hub.order
@@ -246,7 +250,7 @@ class Leader:
     def settled(self, now: float) -> bool:
         """Whether no other rank runs a child, as far as they tell."""
         return all(
-            m.phase in (*CHILDLESS, "absent") or now - m.heard >= self._rules.life
+            (m.phase in (*CHILDLESS, "absent") or now - m.heard >= self._rules.life) and m.ghost <= now
             for m in self.hub.members[1:]
         )
 
@@ -269,6 +273,11 @@ class Leader:
     def _tell(self, kind: Kind, cause: str | None, score: dict[str, Any] | None = None) -> None:
         if self._notifier is not None:
             self._notifier.tell(kind, attempt=self.plan.attempt, cause=cause, score=score)
+
+
+def credential(settings: TrainSettings, token: str) -> str:
+    """What lets a rank in: that it sees this run's lock, and not that of another run of the same output."""
+    return f"{settings.namespace}/{settings.run_id}/{token}"
 
 
 def again(

@@ -56,11 +56,14 @@ class Holder:
     pod: str
     token: str
     """Random: tells two pods of one run apart, and lets this run's other ranks in."""
+    address: str = ""
+    """Where this run's other ranks find it."""
 
     def content(self, beat: int) -> bytes:
         """One line of JSON, as long as any other of this holder."""
         own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
-        return f'{json.dumps({**own, "token": self.token})[:-1]}, "beat": "{beat:012}"}}\n'.encode()
+        own |= {"token": self.token, "address": self.address}
+        return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
 
 
 class RunLock:
@@ -321,9 +324,9 @@ def _who(content: bytes | None) -> str:
     )
 
 
-def token_at(path: Path, sleep: Callable[[float], None] = time.sleep) -> str | None:
-    """The token in the lock at `path`, as far as this node can see; None when there is no (whole) lock.
+def holder_at(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
+    """The lock at `path` (token, address …), as far as this node can see; {} when there is no (whole) lock.
 
     Raises as `files.read_bytes`.
     """
-    return _token(files.read_bytes(path, sleep))
+    return _parsed(files.read_bytes(path, sleep)) or {}

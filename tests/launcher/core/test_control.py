@@ -117,10 +117,8 @@ def test_a_new_order_reaches_a_rank_that_waits_for_one_and_its_state_comes_back(
     rank_1.link.start()
     until(lambda: rank_1.link.order is not None)
     order = Order(4, "serve", ("10.0.0.1", "10.0.0.2"))
-    before = time.monotonic()
     rank_0.hub.publish(order)
     until(lambda: rank_1.link.order == order)
-    assert rank_1.link.heard >= before
     rank_1.state = replace(rank_1.state, phase="serving", attempt=4)
     rank_0.hub.hold = 0.05
     rank_0.hub.publish(Order(4, "train", ("10.0.0.1", "10.0.0.2")))

@@ -175,7 +175,7 @@ def test_more_passes_go_on_in_the_same_output_and_other_settings_move_it_aside_a
 def test_two_live_releases_with_one_job_name_are_refused_and_the_first_is_not_disturbed(
     tmp_path: Path,
 ) -> None:
-    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="1.5") as first:
+    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="4") as first:
         first.start().until(first.training)
         env = {"run": "quick-start-ffff", "PADDLE_LAUNCHER_RELEASE": "second"}
         with LoopbackGang(tmp_path, timings={"lock_wait": 1.5}, **env) as second:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError
-from launcher.gang.lock import Holder, LockLostError, RunLock, token_at
+from launcher.gang.lock import Holder, LockLostError, RunLock, holder_at
 from launcher.gang.timings import Timings
 from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
@@ -60,6 +62,10 @@ def kept(path: Path, who: Holder) -> tuple[RunLock, Lost]:
 
 
 # -- who gets it
+
+
+def token_at(path: Path, sleep: Callable[[float], None] = time.sleep) -> str | None:
+    return holder_at(path, sleep).get("token")
 
 
 def test_a_released_lock_is_taken_at_once_and_a_renewed_one_is_waited_for(path: Path) -> None:

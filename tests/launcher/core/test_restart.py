@@ -245,7 +245,8 @@ def test_a_stranger_is_refused_and_pages_are_answered(tmp_path: Path) -> None:
         state = json.dumps({"state": {"rank": 1, "incarnation": "x", "phase": "idle"}, "seen": 0})
         assert ask("POST", "/state", state)[0] == 401
         assert ask("POST", "/state", state, "guess")[0] == 401
-        token = json.loads((gang.output / "run.lock").read_text())["token"]
+        token = f"paddle/{gang.run}/" + json.loads((gang.output / "run.lock").read_text())["token"]
+        assert ask("POST", "/state", state, token.replace(gang.run, "another-run"))[0] == 401
         assert ask("POST", "/state", '{"state": 1}', token)[0] == 400
         assert ask("POST", "/state", state.replace('"rank": 1', '"rank": 7'), token)[0] == 400
         assert ask("POST", "/state", state, token)[0] == 409

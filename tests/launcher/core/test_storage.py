@@ -12,7 +12,7 @@ import pytest
 
 from launcher import files
 from launcher.errors import DataError, StorageFailedError
-from launcher.gang.lock import Holder, LockLostError, RunLock, token_at
+from launcher.gang.lock import Holder, LockLostError, RunLock, holder_at
 from launcher.gang.output import Adopted, adopt, fingerprint, make_room, write_run
 from launcher.gang.timings import Timings
 from launcher.layout import Output
@@ -56,7 +56,7 @@ class Run:
         try:
             return adopt(self.settings, self.print, self.lock)
         finally:
-            self.token = token_at(self.output.lock)
+            self.token = holder_at(self.output.lock).get("token")
             self.lock.release()
 
     def write(self, **values: Any) -> None:
@@ -161,7 +161,7 @@ def test_a_rival_that_takes_the_name_in_between_keeps_it(tmp_path: Path) -> None
     into_place = faulty("rename", "*/.output-run-2.tmp", then=rival.lock.acquire)
     with into_place, pytest.raises(LockLostError, match="another run made"):
         second.adopt()
-    assert token_at(rival.output.lock) == rival.lock.token
+    assert holder_at(rival.output.lock).get("token") == rival.lock.token
 
 
 # -- what it leaves there
