@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -30,11 +31,11 @@ def cluster() -> Cluster:
     return Cluster(env, image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher"), SHARED)
 
 
-@pytest.fixture
-def train(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Training]]:
-    """Makes trainings: an example's values, changes, and a namespace that allows what they need."""
+@contextlib.contextmanager
+def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]:
+    """Makes trainings (an example's values, changes, and a namespace that allows what they need)."""
     made: list[Training] = []
-    slug = request.node.name.replace("_", "-").lower().removeprefix("test-")
+    slug = title.replace("_", "-").lower().removeprefix("test-")
     slug = "".join(c for c in slug if c.isalnum() or c == "-")[:32].strip("-")
 
     def make(example: str = "quick_start", level: str = "restricted", **changes: Any) -> Training:
@@ -57,11 +58,24 @@ def train(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable
         made.append(training)
         return training
 
-    yield make
-    for training in made:
-        if not training.uninstalled:
-            run(["helm", "uninstall", training.release, "-n", training.namespace], cluster.env, check=False)
-        cluster.kubectl(
-            "delete", "namespace", training.namespace, "--ignore-not-found", "--timeout=80s", seconds=90
-        )
-        shutil.rmtree(training.job, ignore_errors=True)
+    try:
+        yield make
+    finally:
+        for training in made:
+            if not training.uninstalled:
+                run(
+                    ["helm", "uninstall", training.release, "-n", training.namespace],
+                    cluster.env,
+                    check=False,
+                )
+            cluster.kubectl(
+                "delete", "namespace", training.namespace, "--ignore-not-found", "--timeout=80s", seconds=90
+            )
+            shutil.rmtree(training.job, ignore_errors=True)
+
+
+@pytest.fixture
+def train(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Training]]:
+    """The maker of this test's trainings."""
+    with trainings(cluster, request.node.name) as make:
+        yield make

@@ -91,7 +91,8 @@ class Training:
     @property
     def job(self) -> Path:
         """The job's folder on the shared storage, as the host sees it."""
-        return self.cluster.shared / str(self.values["jobName"])
+        folder = self.values.get("storage", {}).get("hostPath", {}).get("path", self.cluster.shared)
+        return Path(folder) / str(self.values["jobName"])
 
     @property
     def output(self) -> Path:
@@ -138,6 +139,12 @@ class Training:
     def pods(self, component: str = "training") -> list[dict[str, Any]]:
         labels = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component={component}"
         return self.cluster.get("pods", self.namespace, "-l", labels)
+
+    def pod(self, rank: int) -> str:
+        """The name of the newest training pod of a rank."""
+        index = "batch.kubernetes.io/job-completion-index"
+        found = [p["metadata"] for p in self.pods() if p["metadata"]["labels"][index] == str(rank)]
+        return str(max(found, key=lambda m: m["creationTimestamp"])["name"])
 
     def ended(self, seconds: float = 180) -> str:
         """Waits for the training Job's end: Complete or Failed."""

@@ -1,23 +1,24 @@
-"""Real Jobs on the local cluster: both programs, the seeds' ports, two releases, resume, deaths."""
+"""Real Jobs on the local cluster: both programs, the seeds' ports, two releases, resume, a death."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import json
-import time
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.e2e import processes
 from tests.e2e.kube import Cluster, Training
 
 pytestmark = pytest.mark.e2e
 
 Make = Callable[..., Training]
 DEATH_SECONDS = 30
-"""A death anywhere ends the job on all pods within this; Kubernetes has 15 s more to say so."""
+"""A run without restarts ends on all pods within this of a death; Kubernetes has 15 s more to say so."""
 
 
 def rows(output: Path) -> list[dict[str, str]]:
@@ -143,68 +144,35 @@ def test_two_releases_of_one_name_in_two_namespaces_train_at_once(train: Make) -
     assert "rmse" in dict(run_json(two.output)["score"])  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("victim", ["trainer", "pserver"])
-def test_a_process_that_dies_ends_the_job_on_all_pods_with_its_cause(
-    train: Make, cluster: Cluster, victim: str
-) -> None:
-    training = train("recommendation", training={"passes": 500})
-    training.upgrade()
-    cluster.until("rank 1 in training", 180, lambda: training.pass_of(1) >= 0)
-    pod = next(
-        p
-        for p in training.pods()
-        if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "1"
-    )
-    kill = (
-        "import os,signal,pathlib\n"
-        "for p in pathlib.Path('/proc').glob('[0-9]*'):\n"
-        "    try: words = p.joinpath('environ').read_bytes().split(b'\\0')\n"
-        "    except OSError: continue\n"
-        f"    if b'TRAINING_ROLE={victim.upper()}' in words: os.kill(int(p.name), signal.SIGKILL)\n"
-    )
-    began = time.monotonic()
-    cluster.kubectl("exec", pod["metadata"]["name"], "-n", training.namespace, "--", "python3", "-c", kill)
-    assert training.ended(DEATH_SECONDS + 15) == "Failed"
-    assert time.monotonic() - began < DEATH_SECONDS + 15
-    status = json.loads((training.output / "status.json").read_text())
-    assert status["state"] == "failed"
-    assert "rank 1" in status["cause"]
-    assert victim in status["cause"]
-    assert "SIGKILL" in status["cause"]
-    assert any("SIGKILL" in message and victim in message for message in training.messages())
-
-
-def test_a_deleted_pod_ends_the_attempt_everywhere_and_its_replacement_goes_on(
+def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
     train: Make, cluster: Cluster
 ) -> None:
-    """Told to stop is no failure of the run: every rank ends with 143, and Kubernetes' new pods resume."""
-    training = train("recommendation", training={"passes": 500})
+    training = train("recommendation", training={"passes": 500, "restarts": 0})
     training.upgrade()
-    cluster.until("rank 2 in its second pass", 180, lambda: training.pass_of(2) >= 1)
-    old = {p["metadata"]["name"] for p in training.pods()}
-    victim = next(
-        p
-        for p in training.pods()
-        if p["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"] == "2"
-    )
-    cluster.kubectl("delete", "pod", victim["metadata"]["name"], "-n", training.namespace, "--wait=false")
+    cluster.until("rank 1 in training", 180, lambda: training.pass_of(1) >= 0)
+    processes.signal_all(processes.of(training.values["jobName"], "trainer", rank=1), signal.SIGKILL)
+    assert training.ended(DEATH_SECONDS + 15) == "Failed"
+    status = json.loads((training.output / "status.json").read_text())
+    assert (status["state"], status["attempt"]) == ("failed", 0)
+    for text in (status["cause"], *training.messages()):
+        assert "rank 1" in text or "trainer ended" in text, text
+        assert "SIGKILL" in text and "training.restarts is 0" in text, text
 
-    def ended() -> list[dict[str, object]]:
-        left = [p for p in training.pods() if p["metadata"]["name"] in old]
-        return [p for p in left if p["status"]["phase"] != "Failed"]
 
-    cluster.until("the end of the first attempt on all pods", DEATH_SECONDS + 15, lambda: not ended())
-    assert any("rank 2" in message and "told to stop" in message for message in training.messages())
-
-    def again() -> bool:
-        status = json.loads((training.output / "status.json").read_text())
-        return status["attempt"] >= 1 and status["state"] == "training"
-
-    cluster.until("the second attempt in training", 150, again)
-    assert (training.output / "node_2" / "attempt-0" / "train.log").exists(), (
-        "the first attempt's log is kept"
-    )
-    assert "Pass=0 " not in (training.output / "node_2" / "train.log").read_text(), "it went on, not anew"
+def test_a_run_begins_with_another_runs_model(train: Make, cluster: Cluster) -> None:
+    """training.initFrom: other data, the same program, a first pass that begins where the other one ended."""
+    first = train("quick_start", training={"passes": 3})
+    first.upgrade()
+    first.complete()
+    begun = {"config": "quick_start/trainer_config.py", "initFrom": f"{first.values['jobName']}/output"}
+    other = train("quick_start", training={"passes": 1, **begun}, data={"seed": 8})
+    other.upgrade()
+    other.complete()
+    assert other.described()["dataDigest"] != first.described()["dataDigest"]
+    losses = [float(row["train_loss"]) for row in rows(first.output) if row["rank"] == "0"]
+    (after,) = (float(row["train_loss"]) for row in rows(other.output) if row["rank"] == "0")
+    assert after < (losses[0] + losses[-1]) / 2, (losses, after)
+    assert not (first.output / "run.lock").exists(), "the other run's folder is only read"
 
 
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:

@@ -1,0 +1,66 @@
+"""A job's processes as this machine sees them: its nodes are namespaces, so pods' processes are here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROC = Path("/proc")
+COMMANDS = {"train": "launcher", "prepare": "data", "await-data": "waiting"}
+"""`python -m launcher <command>` → the role that tests call it by."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a job. `rank` is -1 for the data Job's."""
+
+    pid: int
+    role: str
+    """launcher, trainer, pserver, data, waiting (the init container), or other."""
+    rank: int
+
+    def progress(self) -> dict[str, Any]:
+        """What this process's trainer last said of itself (docs/contracts.md), {} when there is nothing."""
+        try:
+            return dict(json.loads((PROC / str(self.pid) / "root/work/progress.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+
+def of(job_name: str, role: str | None = None, rank: int | None = None) -> list[Process]:
+    """The processes of this job, by pid: all, or those of a role or rank."""
+    found = [one for path in PROC.glob("[0-9]*") if (one := _identified(path, job_name)) is not None]
+    return sorted(
+        (one for one in found if role in (None, one.role) and rank in (None, one.rank)),
+        key=lambda one: one.pid,
+    )
+
+
+def _identified(path: Path, job_name: str) -> Process | None:
+    try:
+        pairs = (word.partition("=") for word in (path / "environ").read_text(errors="replace").split("\0"))
+        words = (path / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:  # it has ended meanwhile
+        return None
+    environ = {name: value for name, _, value in pairs}
+    if environ.get("JOB_NAME") != job_name:
+        return None
+    role = environ.get("TRAINING_ROLE", "").lower()
+    if not role:
+        role = next((COMMANDS[word] for word in words if word in COMMANDS), "other")
+    return Process(int(path.name), role, int(environ.get("JOB_COMPLETION_INDEX", "-1")))
+
+
+def signal_all(whom: Iterable[Process], number: signal.Signals) -> None:
+    """Sends them a signal; fails when there is nobody to get it."""
+    listed = list(whom)
+    assert listed, "there is no such process"
+    for one in listed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(one.pid, number)
