@@ -20,7 +20,7 @@ class FakeCluster:
     namespace, name = "paddle", "context test"
 
     def __init__(self, api, *stages):
-        self.api, self.stages = api, list(stages)
+        self.api, self.stages, self.read = api, list(stages), []
 
     def pause(self, _seconds):
         assert len(self.stages) > 1, "it waits although the run is over"
@@ -41,6 +41,8 @@ class FakeCluster:
         raise CliError("the storage is not asked here")
 
     def pod_log(self, pod, container, follow):
+        assert pod not in self.read, "its log comes twice"
+        self.read.append(pod)
         yield from [f"{pod} {container} {follow}\n".encode(), *(LINES if pod == "old" else [])]
 
 
