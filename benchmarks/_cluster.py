@@ -1,0 +1,130 @@
+"""The same three ranks in pods of the local cluster, if it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from benchmarks._fleet import RANKS, events, read
+from infra.naming import image_reference
+from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged, run
+
+STATE = Path("/var/lib/paddle-training")
+INDEX = "batch.kubernetes.io/job-completion-index"
+KILL = """
+import os, pathlib, signal, sys, time
+for path in pathlib.Path("/proc").glob("[0-9]*"):
+    try: words = path.joinpath("environ").read_bytes().split(b"\\0")
+    except OSError: continue
+    if f"TRAINING_ROLE={sys.argv[1].upper()}".encode() in words: os.kill(int(path.name), signal.SIGKILL)
+print(time.time())
+"""
+BEGAN = """
+import os, time
+ticks = int(open("/proc/1/stat").read().rpartition(")")[2].split()[19])
+print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK"))
+"""
+
+
+def cluster() -> Cluster:
+    """The local cluster, with the image of the launcher as it is now."""
+    env = {**os.environ, "KUBECONFIG": str(STATE / "kubeconfig"), "PYTHONPATH": str(ROOT)}
+    image = image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher")
+    return Cluster(env, image, STATE / "shared")
+
+
+def reachable() -> bool:
+    """Whether the local cluster runs and has the image on each node."""
+    if not (STATE / "kubeconfig").exists():
+        return False
+    known = cluster()
+    try:
+        nodes = json.loads(known.kubectl("get", "nodes", "-o", "json", seconds=10))["items"]
+    except (AssertionError, subprocess.TimeoutExpired):
+        return False
+    names = [{n for image in node["status"].get("images", []) for n in image["names"]} for node in nodes]
+    return bool(names) and all(known.image in found for found in names)
+
+
+class PodGang:
+    """One release in a namespace of its own. Use as a context: everything is removed at its end."""
+
+    def __init__(self, example: str, number: int) -> None:
+        self.cluster = cluster()
+        name = f"bench-{example.replace('_', '-')}-{number}"
+        values = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
+        changes = {
+            "image": self.cluster.image,
+            "imagePullPolicy": "Never",
+            "jobName": name,
+            "logFormat": "json",
+            "portsNum": 1,
+            "portsNumSparse": 1,
+            "storage": {"type": "hostPath", "hostPath": {"path": str(self.cluster.shared)}},
+            "training": {"passes": 100000, "restarts": 100},
+        }
+        self.training = Training(self.cluster, name, merged(values, changes))
+        self._pods: dict[int, str] = {}
+
+    def __enter__(self) -> PodGang:
+        self.cluster.kubectl("create", "namespace", self.training.namespace)
+        try:
+            self.training.upgrade()
+            self.cluster.until("three pods that run", 180, self._find)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        t = self.training
+        run(["helm", "uninstall", t.release, "-n", t.namespace], self.cluster.env, check=False)
+        self.cluster.kubectl("delete", "namespace", t.namespace, "--timeout=120s", seconds=130, check=False)
+        shutil.rmtree(t.job, ignore_errors=True)
+
+    def _find(self) -> bool:
+        running = [p for p in self.training.pods() if p["status"].get("phase") == "Running"]
+        self._pods = {int(p["metadata"]["labels"][INDEX]): p["metadata"]["name"] for p in running}
+        return len(self._pods) == len(RANKS)
+
+    def _python(self, rank: int, code: str, *words: str) -> str:
+        pod = "exec", self._pods[rank], "-n", self.training.namespace
+        return self.cluster.kubectl(*pod, "--", "python3", "-c", code, *words)
+
+    def began(self) -> float:
+        """When the last pod's launcher began (unix seconds)."""
+        return max(float(self._python(rank, BEGAN)) for rank in RANKS)
+
+    def trains(self, after: float) -> bool:
+        """Whether every rank has done a first batch after that moment."""
+        told: dict[str, Any] = read(self.training.output / "status.json")
+        restarted = [r["at"] for r in told.get("restarts", [])]
+        # A kill is behind the newest restart until it was noticed; a first start has none.
+        fresh = told.get("updated", 0.0) > after and (not told.get("attempt") or max(restarted) > after)
+        if not fresh or any(r["state"] != "training" for r in told["ranks"]):
+            time.sleep(0.4)
+            return False
+        return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
+
+    def marks(self, rank: int) -> dict[str, float]:
+        """The marks of a rank's trainer."""
+        code = "import os; print(open(os.environ['PADDLE_LAUNCHER_WORK_DIR'] + '/progress.json').read())"
+        return dict(json.loads(self._python(rank, code)).get("marks", {}))
+
+    def events(self, rank: int) -> list[tuple[float, str]]:
+        """(unix seconds, message) of each line of a rank's launcher."""
+        return events(self.cluster.kubectl("logs", self._pods[rank], "-n", self.training.namespace))
+
+    def kill(self, rank: int, role: str) -> float:
+        """Kills a rank's process, and returns when (unix seconds)."""
+        return float(self._python(rank, KILL, role))
