@@ -19,8 +19,9 @@ class Restart:
 
     @property
     def brief(self) -> str:
-        """The first line of the cause: log lines follow it."""
-        return self.cause.strip().partition("\n")[0] or "no cause was told"
+        """The first line of the cause, without the announcement of the log lines that follow it."""
+        first = self.cause.strip().partition("\n")[0].partition("; the last lines of ")[0]
+        return first or "no cause was told"
 
 
 @dataclass(frozen=True)

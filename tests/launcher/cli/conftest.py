@@ -100,7 +100,8 @@ def make_restarts(count):
     return [
         {
             "attempt": attempt,
-            "cause": f"rank 1 (pod p1 on node2): trainer ended by SIGKILL, time {attempt}\n  [x] line",
+            "cause": f"rank 1 (pod p1 on node2): trainer ended by SIGKILL, time {attempt}; the last lines of "
+            "train.log:\n  [x] line",
             "at": 1795236798.0 + 60 * attempt,
         }
         for attempt in range(count)
