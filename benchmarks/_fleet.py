@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,11 @@ def events(log: str) -> list[tuple[float, str]]:
     return found
 
 
-def last(found: Iterable[Sequence[tuple[float, str]]], what: str, after: float) -> float:
-    """When the last of these launchers said so, the first time after that moment."""
-    return max(next(at for at, text in one if at >= after and what in text) for one in found)
+def last(found: Sequence[Sequence[tuple[float, str]]], what: str, after: float = 0.0) -> float:
+    """When the last of these launchers said so, for the first time after that moment."""
+    times = [[at for at, text in one if at >= after and what in text] for one in found]
+    assert all(times), f"a launcher said nothing of {what!r} after {after}"
+    return max(each[0] for each in times)
 
 
 MARKS = {"imported": "import", "met": "join", "loaded": "load", "first_batch": "batch"}

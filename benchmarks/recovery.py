@@ -78,9 +78,9 @@ def first_batch(run: Run) -> Parts:
     await_training(run, began)
     told = [run.events(rank) for rank in RANKS]
     ends = {
-        "stage": last(told, "staged shard", began),
-        "meet": last(told[:1], "attempt 0 ", began),
-        "start": last(told, "started trainer", began),
+        "stage": last(told, "staged shard"),
+        "meet": last(told[:1], "attempt 0 "),
+        "start": last(told, "started trainer"),
     }
     return parts(began, ends | paddle_ends([run.marks(rank) for rank in RANKS]))
 

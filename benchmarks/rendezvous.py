@@ -35,7 +35,8 @@ sys.path.insert(0, str(REPO))
 
 from benchmarks._lines import say  # noqa: E402
 from launcher.gang.kubernetes import Rank0  # noqa: E402
-from launcher.gang.lock import token_at  # noqa: E402
+from launcher.gang.lead import credential  # noqa: E402
+from launcher.gang.lock import holder_at  # noqa: E402
 from launcher.gang.machine import Order, State  # noqa: E402
 from launcher.gang.timings import Timings  # noqa: E402
 from launcher.layout import Output  # noqa: E402
@@ -172,7 +173,7 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
         settings = TrainSettings.from_environ(gang.config(1)["environ"])
         told = {
             "address": (gang.addresses[0], settings.peer_port),
-            "token": token_at(output.lock),
+            "token": credential(settings, holder_at(output.lock)["token"]),
             "fingerprint": gang.json("run.json")["fingerprint"],
         }
         edges = [1 + (size - 1) * n // PROCESSES for n in range(PROCESSES + 1)]
