@@ -11,7 +11,7 @@ LOCAL = $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo status down env test bench lint fmt docs
+.PHONY: help venv tools cluster image sources demo status down env test test-faults reliability bench lint fmt docs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,8 +43,15 @@ down: ## stop all of it; data and results stay
 env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
 	@$(LOCAL) env
 
-test: tools ## every test
+test: tools ## every test but those of test-faults
 	@$(RUN) tests/run.py
+
+test-faults: tools ## break runs and the cluster in every way that docs/reliability.md has (half an hour)
+	@$(RUN) tests/run.py cluster faults
+
+reliability: tools ## test-faults, and docs/reliability.md from what it saw
+	@FAULT_RESULTS=docs/reliability.json $(RUN) tests/run.py cluster faults
+	@$(RUN) docs/reliability.py
 
 bench: tools ## side-by-side measurements
 	@$(RUN) -m benchmarks

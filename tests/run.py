@@ -5,7 +5,9 @@
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
 The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
-that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. Tier `faults`
+is `make test-faults`: it breaks the cluster itself and takes about half an hour; tier `e2e` has a short
+selection of it. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -48,9 +50,13 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "e2e": (
         _pytest(
-            "e2e and not restarts", 3, "e2e", "infra_emulated", "launcher/cli", "chart", "infra", said="-v"
+            "e2e and not restarts and not faults",
+            3,
+            *("e2e", "faults", "infra_emulated", "launcher/cli", "chart", "infra"),
+            said="-v",
         ),
     ),
+    "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
 # All that needs the cluster, and last what stops it; beside it all that does not.

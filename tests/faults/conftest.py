@@ -1,0 +1,97 @@
+"""Runs that are long enough to be broken, the score of one that is not, and the results' file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import cluster, train, trainings
+from tests.e2e.kube import ROOT, Cluster, Training, merged
+from tests.faults import machine
+from tests.faults.watch import Run
+
+__all__ = ["cluster", "train"]
+
+VALUES: dict[str, Any] = {
+    # 434 batches a pass: some fifteen seconds of training, and a save after each pass.
+    "training": {"passes": 4, "batchSize": 16, "keepSaves": 100, "terminationGracePeriodSeconds": 15},
+}
+"""On top of the example quick_start."""
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], float]:
+    """The score of a run that nobody breaks, trained once for all of pytest's processes."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    kept = shared / "undisturbed.json"
+
+    def score() -> float:
+        with (shared / "undisturbed.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not kept.exists():
+                with trainings(cluster, "undisturbed") as make:
+                    training = make("quick_start", **VALUES)
+                    training.upgrade()
+                    training.complete(300)
+                    told = json.loads((training.output / "run.json").read_text())
+                    assert told["restarts"] == []
+                    kept.write_text(json.dumps(told["score"]))
+        return float(json.loads(kept.read_text())["error"])
+
+    return score
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
+    """Writes this test's row to the file named by FAULT_RESULTS; without it to nowhere."""
+
+    def write(row: dict[str, Any]) -> None:
+        if "FAULT_RESULTS" not in os.environ:
+            return
+        with (ROOT / os.environ["FAULT_RESULTS"]).open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # pytest may have several processes
+            file.seek(0)
+            rows = json.loads(file.read() or "{}")
+            rows[f"{Path(str(request.node.path)).relative_to(ROOT)}::{request.node.name}"] = row
+            file.truncate(0)
+            file.write(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+
+    return write
+
+
+@pytest.fixture
+def begin(
+    train: Callable[..., Training],
+    undisturbed: Callable[[], float],
+    note: Callable[[dict[str, Any]], None],
+) -> Callable[..., Run]:
+    """Starts a run with `VALUES` and these changes."""
+
+    def start(**changes: Any) -> Run:
+        training = train("quick_start", **merged(VALUES, changes))
+        training.upgrade()
+        return Run(training, undisturbed, note)
+
+    return start
+
+
+@pytest.fixture
+def mended() -> Iterator[None]:
+    """For tests that break the cluster itself: whole before, and whole behind them."""
+    machine.mend()
+    yield
+    machine.mend()
+
+
+@pytest.fixture
+def volume(request: pytest.FixtureRequest) -> Iterator[machine.Volume]:
+    """A small volume, to be named before `begin`, since the pods must go first."""
+    with machine.volume(request.node.name.removeprefix("test_")[:40], 96) as made:
+        yield made

@@ -1,0 +1,132 @@
+"""Breaks parts of the local cluster, and mends them: daemons, a node's link, a small volume of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.cluster import lifecycle, node, processes
+from local.cluster.plan import Node
+from local.paths import POD_UID, SOURCES, STATE
+
+VOLUMES = STATE / "volumes"
+
+
+def command(*words: str | Path, check: bool = True) -> bool:
+    """Whether a command went well; with `check` a failing one fails the test."""
+    ended = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert not check or ended.returncode == 0, f"{words}: {ended.stderr}"
+    return ended.returncode == 0
+
+
+def mend() -> None:
+    """Starts what was stopped, as `make cluster` does; a whole cluster is left alone."""
+    plan = json.loads((STATE / "plan.json").read_text())
+    for each in lifecycle.running_nodes():
+        command("ip", "link", "set", each.link, "up")
+    lifecycle.up(plan["nodes"], Path(plan["kubernetes"]), Path(plan["coredns"]))
+
+
+@contextlib.contextmanager
+def stopped(*names: str) -> Iterator[None]:
+    """These daemons do not run; mended behind it."""
+    for name in names:  # as a crash does it: nobody is told
+        who = processes.record(name)
+        assert who is not None, f"{name} does not run"
+        os.kill(who.pid, signal.SIGKILL)
+    processes.stop(*names)
+    try:
+        yield
+    finally:
+        mend()
+
+
+def node_named(name: str) -> Node:
+    """The node that Kubernetes calls so."""
+    return next(each for each in lifecycle.running_nodes() if each.name == name)
+
+
+def agents(name: str) -> tuple[str, str]:
+    """Kubelet and containerd of a node, the former first."""
+    containerd, kubelet, _ = node.daemons(node_named(name))
+    return kubelet, containerd
+
+
+def cut(name: str, seconds: float) -> None:
+    """No packet reaches or leaves this node, its pods' neither, for so long."""
+    link = node_named(name).link
+    command("ip", "link", "set", link, "down")
+    try:
+        time.sleep(seconds)
+    finally:
+        command("ip", "link", "set", link, "up")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A small file system of its own in the place of the shared storage."""
+
+    folder: Path
+    image: Path
+
+    def mount(self) -> None:
+        command("mount", "-o", "loop", self.image, self.folder)
+
+    def unmount(self) -> None:
+        """Waits for who still has a file open there."""
+        deadline = time.monotonic() + 30
+        while not command("umount", self.folder, check=False):
+            assert time.monotonic() < deadline, f"{self.folder} is still in use"
+            time.sleep(0.5)
+
+    def fill(self) -> None:
+        """Not one more byte goes in."""
+        with contextlib.suppress(OSError), (self.folder / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        with contextlib.suppress(OSError), (self.folder / "filler").open("ab", buffering=0) as file:
+            while True:
+                file.write(b"0")
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
+    def refuse_writes(self) -> None:
+        """What a file system does that finds itself damaged: read-only, also for files that are open."""
+        command("mount", "-o", "remount,abort", self.folder)
+
+    def accept_writes(self) -> None:
+        """Only a new mount does that."""
+        self.unmount()
+        self.mount()
+
+
+@contextlib.contextmanager
+def volume(name: str, megabytes: int) -> Iterator[Volume]:
+    """A volume that belongs to the pods' user, with the examples' data in sources/."""
+    made = Volume(VOLUMES / name, VOLUMES / f"{name}.img")
+    made.folder.mkdir(parents=True, exist_ok=True)
+    with made.image.open("wb") as file:
+        file.truncate(megabytes << 20)
+    # Without space kept for root: pods and this test have the same.
+    command("mkfs.ext4", "-q", "-F", "-m", "0", made.image)
+    made.mount()
+    try:
+        shutil.copytree(SOURCES, made.folder / "sources")
+        for path in (made.folder, made.folder / "sources"):
+            os.chown(path, POD_UID, POD_UID)
+        yield made
+    finally:
+        made.unmount()
+        made.image.unlink()
+        made.folder.rmdir()

@@ -1,0 +1,160 @@
+"""Pods that are deleted, doubled, drained or too late."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e import processes
+from tests.e2e.kube import Training
+from tests.faults import machine
+from tests.faults.watch import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+Begin = Callable[..., Run]
+
+
+def delete(training: Training, rank: int, *words: str) -> None:
+    pod = training.pod(rank)
+    training.cluster.kubectl("delete", "pod", pod, "-n", training.namespace, "--wait=false", *words)
+
+
+def node_of(training: Training, rank: int) -> str:
+    name = training.pod(rank)
+    return str(next(p["spec"]["nodeName"] for p in training.pods() if p["metadata"]["name"] == name))
+
+
+def test_a_deleted_pod_comes_back_and_the_others_wait_for_it_with_their_data(begin: Begin) -> None:
+    run = begin()
+    run.reach(1, batch=100)
+    others = {run.training.pod(rank) for rank in (0, 1)}
+    run.broken()
+    delete(run.training, 2)
+    run.recovered()
+    run.ends_whole("told to stop (SIGTERM)")
+    assert {run.training.pod(rank) for rank in (0, 1)} == others, "no other pod was replaced for it"
+
+
+@pytest.mark.faults
+def test_a_deleted_pod_of_rank_0_comes_back_and_goes_on_from_run_json(begin: Begin) -> None:
+    run = begin()
+    run.reach(1, batch=100)
+    run.broken()
+    delete(run.training, 0)
+    run.recovered()
+    told = run.json("run.json")
+    assert told["resume"][0] >= 1, "it went on, not anew"
+    run.ends_whole(*[restart["cause"].partition("\n")[0] for restart in told["restarts"]])
+
+
+@pytest.mark.faults
+def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mended: None) -> None:
+    """Deleted with force while its node's kubelet is away: Kubernetes forgets the pod, and it lives on."""
+    run = begin(training={"passes": 10})
+    run.reach(1, batch=100)
+    kubelet, _ = machine.agents(node_of(run.training, 0))
+    with machine.stopped(kubelet):
+        run.broken()
+        delete(run.training, 0, "--force", "--grace-period=0")
+        run.cluster.until("two launchers of rank 0", 90, lambda: len(run.processes("launcher", 0)) == 2)
+        token = json.loads((run.output / "run.lock").read_text())["token"]
+        first = run.progress()
+        run.cluster.until("more of the first one's training", 60, lambda: run.progress() != first)
+        assert json.loads((run.output / "run.lock").read_text())["token"] == token, "nobody took the lease"
+    run.training.complete(300)
+    restarts = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
+    run.ends_whole(*restarts)
+    assert len(restarts) <= 1, "the end of the first one is at most one restart"
+
+
+@pytest.mark.faults
+def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
+    begin: Begin, mended: None
+) -> None:
+    run = begin()
+    run.reach(0, batch=100)
+    assert node_of(run.training, 0) != node_of(run.training, 1)
+    kubelet, _ = machine.agents(node_of(run.training, 1))
+    with machine.stopped(kubelet):
+        run.broken()
+        delete(run.training, 1, "--force", "--grace-period=0")
+        run.cluster.until("two launchers of rank 1", 90, lambda: len(run.processes("launcher", 1)) == 2)
+        run.training.complete(300)
+    run.ends_whole()
+
+
+@pytest.mark.faults
+def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: Begin) -> None:
+    run = begin(training={"passes": 1})
+    run.training.complete(240)
+    before = {path: path.read_bytes() for path in (run.output / "model").rglob("*") if path.is_file()}
+    measured = (run.output / "metrics.csv").read_bytes()
+    run.training.upgrade({"runId": "again"})
+    run.cluster.until("rank 2's new pod", 60, lambda: run.training.pods() and run.training.pod(2))
+    run.broken()
+    delete(run.training, 2)
+    run.training.complete(240)
+    assert {path: path.read_bytes() for path in before} == before
+    assert (run.output / "metrics.csv").read_bytes() == measured
+    assert run.json("run.json")["state"] == "complete"
+    run.keep(0, "complete; nothing is trained again")
+
+
+@pytest.mark.faults
+def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> None:
+    """A suspended Job: Kubernetes sends SIGTERM to all pods at once, as a queue or a person does."""
+    run = begin()
+    run.reach(1, batch=100)
+    job = run.training.described()["k8sJob"]
+
+    def suspend(wanted: bool) -> None:
+        patch = json.dumps({"spec": {"suspend": wanted}})
+        run.cluster.kubectl("patch", "job", job, "-n", run.training.namespace, "-p", patch)
+
+    suspend(True)
+    run.cluster.until("no process", 60, lambda: not run.processes())
+    told = run.json("run.json")
+    assert told["state"] == "stopped"
+    assert "SIGTERM" in told["cause"]
+    assert not (run.output / "run.lock").exists(), "the output is given up"
+    stopped_at = told["resume"], sorted(path.name for path in run.output.glob("pass-*"))
+    assert stopped_at[1]
+    run.broken()
+    suspend(False)
+    run.recovered()
+    assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it went on from the newest save"
+    run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
+
+
+@pytest.mark.faults
+def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None:
+    run = begin()
+    run.reach(1, batch=100)
+    run.broken()
+    processes.signal_all(run.processes("launcher"), signal.SIGTERM)
+    run.recovered()
+    assert run.json("run.json")["resume"][0] >= 1
+    run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
+
+
+@pytest.mark.faults
+def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(begin: Begin) -> None:
+    """Power off at 80 %: every process of every pod dies at one moment."""
+    every = 50
+    run = begin(training={"passes": 1, "batchSize": 8, "saveEvery": {"batches": every}})
+    run.reach(0, batch=694)  # of 868
+    run.broken()
+    at = max(run.progress(rank)["batch"] for rank in range(3))
+    processes.signal_all(run.processes(), signal.SIGKILL)
+    run.recovered()
+    passes, batches = run.json("run.json")["resume"]
+    assert passes == 0
+    assert at - 2 * every < batches <= at + every, "the save at work may be lost with the interval"
+    run.training.complete()
+    restarts = run.json("run.json")["restarts"]
+    run.cluster.until("no process", 30, lambda: not run.processes())
+    run.keep(len(restarts), f"complete; {at - batches} of 868 batches done again")

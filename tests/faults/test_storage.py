@@ -1,0 +1,101 @@
+"""Storage that is full, read-only, or not what was written."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import processes
+from tests.faults.machine import Volume
+from tests.faults.test_pods import delete
+from tests.faults.watch import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+Begin = Callable[..., Run]
+
+
+def flip(path: Path) -> None:
+    """The middle byte of a file becomes another one: the size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def fails(run: Run, *words: str) -> list[str]:
+    """The Job fails, a pod says why in these words, and no process is left: each pod's last words."""
+    assert run.training.ended(150) == "Failed"
+    said = run.training.messages()
+    assert any(all(word in message for word in words) for message in said), said
+    run.cluster.until(f"no process of {run.name}", 60, lambda: not run.processes())
+    return said
+
+
+def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: Begin) -> None:
+    run = begin()
+    run.reach(2, batch=50)
+    run.broken()
+    trainers = run.processes("trainer")
+    processes.signal_all(trainers, signal.SIGSTOP)  # no newer save can come between
+    newest = max(path.parent for path in run.output.glob("pass-*/done"))
+    files = sorted(newest.rglob("part-*"), key=lambda path: path.stat().st_size)
+    flip(files[-1])
+    processes.signal_all(trainers[:1], signal.SIGKILL)
+    run.recovered()
+    assert (newest / "refused.json").exists()
+    before = int(newest.name.removeprefix("pass-"))  # pass-00001 is behind two passes
+    assert run.json("run.json")["resume"] == [before, 0]
+    causes = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
+    assert len(causes) == 2
+    assert "SIGKILL" in causes[0]
+    del run.saves[newest.name]  # that pass is trained again
+    run.ends_whole(*causes)
+
+
+@pytest.mark.faults
+def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole(begin: Begin) -> None:
+    run = begin()
+    run.reach(1, batch=100)
+    shard = run.training.job / "2" / "data" / "train.txt"
+    whole = shard.read_bytes()
+    flip(shard)
+    run.broken()
+    delete(run.training, 2)  # its replacement reads the shard
+    fails(run, "2/data/train.txt")
+    shard.write_bytes(whole)
+    run.training.upgrade({"runId": "again"})
+    run.recovered()
+    run.ends_whole(what="refused with the shard's name (65); put right and started again: ")
+
+
+@pytest.mark.faults
+def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: Volume, begin: Begin) -> None:
+    run = begin(storage={"hostPath": {"path": str(volume.folder)}})
+    run.reach(1, batch=100)
+    run.broken()
+    volume.fill()  # the save at the end of this pass finds it full
+    fails(run, "o space left")
+    volume.free()
+    run.training.upgrade({"runId": "again"})
+    run.recovered()
+    assert run.json("run.json")["resume"][0] >= 1
+    run.ends_whole(what="refused with the reason (75); freed and started again: ")
+
+
+@pytest.mark.faults
+def test_a_read_only_volume_ends_the_run_and_it_goes_on_once_it_is_writable(
+    volume: Volume, begin: Begin
+) -> None:
+    run = begin(storage={"hostPath": {"path": str(volume.folder)}})
+    run.reach(1, batch=100)
+    run.broken()
+    volume.refuse_writes()
+    fails(run, "ead-only")
+    volume.accept_writes()
+    run.training.upgrade({"runId": "again"})
+    run.recovered()
+    assert run.json("run.json")["resume"][0] >= 1
+    run.ends_whole(what="refused with the reason (75); made writable and started again: ")
