@@ -37,7 +37,7 @@ from benchmarks._lines import say  # noqa: E402
 from launcher.gang.kubernetes import Rank0  # noqa: E402
 from launcher.gang.lead import credential  # noqa: E402
 from launcher.gang.lock import holder_at  # noqa: E402
-from launcher.gang.machine import Order, State  # noqa: E402
+from launcher.gang.messages import Order, State  # noqa: E402
 from launcher.gang.timings import Timings  # noqa: E402
 from launcher.layout import Output  # noqa: E402
 from launcher.settings import TrainSettings  # noqa: E402

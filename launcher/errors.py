@@ -29,8 +29,8 @@ EXIT_UNFIT = 71
 EXIT_STORAGE = 75
 EXIT_STOPPED = 143
 
-FINAL_OF_CHILDREN = (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE)
-"""Exit codes of a pserver or trainer that a restart cannot mend."""
+FINAL = (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE)
+"""Exit codes, of launchers and their children, that no restart mends: the same again would end the same."""
 
 
 class LauncherError(Exception):
@@ -70,7 +70,7 @@ class ProcessError(GangError):
     def __init__(self, message: str, returncode: int | None = None, process: str = "") -> None:
         super().__init__(message)
         self.returncode, self.process = returncode, process
-        if returncode in FINAL_OF_CHILDREN:
+        if returncode in FINAL:
             self.exit_code = returncode
 
 

@@ -17,12 +17,13 @@ import threading
 import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from launcher import files, runtimes
 from launcher.errors import (
     EXIT_GANG,
     EXIT_UNFIT,
+    FINAL,
     DeadlineError,
     LauncherError,
     StoppedError,
@@ -33,11 +34,12 @@ from launcher.gang import children
 from launcher.gang.control import Link, Server
 from launcher.gang.crew import Crew, progress_of
 from launcher.gang.ending import write_termination_message
-from launcher.gang.lead import Leader, credential
-from launcher.gang.lock import holder_at
+from launcher.gang.finding import Finder, credential
+from launcher.gang.follower import Follower
+from launcher.gang.lead import Leader
 from launcher.gang.log import begin, log
-from launcher.gang.machine import FINAL, Failure, Follower, Order, State
 from launcher.gang.manifest import await_manifest
+from launcher.gang.messages import Failure, Order, State
 from launcher.gang.network import Network, advertised
 from launcher.gang.output import fingerprint, make_room
 from launcher.gang.stage import Staged, find_program, stage
@@ -46,9 +48,6 @@ from launcher.gang.timings import Timings
 from launcher.layout import Output
 from launcher.runtimes.base import Gang, Runtime
 from launcher.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from launcher.gang.kubernetes import Rank0
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 RUN_ENDS = (*FINAL, EXIT_GANG)
@@ -81,10 +80,7 @@ class Agent:
         self.leader: Leader | None = None
         self.link: Link | None = None
         self._address = ""
-        self._holder = ""
-        """Rank 0's address as run.lock has it."""
-        self._asked = -1
-        self._rank_0: Rank0 | None = None
+        self._finder: Finder | None = None
         self._staged: Staged | None = None
         self._print: dict[str, Any] | None = None
         self._leaving: Failure | None = None
@@ -139,12 +135,13 @@ class Agent:
             self.leader.open(self._lease_lost)
         else:
             self._look_whether_over("complete")
+            self._finder = Finder(s, self.network)
             self.link = Link(
                 self.network,
                 s.peer_port,
                 t,
-                locate=self._locate,
-                token=self._read_lock,
+                locate=self._finder.locate,
+                token=self._finder.credential,
                 tell=self._tell,
                 wake=self.wake,
             )
@@ -290,8 +287,8 @@ class Agent:
             self.link.close(self.timings.copies)
         if self.follower.crew is not None and isinstance(self.follower.crew, Crew):
             self.follower.crew.join(self.timings.copies)
-        if self._rank_0 is not None:
-            self._rank_0.close()
+        if self._finder is not None:
+            self._finder.close()
         if self.server is not None:
             self.server.close()
 
@@ -381,32 +378,6 @@ class Agent:
     def _tell(self) -> State | None:
         """For the link's thread: a launcher whose main thread is stuck says nothing."""
         return None if time.monotonic() - self._round >= self.timings.stuck else self._state()
-
-    def _read_lock(self) -> str | None:
-        """The credential, while rank 0 of this run holds the output; notes where it is."""
-        holder, s = holder_at(self.output.lock), self.settings
-        if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
-            return None
-        self._holder = str(holder.get("address") or "")
-        return credential(s, str(holder.get("token")))
-
-    def _locate(self) -> str:
-        """Rank 0's address now: its pod may have been replaced."""
-        s = self.settings
-        if s.rendezvous == "api":
-            if self._rank_0 is None:
-                from launcher.gang.kubernetes import PodApi, Rank0
-
-                self._rank_0 = Rank0(s, PodApi(s.environ, s.namespace))
-            return self._rank_0.address()
-        name = f"{s.k8s_job}-0.{s.service}"
-        found = [address for address in self.network.resolve(name) if ":" not in address]
-        found += [self._holder] if self._holder and self._holder not in found else []
-        if not found:
-            raise OSError(f"{name} does not resolve (rank 0's pod is not scheduled, or DNS does not answer)")
-        # For a while two pods of rank 0 may live, and DNS may be away: one after the other is asked.
-        self._asked += 1
-        return found[self._asked % len(found)]
 
     def _healthz(self) -> tuple[int, str, bytes]:
         stuck = time.monotonic() - self._round

@@ -12,7 +12,8 @@ from launcher import files
 from launcher.errors import LauncherError
 from launcher.gang.lock import RunLock
 from launcher.gang.log import log
-from launcher.gang.machine import Failure, Member, Plan
+from launcher.gang.machine import Member, Plan
+from launcher.gang.messages import Failure
 from launcher.gang.output import write_run
 from launcher.gang.status import number, status
 from launcher.gang.timings import Timings

@@ -26,7 +26,8 @@ from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.gang.log import log
-from launcher.gang.machine import Member, Order, Refused, Rules, State, admit
+from launcher.gang.machine import Member, Refused, Rules, admit
+from launcher.gang.messages import Order, State
 from launcher.gang.network import Network
 from launcher.gang.timings import Timings
 

@@ -11,7 +11,7 @@ from launcher.errors import DeadlineError, GangError, LauncherError, ProcessErro
 from launcher.gang.children import Child, Follow, Stop
 from launcher.gang.ending import describe_exit, last_lines
 from launcher.gang.log import log
-from launcher.gang.machine import Failure
+from launcher.gang.messages import Failure
 from launcher.gang.network import Network, accepts
 from launcher.gang.timings import Timings
 from launcher.runtimes.base import Gang, ProcessSpec, Runtime

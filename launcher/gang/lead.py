@@ -11,9 +11,11 @@ from launcher.errors import EXIT_GANG, LauncherError, StoppedError
 from launcher.gang.books import Books
 from launcher.gang.control import Hub
 from launcher.gang.exporting import Exporter
+from launcher.gang.finding import credential
 from launcher.gang.lock import Holder, RunLock
 from launcher.gang.log import log
-from launcher.gang.machine import CHILDLESS, Failure, Member, Order, Plan, Restart, Rules, State, decide
+from launcher.gang.machine import Member, Plan, Restart, Rules, decide
+from launcher.gang.messages import CHILDLESS, Failure, Order, State
 from launcher.gang.network import Network
 from launcher.gang.output import adopt
 from launcher.gang.picture import Picture
@@ -273,11 +275,6 @@ class Leader:
     def _tell(self, kind: Kind, cause: str | None, score: dict[str, Any] | None = None) -> None:
         if self._notifier is not None:
             self._notifier.tell(kind, attempt=self.plan.attempt, cause=cause, score=score)
-
-
-def credential(settings: TrainSettings, token: str) -> str:
-    """What lets a rank in: that it sees this run's lock, and not that of another run of the same output."""
-    return f"{settings.namespace}/{settings.run_id}/{token}"
 
 
 def again(

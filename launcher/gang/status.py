@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.export import folder
-from launcher.gang.machine import CHILDLESS, PHASES, Member, Plan
+from launcher.gang.machine import Member, Plan
+from launcher.gang.messages import CHILDLESS, PHASES
 from launcher.settings import TrainSettings
 
 STATES = {

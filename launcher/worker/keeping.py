@@ -116,7 +116,7 @@ class Keeper:
             self.log.line(f"cannot remove an older save: {error}")
 
     def _own_parts(self, save: Save) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reads what this rank's servers wrote. Raises `StorageError`; `StorageFailedError` when it is not whole."""
+        """Reads what this rank's servers wrote. Raises `StorageError`; `StorageFailedError` if torn."""
         entries: dict[str, Any] = {}
         rows: dict[str, Any] = {}
         tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}

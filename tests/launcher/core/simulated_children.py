@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launcher.errors import DeadlineError, LauncherError, ProcessError
-from launcher.gang.machine import Failure, Order
+from launcher.gang.messages import Failure, Order
 from launcher.gang.timings import Timings
 
 if TYPE_CHECKING:

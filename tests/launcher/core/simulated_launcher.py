@@ -14,7 +14,9 @@ from launcher.errors import (
     StorageFailedError,
 )
 from launcher.gang.control import Hub
-from launcher.gang.machine import Failure, Follower, Order, Plan, State
+from launcher.gang.follower import Follower
+from launcher.gang.machine import Plan
+from launcher.gang.messages import Failure, Order, State
 from tests.launcher.core.simulated_children import Children, T
 
 if TYPE_CHECKING:

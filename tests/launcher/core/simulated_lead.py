@@ -14,7 +14,8 @@ from launcher.errors import (
 )
 from launcher.gang.agent import RUN_ENDS
 from launcher.gang.lead import again
-from launcher.gang.machine import Failure, Plan, decide
+from launcher.gang.machine import Plan, decide
+from launcher.gang.messages import Failure
 from launcher.layout import Position
 from tests.launcher.core.simulated_children import T
 from tests.launcher.core.simulated_launcher import Launcher, Wait

@@ -15,7 +15,8 @@ from launcher.errors import (
 )
 from launcher.gang.agent import RUN_ENDS, EndedError
 from launcher.gang.control import SOCKET_SECONDS, Hub
-from launcher.gang.machine import Failure, Order, Refused, State
+from launcher.gang.machine import Refused
+from launcher.gang.messages import Failure, Order, State
 from tests.launcher.core.simulated_children import Children, T
 from tests.launcher.core.simulated_launcher import Wait
 from tests.launcher.core.simulated_lead import Leader

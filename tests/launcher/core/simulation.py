@@ -17,9 +17,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from launcher.errors import EXIT_GANG
+from launcher.errors import EXIT_GANG, FINAL
 from launcher.gang.agent import RUN_ENDS
-from launcher.gang.machine import FINAL, Failure, Order, Plan, Rules
+from launcher.gang.machine import Plan, Rules
+from launcher.gang.messages import Failure, Order
 from launcher.layout import Position
 from tests.launcher.core.simulated_children import Children, T
 from tests.launcher.core.simulated_faults import Faults

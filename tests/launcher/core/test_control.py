@@ -10,7 +10,8 @@ import pytest
 
 from launcher.errors import StorageFailedError
 from launcher.gang.control import Hub, Link, Server
-from launcher.gang.machine import Order, Rules, State
+from launcher.gang.machine import Rules
+from launcher.gang.messages import Order, State
 from launcher.gang.network import Network
 from launcher.gang.timings import Timings
 

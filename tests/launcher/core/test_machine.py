@@ -11,21 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
+from launcher.gang.follower import Follower
 from launcher.gang.lead import again
-from launcher.gang.machine import (
-    PHASES,
-    Failure,
-    Follower,
-    Member,
-    Order,
-    Plan,
-    Refused,
-    Restart,
-    Rules,
-    State,
-    admit,
-    decide,
-)
+from launcher.gang.machine import Member, Plan, Refused, Restart, Rules, admit, decide
+from launcher.gang.messages import PHASES, Failure, Order, State
 from launcher.layout import Position
 
 RULES = Rules(

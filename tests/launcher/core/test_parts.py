@@ -12,7 +12,8 @@ import pytest
 
 from launcher.errors import SettingsError
 from launcher.gang import ending
-from launcher.gang.machine import Member, Plan, Restart, State
+from launcher.gang.machine import Member, Plan, Restart
+from launcher.gang.messages import State
 from launcher.gang.network import Network, advertised
 from launcher.gang.status import metrics, status
 from launcher.settings import TrainSettings
