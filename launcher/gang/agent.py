@@ -81,6 +81,7 @@ class Agent:
         self.link: Link | None = None
         self._address = ""
         self._finder: Finder | None = None
+        self._spares: dict[str, children.Spare] = {}
         self._staged: Staged | None = None
         self._print: dict[str, Any] | None = None
         self._leaving: Failure | None = None
@@ -146,6 +147,7 @@ class Agent:
                 wake=self.wake,
             )
             self.link.start()
+        self._arm()
         manifest = await_manifest(s, self.pause, timings=t)
         with files.storage(s.layout.job):
             self._staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
@@ -171,6 +173,8 @@ class Agent:
             order, heard = self.link.order, self.link.heard
             self._check_link(self.link, now)
         self.follower.step(order, heard, now)
+        if self.follower.phase == "idle" and not self._spares:
+            self._arm()
         if self.leader is not None:
             order = self.leader.step(self._state(), now)
         return order
@@ -237,7 +241,22 @@ class Agent:
             attempt=order.attempt,
             resume=order.resume,
         )
-        return Crew(self.runtime, gang, network=self.network, timings=self.timings, wake=self.wake)
+        return Crew(
+            self.runtime,
+            gang,
+            network=self.network,
+            timings=self.timings,
+            wake=self.wake,
+            spares=self._spares,
+        )
+
+    def _arm(self) -> None:
+        """Has processes load Paddle now, while others are waited for: it is most of an attempt's start."""
+        try:
+            for spec in self.runtime.spares(self.settings):
+                self._spares[spec.name] = children.Spare(spec)
+        except (LauncherError, OSError) as error:  # without them it only takes longer
+            log.warning("no process can be kept ready: %s", error)
 
     def _state(self) -> State:
         s = self.settings
@@ -280,6 +299,8 @@ class Agent:
             if self.leader is not None:
                 self._tell_others(told)
         self._await_children()
+        for spare in self._spares.values():
+            spare.end()
         self._gone = True
         if self.leader is not None:
             self._leave_as_leader(self.leader, told)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -24,9 +25,12 @@ _alive: set[int] = set()
 
 
 class Child:
-    """One started process. `ended` is called from a thread when it has ended."""
+    """One started process. `ended` is called from a thread when it has ended.
 
-    def __init__(self, spec: ProcessSpec, ended: Callable[[], None]) -> None:
+    `spare`: a process that waits to become this one; when it cannot, another is started.
+    """
+
+    def __init__(self, spec: ProcessSpec, ended: Callable[[], None], spare: Spare | None = None) -> None:
         self.spec, self._ended = spec, ended
         self.returncode: int | None = None
         self.ended_at = 0.0
@@ -34,22 +38,9 @@ class Child:
         """Whether the launcher told it to end: its exit code is then no news."""
         with files.storage(spec.log):
             spec.log.parent.mkdir(parents=True, exist_ok=True)
-            log = spec.log.open("wb")
-        with log:
-            try:
-                self._popen = subprocess.Popen(
-                    spec.argv,
-                    env=dict(spec.env),
-                    cwd=spec.cwd,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise ProcessError(
-                    f"cannot start {spec.name} ({spec.argv[0]} in {spec.cwd}): {error.strerror or error}"
-                ) from error
+            spec.log.unlink(missing_ok=True)  # an earlier child's log may still be read
+            spec.log.touch()
+        self._popen = (spare and spare.become(spec)) or _popen(spec, subprocess.DEVNULL)
         self.pid = self._popen.pid
         _alive.add(self.pid)
         self.done = threading.Event()
@@ -71,6 +62,56 @@ class Child:
         self.stopped = True
         if not self.done.is_set():
             _kill(self.pid, signum)
+
+
+def _popen(spec: ProcessSpec, stdin: int) -> subprocess.Popen[bytes]:
+    try:
+        with spec.log.open("ab") as log:
+            return subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=stdin,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProcessError(
+            f"cannot start {spec.name} ({spec.argv[0]} in {spec.cwd}): {error.strerror or error}"
+        ) from error
+
+
+class Spare:
+    """A process that has loaded what takes long, and waits on its stdin for what it is to be.
+
+    It ends by itself when the launcher does.
+    """
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        self._popen = _popen(spec, subprocess.PIPE)
+
+    def become(self, spec: ProcessSpec) -> subprocess.Popen[bytes] | None:
+        """The process that is `spec`'s from now on; None when it died while it waited."""
+        told = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
+        stdin = self._popen.stdin
+        assert stdin is not None  # noqa: S101 - it was asked for
+        try:
+            stdin.write(json.dumps(told).encode() + b"\n")
+            stdin.close()
+        except OSError:
+            self._popen.poll()
+            return None
+        return self._popen if self._popen.poll() is None else None
+
+    def end(self) -> None:
+        """It is not needed any more."""
+        self._popen.kill()
+        self._popen.wait()
+        if self._popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._popen.stdin.close()
 
 
 def _kill(group: int, signum: int) -> None:
@@ -123,7 +164,8 @@ class Follow:
     """Gives what is appended to a log file to the pod's log, to a copy and to a judge, each from a thread.
 
     The child writes its file itself, on the pod's own disk: neither a slow launcher nor a full or hung volume
-    ever blocks it. A copy that cannot be written now is written later.
+    ever blocks it. A copy that cannot be written now is written later. The log must be there: this file is
+    read to its end, also when a later child of that name has got another.
     """
 
     def __init__(
@@ -135,25 +177,28 @@ class Follow:
         judge: Callable[[str], None] | None = None,
         period: float = 0.25,
     ) -> None:
-        self._path, self._copy, self._judge, self._period = path, copy, judge, period
+        self._copy, self._judge, self._period = copy, judge, period
         self._end = threading.Event()
         self._threads = []
         if shown or judge is not None:
-            self._threads.append(self._thread("lines", self._lines, shown))
+            self._threads.append(self._thread(self._lines, path.open("rb"), shown))
         if copy is not None:
-            self._threads.append(self._thread("copy", self._copied))
+            self._threads.append(self._thread(self._copied, path.open("rb")))
 
-    def _thread(self, name: str, target: Callable[..., None], *args: object) -> threading.Thread:
-        thread = threading.Thread(target=target, args=args, name=f"{name} {self._path.name}", daemon=True)
+    def _thread(self, target: Callable[..., None], file: BinaryIO, *args: object) -> threading.Thread:
+        def run() -> None:
+            with file:
+                target(file, *args)
+
+        thread = threading.Thread(target=run, name=f"follow {file.name}", daemon=True)
         thread.start()
         return thread
 
-    def _lines(self, shown: bool) -> None:
+    def _lines(self, file: BinaryIO, shown: bool) -> None:
         position = 0
         while True:
             last = self._end.wait(self._period)
-            with contextlib.suppress(OSError), self._path.open("rb") as file:
-                file.seek(position)
+            with contextlib.suppress(OSError):
                 while block := file.read(1 << 16):
                     cut = (
                         len(block)
@@ -173,7 +218,7 @@ class Follow:
             if last:
                 return
 
-    def _copied(self) -> None:
+    def _copied(self, file: BinaryIO) -> None:
         """The copy stays open, so that it can be renamed meanwhile: an earlier attempt's is."""
         copy: BinaryIO | None = None
         position, give_up = 0, float("inf")
@@ -182,16 +227,15 @@ class Follow:
             if last and give_up == float("inf"):
                 give_up = time.monotonic() + LATE_SECONDS
             try:
-                with self._path.open("rb") as file:
+                file.seek(position)
+                while block := file.read(1 << 20):
+                    if copy is None:
+                        assert self._copy is not None  # noqa: S101 - __init__ looked
+                        self._copy.parent.mkdir(parents=True, exist_ok=True)
+                        copy = self._copy.open("r+b" if position else "wb", buffering=0)
+                    copy.seek(position)  # after a write that failed half way the place is this one
+                    position += copy.write(block) or 0
                     file.seek(position)
-                    while block := file.read(1 << 20):
-                        if copy is None:
-                            assert self._copy is not None  # noqa: S101 - __init__ looked
-                            self._copy.parent.mkdir(parents=True, exist_ok=True)
-                            copy = self._copy.open("r+b" if position else "wb", buffering=0)
-                        copy.seek(position)  # after a write that failed half way the place is this one
-                        position += copy.write(block) or 0
-                        file.seek(position)
             except OSError:
                 with contextlib.suppress(OSError):
                     if copy is not None:

@@ -262,6 +262,8 @@ class Link:
                     f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
                 )
                 self._drop()
+                if self.order is not None and self.order.do == "end":
+                    break  # nobody is there to be told
             if told and state is not None and state.phase == "leaving":
                 break
             if not told:

@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError
-from launcher.gang.children import Child, Follow, Stop
+from launcher.gang.children import Child, Follow, Spare, Stop
 from launcher.gang.ending import describe_exit, last_lines
 from launcher.gang.log import log
 from launcher.gang.messages import Failure
@@ -28,11 +28,22 @@ class Crew:
     """
 
     def __init__(
-        self, runtime: Runtime, gang: Gang, *, network: Network, timings: Timings, wake: Callable[[], None]
+        self,
+        runtime: Runtime,
+        gang: Gang,
+        *,
+        network: Network,
+        timings: Timings,
+        wake: Callable[[], None],
+        spares: dict[str, Spare] | None = None,
     ) -> None:
-        """Starts the pservers, and a trainer that waits for them itself. Raises `LauncherError`, with no
-        child left."""
+        """Starts the pservers, and a trainer that waits for them itself.
+
+        `spares`, by the names of processes, are taken out as they are used. Raises `LauncherError`, with no
+        child left.
+        """
         self._runtime, self._gang, self._network = runtime, gang, network
+        self._spares = {} if spares is None else spares
         self._timings, self._wake = timings, wake
         self.attempt, self.phase = gang.attempt, "serving"
         self.failure: Failure | None = None
@@ -71,7 +82,7 @@ class Crew:
                     )
 
     def _start(self, spec: ProcessSpec) -> Child:
-        child = Child(spec, self._wake)
+        child = Child(spec, self._wake, self._spares.pop(spec.name, None))
         texts = self._runtime.fatal_lines
 
         def judge(lines: str) -> None:

@@ -75,6 +75,10 @@ class Runtime(Protocol):
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` for settings or images that cannot work, before anything is made."""
 
+    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
+        """Processes that load what takes long and wait for one line on stdin: {"env", "cwd", "log"} of the
+        process of the same name that they are to be (launcher/gang/children.py). Empty where nothing pays."""
+
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """The pserver processes of this rank, in port order."""
 

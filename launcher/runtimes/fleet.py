@@ -41,6 +41,11 @@ THREADS = {
 FATAL = ("fleet pull sparse failed", "resquest cmd_id:")
 """What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request. It goes on all the
 same: async waits 300 s a try, geo trains on without the others. A run that ends well logs neither."""
+PSERVER = {"TRAINING_ROLE": "PSERVER"}
+TRAINER = {
+    "TRAINING_ROLE": "TRAINER",
+    "GLOG_minloglevel": "1",  # Paddle's notes on every flush would tear the lines of dots
+}
 PACKAGES = Path(__file__).parent.parent.parent
 
 
@@ -86,6 +91,23 @@ class FleetRuntime:
         if faults:
             raise SettingsError("\n".join(faults))
 
+    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
+        """All of a rank's processes: the import of Paddle is most of their start."""
+        roles = [(f"pserver {server}", PSERVER) for server in range(settings.ports_num)] + [
+            ("trainer", TRAINER)
+        ]
+        return [
+            ProcessSpec(
+                name=name,
+                role="trainer" if own is TRAINER else "pserver",
+                argv=(*command(), "wait"),
+                env=base(settings) | own,
+                cwd=settings.work_dir,
+                log=settings.work.log("spare.log"),
+            )
+            for name, own in roles
+        ]
+
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """One process a dense port."""
         return [self._pserver(gang, server, port) for server, port in enumerate(gang.settings.pserver_ports)]
@@ -96,7 +118,7 @@ class FleetRuntime:
             name=f"pserver {server}",
             role="pserver",
             argv=command(),
-            env=environment(gang, server) | {"TRAINING_ROLE": "PSERVER", "PADDLE_PORT": str(port)},
+            env=environment(gang, server) | PSERVER | {"PADDLE_PORT": str(port)},
             cwd=gang.work_dir,
             log=gang.settings.work.log(copy.name),
             copy=copy,
@@ -105,11 +127,9 @@ class FleetRuntime:
 
     def trainer(self, gang: Gang) -> ProcessSpec:
         """The trainer; Paddle wants a port of it too, though nothing of ours uses it."""
-        own = {
-            "TRAINING_ROLE": "TRAINER",
+        own = TRAINER | {
             "PADDLE_TRAINER_ID": str(gang.rank),
             "PADDLE_PORT": str(gang.settings.sparse_ports[0]),
-            "GLOG_minloglevel": "1",  # Paddle's notes on every flush would tear the lines of dots
         }
         copy = Output(gang.output_dir).train_log(gang.rank)
         return ProcessSpec(
@@ -144,20 +164,22 @@ def endpoints(gang: Gang) -> str:
     return ",".join(f"{host}:{port}" for host in gang.hosts for port in gang.settings.pserver_ports)
 
 
+def base(settings: TrainSettings) -> dict[str, str]:
+    """What is known of a process' environment before the gang has met. Paddle reads some when loaded."""
+    own = {k: v for k, v in settings.environ.items() if not k.startswith(PADDLE_OWN)}
+    search = [str(PACKAGES), *filter(None, own.get("PYTHONPATH", "").split(":"))]
+    return own | THREADS | {"PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
+
+
 def environment(gang: Gang, server: int) -> dict[str, str]:
     """The whole environment of a process, without what its role decides. `server` is -1 for the trainer."""
-    base = {k: v for k, v in gang.settings.environ.items() if not k.startswith(PADDLE_OWN)}
     path = worker_file(gang, server)
     files.write_json(path, worker_settings(gang, server))
-    search = [str(PACKAGES), *filter(None, base.get("PYTHONPATH", "").split(":"))]
-    return base | {
-        **THREADS,
+    return base(gang.settings) | {
         "PADDLE_PSERVERS_IP_PORT_LIST": endpoints(gang),
         "PADDLE_TRAINERS_NUM": str(gang.settings.gradient_num),
         "POD_IP": gang.host,
         "PADDLE_LAUNCHER_WORKER": str(path),
-        "PYTHONPATH": ":".join(dict.fromkeys(search)),
-        "PYTHONUNBUFFERED": "1",
     }
 
 

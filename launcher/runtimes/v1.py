@@ -91,6 +91,10 @@ class V1Runtime:
                 )
         _check_binary(settings)
 
+    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:  # noqa: ARG002 - the protocol's
+        """None: the binary starts fast."""
+        return []
+
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """One process, which listens on all dense and sparse ports."""
         s = gang.settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import traceback
@@ -74,7 +75,29 @@ def main() -> int:
     return EXIT_OK
 
 
+def wait() -> None:
+    """Loads Paddle and all of the launcher's own, and becomes the process that the first line of stdin says.
+
+    That line is {"env": whole environment, "cwd", "log"}. Ends when there is none: the launcher has ended.
+    """
+    from launcher.worker import loop, program, session  # noqa: F401 - what both roles load
+
+    line = sys.stdin.readline()
+    if not line:
+        os._exit(EXIT_OK)
+    told = json.loads(line)
+    os.environ.clear()
+    os.environ.update(told["env"])
+    os.chdir(told["cwd"])
+    log = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    os.close(log)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["wait"]:
+        wait()
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -27,7 +27,7 @@ class Loop:
         self.log = log
         self.progress = progress
         self.first = settings.rank == 0
-        self.train, self.test = self._read()
+        self.train, *self.test = self._read()
         self.start = settings.resume or Position(0)
         self.seed = int(program.worker_options["seed"])
         self.trainer = Trainer(settings, program)
@@ -41,19 +41,18 @@ class Loop:
     def _slowest(self, value: float) -> float:
         return float(self.trainer.gather([value]).max())
 
-    def _read(self) -> tuple[samples.Samples, samples.Samples]:
+    def _read(self) -> list[samples.Samples]:
         data = self.settings.data_dir
         found = []
-        for file in ("train.txt", "test.txt"):
+        for file in ("train.txt", "test.txt") if self.first else ("train.txt",):  # rank 0 alone tests
             name = f"{self.settings.rank}/data/{file}"  # as it is called below the job's folder
             rows = samples.read(data / file, self.program, self.progress.write, name)
             samples.check_labels(rows, name, self.program)
             found.append(rows)
-        train, test = found
-        self.log.line(
-            f"read {train.rows} rows to train with ({train.skipped} skipped), {test.rows} to test with"
-        )
-        return train, test
+        train = found[0]
+        tested = f", {found[1].rows} to test with" if self.first else ""
+        self.log.line(f"read {train.rows} rows to train with ({train.skipped} skipped){tested}")
+        return found
 
     def run(self) -> None:
         """Everything, from meeting the servers to leaving them."""
@@ -137,9 +136,10 @@ class Loop:
         ]
         shown = ""
         if self.first:
-            prediction = self.trainer.predict(self.test.arrays)
+            [test] = self.test
+            prediction = self.trainer.predict(test.arrays)
             with self.program.calling("metrics()"):
-                tests = self.program.module.metrics(prediction, self.test.arrays[self.program.label])
+                tests = self.program.module.metrics(prediction, test.arrays[self.program.label])
             shown = "".join(f" test_{name}={value:.4f}" for name, value in tests.items())
             add_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
         self.log.line(

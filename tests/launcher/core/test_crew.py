@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError
 from launcher.gang import children
-from launcher.gang.children import Follow
+from launcher.gang.children import Child, Follow, Spare
 from launcher.gang.crew import Crew
 from launcher.gang.network import Network
 from launcher.gang.timings import Timings
@@ -50,6 +51,9 @@ class Scripts:
 
     def trainer(self, gang: Gang) -> ProcessSpec:
         return self._spec(gang, "trainer", "trainer", self._trainer)
+
+    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
+        return []
 
     def check(self, settings: TrainSettings) -> None: ...
 
@@ -197,6 +201,7 @@ def test_a_child_writes_to_the_pods_disk_and_its_copy_comes_late_when_the_volume
 ) -> None:
     log, copy = tmp_path / "train.log", tmp_path / "volume" / "train.log"
     copy.parent.write_text("a file where the folder should be: every write to the copy fails")
+    log.touch()
     follow = Follow(log, copy=copy, shown=False, period=0.02)
     with log.open("a") as child:
         for number in range(100):
@@ -211,8 +216,8 @@ def test_a_child_writes_to_the_pods_disk_and_its_copy_comes_late_when_the_volume
 
 def test_a_copy_that_is_moved_aside_meanwhile_is_written_on_where_it_went(tmp_path: Path) -> None:
     log, copy = tmp_path / "train.log", tmp_path / "node_0" / "train.log"
-    follow = Follow(log, copy=copy, shown=False, period=0.02)
     log.write_text("first\n")
+    follow = Follow(log, copy=copy, shown=False, period=0.02)
     until(copy.exists)
     aside = copy.rename(copy.with_name("earlier.log"))
     with log.open("a") as child:
@@ -221,6 +226,48 @@ def test_a_copy_that_is_moved_aside_meanwhile_is_written_on_where_it_went(tmp_pa
     follow.join(10)
     assert aside.read_text() == "first\nsecond\n"
     assert not copy.exists()
+
+
+WAITS = """
+import json, os, sys
+line = sys.stdin.readline()
+if not line: sys.exit(0)
+told = json.loads(line)
+log = os.open(told["log"], os.O_WRONLY | os.O_APPEND)
+os.dup2(log, 1)
+print("became", told["env"]["WHO"], "in", told["cwd"], flush=True)
+sys.exit(int(told["env"]["CODE"]))
+"""
+
+
+def spec_of(tmp_path: Path, code: str = WAITS, **env: str) -> ProcessSpec:
+    argv = (sys.executable, "-S", "-c", code)
+    return ProcessSpec("trainer", "trainer", argv, env, tmp_path, tmp_path / "work" / "logs" / "x.log")
+
+
+def test_a_spare_becomes_a_child_with_its_environment_folder_log_and_exit_code(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    spare = Spare(spec_of(tmp_path))
+    child = Child(spec_of(tmp_path, "never run", WHO="rank 2", CODE="9"), lambda: None, spare)
+    until(child.done.is_set)
+    assert child.returncode == 9
+    assert child.spec.log.read_text() == f"became rank 2 in {tmp_path}\n"
+
+
+def test_a_spare_that_died_while_it_waited_is_replaced_by_a_new_process(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    spare = Spare(spec_of(tmp_path, "raise SystemExit(1)"))
+    until(lambda: spare._popen.poll() is not None)
+    child = Child(spec_of(tmp_path, "print('fresh')"), lambda: None, spare)
+    until(child.done.is_set)
+    assert (child.returncode, child.spec.log.read_text()) == (0, "fresh\n")
+
+
+def test_a_spare_that_is_not_needed_ends(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    spare = Spare(spec_of(tmp_path))
+    spare.end()
+    assert spare._popen.returncode == -signal.SIGKILL
 
 
 def test_every_child_is_killed_from_any_thread_when_the_launcher_cannot_do_it_in_order(make: Make) -> None:
