@@ -16,22 +16,23 @@ from typing import Any
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[2]
+# Short, but a machine that is busy for a second or two changes nothing.
 FAST = {
     "poll": 0.05,
-    "silence": 2.0,
-    "orphan": 2.0,
+    "silence": 4.0,
+    "orphan": 4.0,
     "stuck": 20.0,
     "ready": 5.0,
     "stop": 1.0,
     "servers_end": 1.5,
     "server_early": 1.0,
-    "twin": 3.0,
+    "twin": 6.0,
     "tell": 4.0,
     "farewell": 5.0,
     "lock_beat": 0.3,
-    "lock_lease": 1.4,
-    "lock_stale": 2.0,
-    "lock_wait": 8.0,
+    "lock_lease": 4.0,
+    "lock_stale": 5.5,
+    "lock_wait": 16.0,
     "lock_settle": 0.4,
     "status": 0.2,
     "reach": 15.0,

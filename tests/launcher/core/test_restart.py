@@ -130,7 +130,7 @@ def test_a_launcher_that_is_killed_comes_back_and_the_others_waited(tmp_path: Pa
     if os.getuid() != 0:
         pytest.skip("needs root for a pid namespace")
     pod = ("unshare", "--pid", "--fork", "--kill-child")
-    with gang_of(tmp_path) as gang:
+    with gang_of(tmp_path, FAKE_PASS_SECONDS="1.5") as gang:
         gang.start(*(r for r in range(3) if r != rank))
         gang.start(rank, prefix=pod).until(lambda: in_pass(gang, rank, 2))
         gang.processes[rank].kill()
@@ -144,14 +144,14 @@ def test_a_launcher_that_is_killed_comes_back_and_the_others_waited(tmp_path: Pa
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_launcher_that_freezes_for_a_while_costs_one_restart(tmp_path: Path, rank: int) -> None:
-    with gang_of(tmp_path, FAKE_PASS_SECONDS="1") as gang:
-        gang.start().until(lambda: in_pass(gang, rank, 2))
+    with gang_of(tmp_path, FAKE_PASS_SECONDS="2") as gang:
+        gang.start().until(lambda: in_pass(gang, rank, 1))
         gang.processes[rank].send_signal(signal.SIGSTOP)
         others = [r for r in range(3) if r != rank]
         gang.until(lambda: not any(gang.has(r, "pserver") for r in others))
         gang.processes[rank].send_signal(signal.SIGCONT)
         if rank == 0:  # it lost its lease meanwhile: Kubernetes brings another pod
-            assert gang.processes[0].wait(20) == 71
+            assert gang.processes[0].wait(30) == 71
             assert "could not be renewed" in gang.termination(0)
             gang.start(0)
         assert gang.wait(60) == [0, 0, 0], gang.pod_log(0)
