@@ -16,8 +16,8 @@ from chart_tools import CHART, one, render, run, tool
 
 from launcher.gang.kubernetes import ApiRefusedError, PodApi, post_event
 from launcher.settings import TrainSettings
-from tests.launcher.core.rank_0 import find_rank_0
 from tests.launcher.core.kit import environ
+from tests.launcher.core.rank_0 import find_rank_0
 
 pytestmark = pytest.mark.e2e
 
