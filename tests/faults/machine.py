@@ -106,8 +106,9 @@ class Volume:
         command("mount", "-o", "remount,abort", self.folder)
 
     def accept_writes(self) -> None:
-        """Only a new mount does that."""
+        """Only a check and a new mount do that."""
         self.unmount()
+        command("e2fsck", "-p", self.image, check=False)  # it ends with 1 when it mended something
         self.mount()
 
 

@@ -86,15 +86,19 @@ class Run:
         processes.signal_all(self.processes(role, rank), number)
 
     def recovered(self, seconds: float = 120) -> float:
-        """Waits for the first batch of any trainer that began after the fault: seconds from the fault."""
+        """Waits until all trainers train in an attempt that began after the fault: seconds to its start."""
         broken_at = self.at
         assert broken_at is not None
 
         def first() -> float | None:
-            marks = [one.progress().get("marks", {}).get("first_batch") for one in self.processes("trainer")]
-            return min((mark for mark in marks if mark is not None and mark > broken_at), default=None)
+            told = [one.progress().get("marks", {}).get("first_batch") for one in self.processes("trainer")]
+            marks = [mark for mark in told if mark is not None and mark > broken_at]
+            return min(marks) if len(marks) == self.training.values["trainers"] else None
 
-        found: float = self.cluster.until("the first batch after the fault", seconds, first)
+        try:
+            found: float = self.cluster.until("the first batches after the fault", seconds, first)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.training.words()}") from None
         self.seconds = found - broken_at
         return self.seconds
 
