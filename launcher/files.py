@@ -156,6 +156,17 @@ def fsync_dir(folder: Path) -> None:
         os.close(fd)
 
 
+def fsync_tree(folder: Path) -> None:
+    """Makes `folder` durable with all that is in it: before a name, or a marker, says that it is whole."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            fsync_dir(path)
+    fsync_dir(folder)
+
+
 def temp_name(path: Path) -> Path:
     """A hidden name beside `path`, unlike any other writer's."""
     return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")

@@ -36,7 +36,7 @@ from launcher.data.space import require_space
 from launcher.data.stream import BLOCK
 from launcher.data.writers import Writers, Written
 from launcher.errors import DataError, LauncherError, StoppedError
-from launcher.files import copy_file, fsync_dir, storage, write_json, write_whole
+from launcher.files import copy_file, fsync_tree, storage, write_json, write_whole
 from launcher.gang.log import begin, log
 from launcher.retry import Retry
 from launcher.settings import DataSettings
@@ -298,7 +298,7 @@ class _Preparation:
                     raise DataError(f"{first} does not read back as it was written: the storage is faulty.")
             write_whole(folder / "train.list", "data/train.txt\n")
             write_whole(folder / "test.list", "data/test.txt\n" if test.bytes else "")
-            fsync_dir(folder)
+            fsync_tree(folder)
 
     def _manifest(self, split: Split, written: list[Written]) -> dict[str, Any]:
         settings = self._settings

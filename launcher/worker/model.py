@@ -81,6 +81,7 @@ def export(
         files.write_json(temp / "model.json", description)
         result = score_apart(temp, test_file)
         files.write_json(temp / "score.json", result)
+        files.fsync_tree(temp)
         shutil.rmtree(folder, ignore_errors=True)
         temp.rename(folder)
         files.fsync_dir(folder.parent)

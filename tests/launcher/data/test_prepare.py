@@ -230,3 +230,15 @@ def test_the_manifest_goes_first_and_comes_last(pod: Pod, monkeypatch: pytest.Mo
     monkeypatch.undo()
     assert pod.prepare()["dataDigest"] == "fedcba"
     assert not (pod.job / "data-failed.json").exists()
+
+
+@pytest.mark.parametrize("name", ["train.txt", "test.txt", "train.list", "test.list"])
+def test_every_file_of_every_shard_is_on_the_disk_before_the_manifest_says_so(pod: Pod, name: str) -> None:
+    """A manifest outlives a loss of power: what it names must, too."""
+    pod.source(LINES)
+    manifest = pod.job / "manifest.json"
+    there = []
+    with faulty("fsync", f"*/{name}", then=lambda: there.append(manifest.exists())) as fault:
+        pod.prepare(TEST_FRACTION=0.1)
+    assert fault.hits >= 3
+    assert there[:3] == [False] * 3
