@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import files
-from launcher.errors import DataError, GangError, StorageError, StorageFailedError
+from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker import checkpoint, outputs
@@ -56,7 +56,7 @@ def test_the_newest_whole_save_is_found_by_its_place_in_the_run(output: Path) ->
     (output / "pass-00001" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
     assert outputs.newest_save(output) == Position(1, 500), "done alone is not enough"
     about = checkpoint.refuse(output / "pass-00001-batch-0000500", "rows differ", 3)
-    assert isinstance(about, GangError)
+    assert isinstance(about, StorageFailedError)
     assert outputs.newest_save(output) == Position(1)
     assert outputs.save_bytes(output / "pass-00000") > 256
 
@@ -134,7 +134,7 @@ def test_contents_hold_what_all_ranks_wrote_and_a_rank_without_a_list_leaves_no_
     save = write(output, Position(2, 7), end=False)
     config = output.parent / "c.py"
     config.touch()
-    with pytest.raises(GangError, match=r"rank-1.json is not there"):
+    with pytest.raises(StorageFailedError, match=r"rank-1.json is not there"):
         save.end(config, 2, ABOUT)
     assert outputs.finished(output) == []
     save = write(output, Position(2, 8), end=False)
