@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 import re
 import shutil
 import time
@@ -72,6 +73,8 @@ class Save:
         path = self.folder / name
         with files.storage(path), path.open("wb") as file:
             np.savez(file, **dict(values))
+            file.flush()
+            os.fsync(file.fileno())  # `done` must not outlive what it stands for
         return {name: {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}}
 
     def add(self, rank: int, entries: Mapping[str, Any], rows: Mapping[str, Any]) -> None:
@@ -96,7 +99,7 @@ class Save:
                     into["ids"] += found["ids"]
                     into["values"] += found["values"]
                 self._of(rank).unlink()
-            shutil.copyfile(config, self.folder / config.name)
+            files.write_whole(self.folder / config.name, config.read_bytes())
             files.write_whole(self.folder / "path.txt", f"{self.final}\n")
             for name in (config.name, "path.txt"):
                 entries[name] = {"bytes": (self.folder / name).stat().st_size}

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from launcher import files
@@ -16,6 +17,7 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.worker import checkpoint, outputs
 from launcher.worker.books import Progress, add_metrics
 from launcher.worker.checkpoint import Save
+from tests.launcher.core.faulty import faulty
 
 ABOUT = {"servers": 2, "ranks": [[0.0, 0.0, 0.0]]}
 
@@ -144,6 +146,19 @@ def test_contents_hold_what_all_ranks_wrote_and_a_rank_without_a_list_leaves_no_
     assert found["position"] == {"pass": 2, "batch": 8}
     assert found["rows"] == {"words": {"ids": [2, 9], "values": [[0.5], [0.25]]}}
     assert {"params.npz", "tables/000/part-000-00000.gz", "c.py", "path.txt"} == set(found["files"])
+
+
+@pytest.mark.parametrize("name", ["params.npz", ".c.py.*", ".path.txt.*", ".contents.json.*"])
+def test_all_that_trainer_0_writes_is_on_the_disk_before_a_save_is_done(output: Path, name: str) -> None:
+    """The tables' parts are made durable by who reads them back (parts.py)."""
+    config = output.parent / "c.py"
+    config.write_text("LABEL = 'x'\n")
+    done: list[bool] = []
+    with faulty("fsync", f"*/{name}", then=lambda: done.append(bool(outputs.finished(output)))):
+        save = write(output, Position(1), end=False)
+        save.add(1, save.arrays("params.npz", {"bias": np.ones(1)}), {})
+        save.end(config, 2, ABOUT)
+    assert done == [False]
 
 
 def test_flipped_bytes_of_the_same_length_are_seen(output: Path) -> None:
