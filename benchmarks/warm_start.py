@@ -10,7 +10,8 @@ last rank's first batch, against a fresh start.
   after its import is bvar's sampler, which starts itself anew in a forked child.
 
 `warm_start_<way>_mb` is what one pod pays for it while nothing starts: the memory (PSS) of the processes that
-wait, beside that of a pod's pserver and trainer at work. Nothing of it is in the product.
+wait, beside that of a pod's pserver and trainer at work. The product
+keeps spares only while nothing trains (`Agent._arm`), not beside a training.
 """
 
 from __future__ import annotations

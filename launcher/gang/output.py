@@ -47,16 +47,6 @@ def fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
     }
 
 
-def difference(ours: dict[str, Any], theirs: dict[str, Any] | None) -> str:
-    """What two fingerprints do not share, for a message."""
-    theirs = theirs or {}
-    return "; ".join(
-        f"{key} {ours.get(key)!r} against {theirs.get(key)!r}"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    )
-
-
 @dataclass(frozen=True)
 class Adopted:
     """The output folder that this run writes to."""
