@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import CACHE, EXAMPLES, PROGRAMS, prepare, wheel
-from launcher.gang.timings import Timings
+from launcher.timings import Timings
 from tests.launcher.core.kit import LoopbackGang
 from tests.launcher.worker.loopback import Loopback
 

@@ -34,13 +34,13 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from benchmarks._lines import say  # noqa: E402
-from launcher.gang.kubernetes import Rank0  # noqa: E402
 from launcher.gang.lead import credential  # noqa: E402
-from launcher.gang.lock import holder_at  # noqa: E402
 from launcher.gang.messages import Order, State  # noqa: E402
-from launcher.gang.timings import Timings  # noqa: E402
+from launcher.gang.rank0 import Rank0  # noqa: E402
 from launcher.layout import Output  # noqa: E402
 from launcher.settings import TrainSettings  # noqa: E402
+from launcher.storage.lock import holder_at  # noqa: E402
+from launcher.timings import Timings  # noqa: E402
 from tests.launcher.core.kit import LoopbackGang, environ  # noqa: E402
 from tests.launcher.core.test_kubernetes import Server, pod  # noqa: E402
 

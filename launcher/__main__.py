@@ -24,7 +24,7 @@ def _pod_command(command: str, arguments: list[str]) -> int:
 
     settings = TrainSettings.from_environ()
     if command == "await-data":
-        from launcher.gang.manifest import await_data
+        from launcher.storage.manifest import await_data
 
         await_data(settings)
         return errors.EXIT_OK
@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _pod_command(command, arguments[1:])
     except errors.LauncherError as error:
-        from launcher.gang.ending import report_failure
+        from launcher.reporting.ending import report_failure
         from launcher.settings import termination_log
 
         report_failure(error, command, termination_log())

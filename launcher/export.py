@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 
 from launcher import files, runtimes, s3
 from launcher.errors import ExportError, LauncherError, StoppedError
-from launcher.gang.log import begin, log
 from launcher.layout import Output
+from launcher.reporting.log import begin, log
 from launcher.retry import Retry
 from launcher.settings import TrainSettings
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import DataError, StorageError, StorageFailedError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 
 T = TypeVar("T")
 

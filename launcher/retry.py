@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from launcher.errors import DataError, LauncherError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 
 T = TypeVar("T")
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import report
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT, STATUS_FILES
 from launcher.cli.storage import Storage, buffered, entries, json_file, small_files
 from launcher.cli.view import exported_to
 from launcher.reader import place
+from launcher.reporting import curve as report
 from launcher.tarstream import ReaderError, save_tar
 
 COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")

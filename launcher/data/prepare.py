@@ -37,7 +37,7 @@ from launcher.data.stream import BLOCK
 from launcher.data.writers import Writers, Written
 from launcher.errors import DataError, LauncherError, StoppedError
 from launcher.files import copy_file, fsync_tree, storage, write_json, write_whole
-from launcher.gang.log import begin, log
+from launcher.reporting.log import begin, log
 from launcher.retry import Retry
 from launcher.settings import DataSettings
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from launcher.errors import DeadlineError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 
 SAY_EVERY = 5.0  # seconds
 

@@ -15,8 +15,8 @@ from typing import Any
 from launcher.data.progress import Progress
 from launcher.errors import DeadlineError, StorageError
 from launcher.files import UnreadableError, fsync_dir, patient, read_json, storage, write_json
-from launcher.gang.log import log
 from launcher.layout import Layout
+from launcher.reporting.log import log
 from launcher.settings import DataSettings
 
 

@@ -13,7 +13,7 @@ from launcher.data.archive import Part, whole
 from launcher.data.source import OneFile, Tools
 from launcher.data.stream import BLOCK, Body, Open, ResumingStream
 from launcher.errors import DataError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 from launcher.retry import TransientError
 
 SUFFIXES = (".txt", ".csv", ".tsv", ".gz")

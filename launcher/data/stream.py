@@ -10,7 +10,7 @@ from typing import Protocol
 
 from launcher.data.progress import Progress
 from launcher.errors import DataError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 from launcher.retry import Retry, TransientError
 
 BLOCK = 1 << 20

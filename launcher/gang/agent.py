@@ -10,7 +10,6 @@ kills the children when the main thread can no longer do it in time.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from launcher import files, runtimes
+from launcher import children, files, runtimes
 from launcher.errors import (
     EXIT_GANG,
     EXIT_UNFIT,
@@ -30,24 +29,23 @@ from launcher.errors import (
     TwinError,
     UnfitError,
 )
-from launcher.gang import children
 from launcher.gang.control import Link, Server
 from launcher.gang.crew import Crew, progress_of
-from launcher.gang.ending import write_termination_message
 from launcher.gang.finding import Finder, credential
 from launcher.gang.follower import Follower
 from launcher.gang.lead import Leader
-from launcher.gang.log import begin, log
-from launcher.gang.manifest import await_manifest
 from launcher.gang.messages import Failure, Order, State
 from launcher.gang.network import Network, advertised
-from launcher.gang.output import fingerprint, make_room
-from launcher.gang.stage import Staged, find_program, stage
-from launcher.gang.status import metrics
-from launcher.gang.timings import Timings
+from launcher.gang.pages import pages
 from launcher.layout import Output
+from launcher.reporting.ending import write_termination_message
+from launcher.reporting.log import begin, log
 from launcher.runtimes.base import Gang, Runtime
 from launcher.settings import TrainSettings
+from launcher.storage.manifest import await_manifest
+from launcher.storage.output import fingerprint, make_room
+from launcher.storage.stage import Staged, find_program, stage
+from launcher.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 RUN_ENDS = (*FINAL, EXIT_GANG)
@@ -118,8 +116,7 @@ class Agent:
     def _script(self) -> None:
         s, t = self.settings, self.timings
         self._address = self.follower.address = advertised(self.network, s.nic)
-        pages = {"/healthz": self._healthz, "/metrics": self._metrics, "/status": self._status}
-        self.server = Server(self.network, s.peer_port, pages)
+        self.server = Server(self.network, s.peer_port, pages(self._stuck, 2 * t.stuck, lambda: self.leader))
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         if self.rank == 0:
             self.leader = Leader(
@@ -161,7 +158,7 @@ class Agent:
                 if order.cause is not None:
                     raise EndedError(order.cause, order.code)
                 return
-            self.pause(t.poll)
+            self.pause(t.calm if self.follower.phase == "training" else t.poll)
 
     def _step(self) -> Order | None:
         now = time.monotonic()
@@ -172,7 +169,10 @@ class Agent:
             assert self.link is not None  # noqa: S101 - _script() made one of both
             order, heard = self.link.order, self.link.heard
             self._check_link(self.link, now)
+        before = self.follower.told
         self.follower.step(order, heard, now)
+        if self.link is not None and self.follower.told != before:
+            self.link.news()
         if self.follower.phase == "idle" and not self._spares:
             self._arm()
         if self.leader is not None:
@@ -384,7 +384,7 @@ class Agent:
         while True:
             time.sleep(0.5)
             now = time.monotonic()
-            stuck = now - self._round
+            stuck = self._stuck()
             if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
                 children.kill_all()
             if stuck >= t.stuck or (self._lease is not None and stuck >= t.stop):
@@ -398,24 +398,8 @@ class Agent:
 
     def _tell(self) -> State | None:
         """For the link's thread: a launcher whose main thread is stuck says nothing."""
-        return None if time.monotonic() - self._round >= self.timings.stuck else self._state()
+        return None if self._stuck() >= self.timings.stuck else self._state()
 
-    def _healthz(self) -> tuple[int, str, bytes]:
-        stuck = time.monotonic() - self._round
-        good = stuck < 2 * self.timings.stuck
-        return 200 if good else 503, "text/plain", f"the main thread went round {stuck:.1f} s ago\n".encode()
-
-    def _status_value(self) -> dict[str, Any] | None:
-        books = self.leader.books if self.leader is not None else None
-        return books.status() if books is not None else None
-
-    def _status(self) -> tuple[int, str, bytes]:
-        value = self._status_value()
-        body = json.dumps(value or {"error": "only rank 0 knows, once it has the output"}).encode()
-        return 200 if value else 404, "application/json", body
-
-    def _metrics(self) -> tuple[int, str, bytes]:
-        value = self._status_value()
-        if value is None or self.leader is None:
-            return 404, "text/plain", b"only rank 0 has metrics, once it has the output\n"
-        return 200, "text/plain; version=0.0.4", metrics(value, self.leader.rendezvous_seconds)
+    def _stuck(self) -> float:
+        """Seconds since the main thread went round."""
+        return time.monotonic() - self._round

@@ -10,15 +10,15 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import LauncherError
-from launcher.gang.lock import RunLock
-from launcher.gang.log import log
 from launcher.gang.machine import Member, Plan
 from launcher.gang.messages import Failure
-from launcher.gang.output import write_run
 from launcher.gang.status import number, status
-from launcher.gang.timings import Timings
 from launcher.layout import Output
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
+from launcher.storage.lock import RunLock
+from launcher.storage.output import write_run
+from launcher.timings import Timings
 
 
 class Books:

@@ -25,11 +25,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.gang.log import log
 from launcher.gang.machine import Member, Refused, Rules, admit
 from launcher.gang.messages import Order, State
 from launcher.gang.network import Network
-from launcher.gang.timings import Timings
+from launcher.reporting.log import log
+from launcher.timings import Timings
 
 STATE_MAX = 1 << 16  # bytes of a state; an order for 1000 ranks has some 20 kB
 SOCKET_SECONDS = 10.0  # for one request beside what the server holds it
@@ -214,6 +214,8 @@ class Server(ThreadingHTTPServer):
 class Link:
     """Another rank's way to rank 0: tells the state and takes the order, from a thread.
 
+    Rank 0 holds each answer back for a while; news goes there at once, on a connection of its own.
+
     `locate()` gives rank 0's address, `token()` the lock's token as this pod sees it now; both may fail with
     OSError or `LauncherError`. `tell()` gives the state, or None to say nothing at all: a launcher whose main
     thread is stuck must not look alive.
@@ -244,11 +246,18 @@ class Link:
         self._connection: http.client.HTTPConnection | None = None
         self._host = "rank 0"
         self._until = float("inf")
-        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._news = threading.Event()
+        self._left = threading.Event()
+        """Rank 0 has heard that this rank leaves, or cannot be told."""
 
     def start(self) -> None:
         """Looks for rank 0 from now on."""
-        self._thread.start()
+        for target in (self._run, self._run_news):
+            threading.Thread(target=target, name="link", daemon=True).start()
+
+    def news(self) -> None:
+        """The state has changed so that rank 0 should know it now."""
+        self._news.set()
 
     def _run(self) -> None:
         while time.monotonic() < self._until:
@@ -264,11 +273,28 @@ class Link:
                 self._drop()
                 if self.order is not None and self.order.do == "end":
                     break  # nobody is there to be told
-            if told and state is not None and state.phase == "leaving":
+            if self._left.is_set() or (told and state is not None and state.phase == "leaving"):
                 break
             if not told:
                 time.sleep(self._timings.poll)
+        self._left.set()
         self._drop()
+
+    def _run_news(self) -> None:
+        while not self._left.is_set():
+            if not self._news.wait(self._timings.say_again):
+                continue
+            self._news.clear()
+            state = self._tell()
+            if state is None or self._connection is None:
+                continue  # the other thread tells it as soon as it finds rank 0
+            body = {"state": state.to_json(time.monotonic()), "seen": -1}
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                connection = self._connect(self._host)
+                with contextlib.closing(connection):
+                    code, _ = self._ask(connection, body)
+                if code == 200 and state.phase == "leaving":
+                    self._left.set()
 
     def _exchange(self, state: State) -> bool:
         """Whether rank 0 took the state."""
@@ -298,18 +324,24 @@ class Link:
             if not self._token:
                 self._token = self._read_token() or ""
             self._host = self._locate()
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=SOCKET_SECONDS)
-            connection.sock = self._network.connect(self._host, self._port, timeout=5)
-            connection.sock.settimeout(SOCKET_SECONDS)
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._connection, self._version = connection, 0
+            self._connection, self._version = self._connect(self._host), 0
+        return self._ask(self._connection, body)
+
+    def _connect(self, host: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection(host, self._port, timeout=SOCKET_SECONDS)
+        connection.auto_open = 0  # a connection that has ended is no reason to take the same address again
+        connection.sock = self._network.connect(host, self._port, timeout=5)
+        connection.sock.settimeout(SOCKET_SECONDS)
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _ask(
+        self, connection: http.client.HTTPConnection, body: Mapping[str, Any]
+    ) -> tuple[int, dict[str, Any]]:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-        self._connection.request("POST", "/state", json.dumps(body).encode(), headers)
-        response = self._connection.getresponse()
-        data = response.read()
-        if response.will_close:
-            self._drop()
-        return response.status, json.loads(data)
+        connection.request("POST", "/state", json.dumps(body).encode(), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -324,5 +356,6 @@ class Link:
     def close(self, seconds: float) -> None:
         """Returns once rank 0 has heard that this rank leaves, or after `seconds`, and ends the thread."""
         self._until = time.monotonic() + seconds
-        if self._thread.is_alive():
-            self._thread.join(seconds + 2)
+        self._news.set()
+        self._left.wait(seconds)
+        self._left.set()

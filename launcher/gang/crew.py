@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher import files
+from launcher import files, memory
+from launcher.children import Child, Follow, Spare, Stop
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError
-from launcher.gang.children import Child, Follow, Spare, Stop
-from launcher.gang.ending import describe_exit, last_lines
-from launcher.gang.log import log
 from launcher.gang.messages import Failure
 from launcher.gang.network import Network, accepts
-from launcher.gang.timings import Timings
+from launcher.reporting.ending import describe_exit, last_lines
+from launcher.reporting.log import log
 from launcher.runtimes.base import Gang, ProcessSpec, Runtime
 from launcher.settings import TrainSettings
+from launcher.timings import Timings
 
 SLOW = 10
 """Start, tests, saves and export may take so many times training.stallSeconds: 100 minutes by default."""
@@ -54,6 +55,7 @@ class Crew:
         self._fatal: tuple[ProcessSpec, str, float] | None = None
         self._finish_by: float | None = None
         self._servers_stop = Stop([], 0, 0)
+        self._oom_kills = memory.oom_kills()
         self._moved: tuple[float, Any] = (0.0, None)
         """When the trainer's place last changed, and to what."""
         gang.settings.work.progress.unlink(missing_ok=True)
@@ -177,6 +179,8 @@ class Crew:
                 f"all trainers are done: they would wait for it for ever{_quote(child.spec)}",
                 process=child.spec.name,
             )
+        if code == -signal.SIGKILL and memory.oom_kills() > self._oom_kills:
+            raise ProcessError(_out_of_memory(child.spec.name), code, child.spec.name)
         raise ProcessError(
             f"{child.spec.name} ended with {describe_exit(code)}{_quote(child.spec)}", code, child.spec.name
         )
@@ -268,6 +272,15 @@ def progress_of(settings: TrainSettings) -> dict[str, Any]:
         return files.read_json(settings.work.progress) or {}
     except LauncherError:  # a program of a person's own may write anything there
         return {}
+
+
+def _out_of_memory(name: str) -> str:
+    limit = memory.limit()
+    size = f" of {limit / (1 << 20):,.0f} MiB" if limit is not None else ""
+    return (
+        f"{name} was killed by the kernel (SIGKILL): this pod's processes reached its memory limit{size} "
+        "(resources.limits.memory). Raise it, or make training.batchSize or the tables smaller."
+    )
 
 
 def _quote(spec: ProcessSpec) -> str:

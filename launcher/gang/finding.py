@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launcher.gang.lock import holder_at
 from launcher.gang.network import Network
 from launcher.layout import Output
 from launcher.settings import TrainSettings
+from launcher.storage.lock import holder_at
 
 if TYPE_CHECKING:
-    from launcher.gang.kubernetes import Rank0
+    from launcher.gang.rank0 import Rank0
 
 
 def credential(settings: TrainSettings, token: str) -> str:
@@ -42,7 +42,8 @@ class Finder:
         s = self._settings
         if s.rendezvous == "api":
             if self._api is None:
-                from launcher.gang.kubernetes import PodApi, Rank0
+                from launcher.gang.rank0 import Rank0
+                from launcher.podapi import PodApi
 
                 self._api = Rank0(s, PodApi(s.environ, s.namespace))
             return self._api.address()

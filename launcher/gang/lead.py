@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from launcher.errors import EXIT_GANG, LauncherError, StoppedError
 from launcher.gang.books import Books
 from launcher.gang.control import Hub
-from launcher.gang.exporting import Exporter
 from launcher.gang.finding import credential
-from launcher.gang.lock import Holder, RunLock
-from launcher.gang.log import log
 from launcher.gang.machine import Member, Plan, Restart, Rules, decide
 from launcher.gang.messages import CHILDLESS, Failure, Order, State
 from launcher.gang.network import Network
-from launcher.gang.output import adopt
-from launcher.gang.picture import Picture
-from launcher.gang.timings import Timings
 from launcher.layout import Output, Position
+from launcher.reporting.log import log
+from launcher.reporting.picture import Picture
 from launcher.runtimes.base import Runtime
 from launcher.settings import TrainSettings
+from launcher.storage.exporting import Exporter
+from launcher.storage.lock import Holder, RunLock
+from launcher.storage.output import adopt
+from launcher.timings import Timings
 
 if TYPE_CHECKING:
-    from launcher.gang.notify import Notifier
+    from launcher.reporting.notify import Notifier
 
 Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
 
@@ -58,11 +58,7 @@ class Leader:
             restarts=settings.restarts,
             why_absent=self._why_absent,
         )
-        # A change goes out at once; between changes a small gang is asked often, so that a death is known
-        # soon,
-        # and a large one at most once a second, for rank 0's sake.
-        hold = min(1.0, max(t.poll, settings.trainers / 250))
-        self.hub = Hub(settings.trainers, self._rules, wake, hold)
+        self.hub = Hub(settings.trainers, self._rules, wake, t.hold)
         self.output = Output(settings.layout.output)
         holder = Holder(
             settings.run_id,
@@ -80,7 +76,7 @@ class Leader:
         """Why the output is no more this run's."""
         self._notifier: Notifier | None = None
         if settings.webhook or settings.events:
-            from launcher.gang.notify import Notifier
+            from launcher.reporting.notify import Notifier
 
             self._notifier = Notifier(settings)
         self._picture = Picture(self.output, settings)

@@ -77,7 +77,7 @@ class Runtime(Protocol):
 
     def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
         """Processes that load what takes long and wait for one line on stdin: {"env", "cwd", "log"} of the
-        process of the same name that they are to be (launcher/gang/children.py). Empty where nothing pays."""
+        process of the same name that they are to be (launcher/children.py). Empty where nothing pays."""
 
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """The pserver processes of this rank, in port order."""

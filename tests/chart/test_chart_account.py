@@ -14,7 +14,8 @@ import pytest
 import yaml
 from chart_tools import CHART, one, render, run, tool
 
-from launcher.gang.kubernetes import ApiRefusedError, PodApi, post_event
+from launcher.podapi import ApiRefusedError, PodApi
+from launcher.reporting.notify import post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 from tests.launcher.core.rank_0 import find_rank_0

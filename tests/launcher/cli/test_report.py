@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from launcher import report
+from launcher.reporting import curve as report
 
 
 def test_a_pass_trained_again_counts_with_its_last_attempt_and_half_lines_do_not_count(metrics):
@@ -96,5 +96,5 @@ def test_many_ranks_and_a_loss_that_is_none_are_drawn_too(tmp_path):
 
 
 def test_importing_the_module_loads_no_matplotlib():
-    code = "import sys, launcher.report; sys.exit('matplotlib' in sys.modules)"
+    code = "import sys, launcher.reporting.curve; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -19,6 +19,8 @@ REPO = HERE.parents[2]
 # Short, but a machine that is busy for a second or two changes nothing.
 FAST = {
     "poll": 0.05,
+    "calm": 0.2,
+    "hold": 0.3,
     "silence": 4.0,
     "orphan": 4.0,
     "stuck": 20.0,

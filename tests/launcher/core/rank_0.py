@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from launcher.errors import DeadlineError
-from launcher.gang.kubernetes import PodApi, Rank0
+from launcher.gang.rank0 import Rank0
+from launcher.podapi import PodApi
 from launcher.settings import TrainSettings
 
 

@@ -9,10 +9,10 @@ from launcher import runtimes
 from launcher.errors import LauncherError
 from launcher.gang.agent import Agent
 from launcher.gang.network import Network
-from launcher.gang.timings import Timings
 from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
+from launcher.timings import Timings
 
 
 class LoopbackNetwork(Network):

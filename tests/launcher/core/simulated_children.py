@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launcher.errors import DeadlineError, LauncherError, ProcessError
 from launcher.gang.messages import Failure, Order
-from launcher.gang.timings import Timings
+from launcher.timings import Timings
 
 if TYPE_CHECKING:
     from tests.launcher.core.simulated_pod import Pod

@@ -13,7 +13,7 @@ from launcher.gang.control import Hub, Link, Server
 from launcher.gang.machine import Rules
 from launcher.gang.messages import Order, State
 from launcher.gang.network import Network
-from launcher.gang.timings import Timings
+from launcher.timings import Timings
 
 RULES = Rules(silence=5, life=9, rendezvous=60, serve=60, finish=60, restarts=3)
 TIMINGS = Timings(poll=0.02)
@@ -182,3 +182,18 @@ def test_the_second_pod_of_a_rank_is_told_that_the_first_one_counts(pair: Pair) 
     rank_0.hub.take(State(1, "pod-b", "leaving"), time.monotonic())
     until(lambda: heard(rank_0) == rank_1.state)
     until(lambda: rank_1.link.refused is None)
+
+
+def test_news_and_a_farewell_do_not_wait_for_an_answer_that_is_held(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.hub.hold = 60.0
+    rank_0.hub.open("right")
+    rank_1.link.start()
+    until(lambda: rank_1.link.order is not None)
+    time.sleep(0.1)  # its next question is held now
+    rank_1.state = replace(rank_1.state, phase="serving", attempt=4)
+    rank_1.link.news()
+    until(lambda: heard(rank_0) == rank_1.state)
+    rank_1.state = replace(rank_1.state, phase="leaving")
+    rank_1.link.close(30)
+    assert heard(rank_0) == rank_1.state

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from launcher import children, memory
+from launcher.children import Child, Follow, Spare
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError
-from launcher.gang import children
-from launcher.gang.children import Child, Follow, Spare
 from launcher.gang.crew import Crew
 from launcher.gang.network import Network
-from launcher.gang.timings import Timings
 from launcher.layout import Position
 from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.settings import TrainSettings
+from launcher.timings import Timings
 from tests.launcher.core.kit import FAST, environ
 
 STAY = "import time; time.sleep(600)"
@@ -277,3 +277,36 @@ def test_every_child_is_killed_from_any_thread_when_the_launcher_cannot_do_it_in
     children.kill_all()
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
     polled(crew, lambda: crew.failure)
+
+
+@pytest.mark.parametrize(("kills", "told"), [(1, True), (0, False)])
+def test_a_trainer_killed_at_the_memory_limit_is_told_with_limit_and_key_and_without_its_log(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: int, told: bool
+) -> None:
+    (tmp_path / "memory").mkdir()
+    control = tmp_path / "memory" / "memory.oom_control"  # as cgroup v1 has it
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{2 << 30}\n")
+    count, limit = memory.oom_kills, memory.limit
+    monkeypatch.setattr(memory, "oom_kills", lambda: count(tmp_path))
+    monkeypatch.setattr(memory, "limit", lambda: limit(tmp_path))
+    crew = trained(make(Scripts([STAY], "print('step 1', flush=True); " + STAY)))
+    control.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {3 + kills}\n")
+    trainer = crew._trainer
+    assert trainer is not None
+    until(lambda: "step 1" in trainer.spec.log.read_text())
+    os.kill(trainer.pid, signal.SIGKILL)
+    polled(crew, lambda: crew.failure)
+    assert crew.failure is not None
+    text = crew.failure.text
+    assert ("memory limit of 2,048 MiB (resources.limits.memory)" in text) is told
+    assert ("step 1" in text) is not told
+
+
+def test_cgroup_v2_tells_its_kills_and_that_there_is_no_limit(tmp_path: Path) -> None:
+    assert (memory.oom_kills(tmp_path), memory.limit(tmp_path)) == (0, None)
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (memory.oom_kills(tmp_path), memory.limit(tmp_path)) == (2, None)
+    (tmp_path / "memory.max").write_text("536870912\n")
+    assert memory.limit(tmp_path) == 512 << 20

@@ -21,8 +21,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from launcher.errors import DeadlineError, SettingsError, StoppedError
-from launcher.gang import kubernetes
-from launcher.gang.kubernetes import ApiRefusedError, PodApi, Rank0, post_event
+from launcher.gang import rank0
+from launcher.gang.rank0 import Rank0
+from launcher.podapi import ApiRefusedError, PodApi
+from launcher.reporting.notify import post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 from tests.launcher.core.rank_0 import find_rank_0
@@ -143,8 +145,7 @@ def certificate(folder: Path, ca: Path) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(kubernetes, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(kubernetes, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(rank0, "RETRY_SECONDS", 0.05)
     made = Server(tmp_path)
     yield made
     made.close()
@@ -333,7 +334,7 @@ def test_an_api_server_that_has_just_started_may_fail_and_refuse_for_a_while(ser
 def test_a_refusal_that_stays_names_the_role_that_is_needed(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kubernetes, "REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(rank0, "REFUSED_SECONDS", 0.2)
     server.answers = [403] * 1000
     with pytest.raises(ApiRefusedError, match=r"403.*pods is forbidden.*list and watch on pods"):
         find_rank_0(settings(), server.api())

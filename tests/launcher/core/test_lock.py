@@ -15,8 +15,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError
-from launcher.gang.lock import Holder, LockLostError, RunLock, holder_at
-from launcher.gang.timings import Timings
+from launcher.storage.lock import Holder, LockLostError, RunLock, holder_at
+from launcher.timings import Timings
 from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from launcher.gang import kubernetes, notify
-from launcher.gang.log import log
-from launcher.gang.notify import Notifier
+from launcher.reporting import notify
+from launcher.reporting.log import log
+from launcher.reporting.notify import Notifier
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 
@@ -250,8 +250,8 @@ def test_events_on_the_job_are_warnings_where_something_went_wrong(
             raise failures.pop()
         posted.append((reason, text, kind, name))
 
-    monkeypatch.setattr(kubernetes, "PodApi", lambda *_: object())
-    monkeypatch.setattr(kubernetes, "post_event", post)
+    monkeypatch.setattr("launcher.podapi.PodApi", lambda *_: object())
+    monkeypatch.setattr(notify, "post_event", post)
     tell = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"), base=0.02)
     tell.tell("started", attempt=0)
     tell.tell("restarted", attempt=1, cause="x")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from launcher.errors import SettingsError
-from launcher.gang import ending
 from launcher.gang.machine import Member, Plan, Restart
 from launcher.gang.messages import State
 from launcher.gang.network import Network, advertised
 from launcher.gang.status import metrics, status
+from launcher.reporting import ending
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import REPO, environ, write_data
 

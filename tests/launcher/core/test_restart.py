@@ -149,7 +149,7 @@ def test_a_launcher_that_freezes_for_a_while_costs_one_restart(tmp_path: Path, r
         gang.processes[rank].send_signal(signal.SIGSTOP)
         over = time.monotonic() + max(gang.timings["lock_lease"], gang.timings["silence"])
         others = [r for r in range(3) if r != rank]
-        # The others may end their children for another reason on a busy machine: frozen long enough in any case.
+        # On a busy machine the others may end theirs for another reason: it stays frozen all the same.
         gang.until(lambda: time.monotonic() > over and not any(gang.has(r, "pserver") for r in others))
         gang.processes[rank].send_signal(signal.SIGCONT)
         if rank == 0:  # it lost its lease meanwhile: Kubernetes brings another pod

@@ -10,9 +10,9 @@ import pytest
 
 from launcher import files
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
-from launcher.gang import stage
-from launcher.gang.manifest import await_manifest
 from launcher.settings import TrainSettings
+from launcher.storage import stage
+from launcher.storage.manifest import await_manifest
 from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
 from tests.launcher.core.kit import environ, write_data

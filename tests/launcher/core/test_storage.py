@@ -12,11 +12,11 @@ import pytest
 
 from launcher import files
 from launcher.errors import DataError, StorageFailedError
-from launcher.gang.lock import Holder, LockLostError, RunLock, holder_at
-from launcher.gang.output import Adopted, adopt, fingerprint, make_room, write_run
-from launcher.gang.timings import Timings
 from launcher.layout import Output
 from launcher.settings import TrainSettings
+from launcher.storage.lock import Holder, LockLostError, RunLock, holder_at
+from launcher.storage.output import Adopted, adopt, fingerprint, make_room, write_run
+from launcher.timings import Timings
 from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
 from tests.launcher.core.kit import environ

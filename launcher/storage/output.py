@@ -22,10 +22,10 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import DataError
-from launcher.gang.lock import LockLostError, RunLock
-from launcher.gang.log import log
 from launcher.layout import Layout, Output
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
+from launcher.storage.lock import LockLostError, RunLock
 
 
 def fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:

@@ -11,6 +11,10 @@ class Timings:
 
     poll: float = 0.2
     """Between looks at something that tells nobody when it changes."""
+    calm: float = 0.5
+    """The same while all train: whatever happens then wakes the main thread."""
+    hold: float = 1.0
+    """How long rank 0 holds an answer without news: a rank asks so often, also one of a thousand."""
     say_again: float = 30.0
     """Between repeats of what is waited for."""
     silence: float = 10.0

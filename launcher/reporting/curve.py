@@ -1,7 +1,7 @@
 """What a run's `metrics.csv` says, as plain tables and as the picture `curve.png`.
 
-`python -m launcher.report OUTPUT_DIR` draws the picture of one output folder. Importing this module is cheap:
-matplotlib is loaded only when something is drawn.
+`python -m launcher.reporting.curve OUTPUT_DIR` draws the picture of one output folder. Importing this
+module is cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture of one output folder; 1 when there is nothing to draw."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     if len(arguments) != 1:
-        print("usage: python -m launcher.report OUTPUT_DIR", file=sys.stderr)  # noqa: T201 - this is its channel
+        print("usage: python -m launcher.reporting.curve OUTPUT_DIR", file=sys.stderr)  # noqa: T201 - this is its channel
         return 64
     drawn = draw_curve(Path(arguments[0]))
     print(drawn or f"no passes in {arguments[0]}/metrics.csv yet", file=sys.stdout if drawn else sys.stderr)

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import LauncherError, SettingsError
-from launcher.gang.log import log
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from launcher.gang.kubernetes import PodApi
+    from launcher.podapi import PodApi
 
 Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
 QUEUE = 100  # messages that may wait; the oldest one makes room
 CAUSE_CHARACTERS = 4096
+EVENT_BYTES = 1024  # of an Event's message: more is for the log
 SLOWEST = 30.0  # seconds between two tries, at most
 LATER = (408, 425, 429)  # of the answers 3xx and 4xx those that another try may change
 
@@ -204,12 +205,12 @@ class Events:
         self._api: PodApi | None = None
 
     def __call__(self, message: Message) -> None:
-        from launcher.gang import kubernetes
+        from launcher.podapi import PodApi
 
         s, body = self._settings, message.body
         if self._api is None:
-            self._api = kubernetes.PodApi(s.environ, s.namespace)
-        kubernetes.post_event(
+            self._api = PodApi(s.environ, s.namespace)
+        post_event(
             s,
             self._api,
             f"Training{message.kind.capitalize()}",
@@ -218,6 +219,48 @@ class Events:
             name=f"{s.k8s_job}.{body['id']}",
             at=body["time"],
         )
+
+
+def post_event(
+    settings: TrainSettings,
+    api: PodApi,
+    reason: str,
+    message: str,
+    kind: Literal["Normal", "Warning"] = "Normal",
+    *,
+    name: str,
+    at: float,
+) -> None:
+    """Writes one Event on the training Job, which `kubectl describe job` shows.
+
+    name: the same for each try of one Event. at: unix seconds. Raises OSError, `ApiRefusedError`.
+    """
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    api.create(
+        "events",
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": settings.namespace},
+            # `kubectl describe` asks for Events of this very uid; the pod knows it without any right on Jobs.
+            "involvedObject": {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "namespace": settings.namespace,
+                "name": settings.k8s_job,
+                **({"uid": settings.k8s_job_uid} if settings.k8s_job_uid else {}),
+            },
+            "reason": reason,
+            "message": message.encode()[:EVENT_BYTES].decode(errors="ignore"),
+            "type": kind,
+            "count": 1,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "source": {"component": "paddle-launcher", "host": settings.node_name},
+            "reportingComponent": "paddle-launcher",
+            "reportingInstance": settings.pod_name,
+        },
+    )
 
 
 def _final(error: Exception) -> bool:

@@ -35,8 +35,8 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError, UnfitError
-from launcher.gang.log import log
-from launcher.gang.timings import Timings
+from launcher.reporting.log import log
+from launcher.timings import Timings
 
 _LONGEST = 1 << 14  # bytes; a lock has some 300
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-from launcher.gang.log import log
 from launcher.layout import Output
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
-
-_DRAW = "import pathlib, sys; from launcher.report import draw_curve; draw_curve(pathlib.Path(sys.argv[1]))"
 
 
 class Picture:
@@ -25,14 +22,13 @@ class Picture:
 
     def begin(self) -> None:
         """Starts to draw, unless it was done already or there is nothing to draw."""
-        there = self._output.metrics_csv.exists() and importlib.util.find_spec("launcher.report") is not None
-        if self._began or not there:
+        if self._began or not self._output.metrics_csv.exists():
             return
         self._began = True
         style = {"MPLCONFIGDIR": str(self._settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _DRAW, str(self._output.root)],
+                [sys.executable, "-m", "launcher.reporting.curve", str(self._output.root)],
                 env={**self._settings.environ, **style},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

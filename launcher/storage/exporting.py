@@ -9,16 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import files
+from launcher import children, files
+from launcher.children import Child
 from launcher.errors import ExportError, SettingsError, setting
 from launcher.export import Request, folder
-from launcher.gang import children
-from launcher.gang.children import Child
-from launcher.gang.ending import describe_exit, last_lines
-from launcher.gang.log import log
-from launcher.gang.timings import Timings
+from launcher.reporting.ending import describe_exit, last_lines
+from launcher.reporting.log import log
 from launcher.runtimes.base import ProcessSpec
 from launcher.settings import TrainSettings
+from launcher.timings import Timings
 
 PACKAGES = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from launcher.errors import DataError
 from launcher.files import UnreadableError, read_json
-from launcher.gang.log import log
-from launcher.gang.timings import Timings
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
+from launcher.timings import Timings
 
 VERSION = 1
 
@@ -88,7 +88,7 @@ def await_data(settings: TrainSettings) -> None:
     import threading
 
     from launcher.errors import StoppedError
-    from launcher.gang.log import begin
+    from launcher.reporting.log import begin
 
     begin(f"await-data {settings.completion_index}", settings.log_format)
     told = threading.Event()

@@ -10,8 +10,8 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError, setting
-from launcher.gang.log import log
 from launcher.layout import RESERVED_FOLDERS, SHARD_FILES, Layout
+from launcher.reporting.log import log
 from launcher.settings import TrainSettings
 
 BUILT_IN = Path(__file__).parent.parent / "programs"

@@ -1,0 +1,1 @@
+"""What people are told: the pod's log, its last words, messages, pictures."""
