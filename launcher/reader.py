@@ -1,9 +1,9 @@
 """What runs in the command line's short-lived pod.
 
 `python3 -m launcher reader` sleeps until its deadline. The command line then starts the subcommands `tar`,
-`untar`, `cat` and `ls` in that pod; with `--path` it starts the same ones on its own machine. Payload goes
-over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people over stderr; the exit
-code says whether it worked. Only the standard library is used: this file runs in the image.
+`untar`, `cat`, `ls`, `sums` and `remove` in that pod; with `--path` it starts the same ones on its own
+machine. Payload goes over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people
+over stderr; the exit code says whether it worked. Only the standard library is used: this runs in the image.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
+from launcher.files import folder_files, sha256_file
 from launcher.tarstream import COPY_BYTES, ReaderError, checked_name, save_tar, select, write_tar
 
 FINAL_STATES = ("complete", "failed")
@@ -91,6 +92,31 @@ def listing(folder: Path) -> list[dict[str, object]]:
     return rows
 
 
+def sums(path: Path, size: int) -> dict[str, str] | None:
+    """Hex sha256 by name of the files in a folder, or of one file; None when `path` is absent.
+
+    `size`: bytes that all of them should have. Where they have others, all sums are empty: nothing is read.
+    """
+    if not path.exists():
+        return None
+    found = folder_files(path) if path.is_dir() else [path]
+    read = sum(file.stat().st_size for file in found) == size
+    root = path if path.is_dir() else path.parent
+    return {file.relative_to(root).as_posix(): sha256_file(file) if read else "" for file in found}
+
+
+def remove(root: Path, names: Sequence[str]) -> dict[str, int]:
+    """Removes folders; each is gone from its name in one step. Returns the bytes that each had."""
+    freed = {}
+    for name in names:
+        folder = root / checked_name(name)
+        aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
+        folder.rename(aside)
+        freed[name] = sum(file.stat().st_size for file in folder_files(aside))
+        shutil.rmtree(aside)
+    return freed
+
+
 def follow(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause: float = 0.5) -> None:
     """Write `file` to `out` as it grows, for at most `seconds`, also when a new attempt replaces it.
 
@@ -148,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launcher reader", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="how long the pod lives")
     commands = parser.add_subparsers(dest="command")
-    for name in ("tar", "untar", "cat", "ls"):
+    for name in ("tar", "untar", "cat", "ls", "sums", "remove"):
         command = commands.add_parser(name)
         command.add_argument("--root", type=Path, required=True)
         if name == "tar":
@@ -162,6 +188,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--follow", type=float, default=0.0, metavar="SECONDS")
             command.add_argument("--until", help="status file whose final state ends --follow")
             command.add_argument("path")
+        elif name == "sums":
+            command.add_argument("--bytes", type=int, required=True)
+            command.add_argument("path")
+        elif name == "remove":
+            command.add_argument("paths", nargs="+")
         else:
             command.add_argument("path", nargs="?", default="")
     return parser
@@ -181,6 +212,10 @@ def _run(options: argparse.Namespace) -> None:
     elif options.command == "ls":
         folder = root / checked_name(options.path) if options.path else root
         out.write(json.dumps(listing(folder)).encode())
+    elif options.command == "sums":
+        out.write(json.dumps(sums(root / checked_name(options.path), options.bytes)).encode())
+    elif options.command == "remove":
+        out.write(json.dumps(remove(root, options.paths)).encode())
     else:
         file = root / checked_name(options.path)
         if options.follow > 0:

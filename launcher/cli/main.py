@@ -23,11 +23,13 @@ from launcher.cli import logs as logs_of
 from launcher.cli import push as pushing
 from launcher.cli import render, waiting
 from launcher.cli import results as results_of
+from launcher.cli import runs as runs_of
 from launcher.cli.cluster import connect
 from launcher.cli.problems import EXIT_USAGE, CliError, UsageError
-from launcher.cli.session import COPY_SECONDS, ClusterSession, FolderSession, Session
+from launcher.cli.session import COPY_SECONDS, OUTPUT, ClusterSession, FolderSession, Session
 from launcher.cli.view import View
 from launcher.errors import LauncherError
+from launcher.layout import Output as LayoutOutput
 from launcher.tarstream import ReaderError
 
 
@@ -199,15 +201,22 @@ def results(
         Path | None, typer.Option("--to", metavar="DIR", help="Copy model, curve, metrics and logs there.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what is there already.")] = False,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="One that was moved aside, as `runs` shows it."),
+    ] = None,
     output: Format = Output.text,
 ) -> None:
     """Score and table of passes; with --to a verified copy of model, curve.png, metrics.csv and logs."""
     session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage(seconds=COPY_SECONDS, fresh=to is not None) as storage:
-        found = results_of.load(storage, storage.where)
+        folder = OUTPUT
+        if run is not None:
+            folder = LayoutOutput(Path(runs_of.find(runs_of.load(storage), run).folder))
+        found = results_of.load(storage, storage.where, folder)
         if to is not None and not found.has_model:
-            _say(f"the run is {found.state} and has no output/model yet; copying what there is")
-        copied = results_of.copy(storage, to, force, _say) if to is not None else {}
+            _say(f"the run is {found.state} and has no {folder.model} yet; copying what there is")
+        copied = results_of.copy(storage, to, force, _say, folder) if to is not None else {}
     if output is Output.json:
         _print_json({**found.__dict__, "copied": {"to": str(to), "files": copied} if to else None})
         return
@@ -221,8 +230,8 @@ def results(
         out.print(f"exported to {found.exported}")
     if to is None:
         out.print(
-            f"on the storage: {found.where}/output (model/, curve.png, metrics.csv, node_*/); --to DIR "
-            "copies it"
+            f"on the storage: {found.where}/{folder.root} (model/, curve.png, metrics.csv, node_*/); "
+            "--to DIR copies it"
         )
     else:
         out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
@@ -243,6 +252,81 @@ def _pass_table(passes: list[dict[str, Any]]) -> Any:
         for row in passes
     ]
     return render.table(columns, rows)
+
+
+@typer_app.command()
+def runs(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    output: Format = Output.text,
+) -> None:
+    """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with session.storage() as storage:
+        found = runs_of.load(storage)
+    if output is Output.json:
+        _print_json([past.as_json() for past in found])
+    else:
+        render.consoles()[0].print(runs_of.runs_table(found) if found else "no run has written there yet")
+
+
+@typer_app.command()
+def compare(
+    one: Annotated[
+        str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
+    ],
+    other: Annotated[str, typer.Argument(metavar="B", help="Another one; `output` is the present run.")],
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    output: Format = Output.text,
+) -> None:
+    """Show the settings in which two runs differ, and their losses and scores pass by pass."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with session.storage() as storage:
+        found = runs_of.load(storage)
+    both = [runs_of.find(found, name) for name in (one, other)]
+    if output is Output.json:
+        _print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
+    else:
+        render.consoles()[0].print(runs_of.comparison(*both))
+
+
+@typer_app.command()
+def clean(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the newest N of them.")] = 5,
+    older_than: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="Keep those that ended within so many days.")
+    ] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs that were moved aside; never one that a pod uses, nor the present output."""
+    session = open_session(path, release, namespace, kubeconfig, context)
+    with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
+        found = runs_of.load(storage)
+        going, staying = runs_of.unused(found, keep, older_than, runs_of.read_by_pods(session, found))
+        for past, why in staying:
+            _say(f"keeps {past.name}: {why}")
+        if not going:
+            _say("nothing to remove")
+            return
+        names = ", ".join(past.name for past in going)
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {names}?", err=True)):
+            raise UsageError(
+                f"{names} would be removed for good; nothing was. Say --yes where nobody can be asked."
+            )
+        freed = runs_of.remove(storage, going)
+    print(f"removed {names}: {freed:,} bytes are free")
 
 
 @typer_app.command()

@@ -19,6 +19,7 @@ from launcher.tarstream import ReaderError, write_tar
 from launcher.worker.program import FUNCTIONS, VALUES
 
 CONFIG = "trainer_config.py"
+SUMS_SECONDS = 1800.0  # for the sha256 of a file of 100 GB
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -125,9 +126,27 @@ def _checked(name: str) -> str:
     return name
 
 
+def _there(storage: Storage, root: PurePosixPath, parcel: Parcel) -> dict[str, str]:
+    """What has the parcel's name on the storage: sha256 by file, empty ones where the sizes tell already."""
+    argv = ["sums", "--root", str(root), "--bytes", str(parcel.size), parcel.final]
+    answer = storage.run(argv, idle=SUMS_SECONDS)
+    told = buffered(answer).read()
+    answer.result()
+    return dict(json.loads(told) or {})
+
+
 def send(storage: Storage, parcel: Parcel, force: bool, say: Callable[[str], None]) -> str:
     """Send the parcel; returns its path on the storage. Nothing gets its name there before all sums hold."""
     root = PurePosixPath(storage.job.parent / "sources") if parcel.source else storage.job
+    if there := _there(storage, root, parcel):
+        if there == {name: sha256_file(file) for name, file in parcel.entries}:
+            say(f"{root / parcel.final} is there already, every sha256 as here: nothing to send")
+            return str(root / parcel.final)
+        if not force:
+            raise CliError(
+                f"{root / parcel.final} is there already with other content; nothing was sent. Replace it "
+                "with --force, or give this one another name with --as NAME."
+            )
     argv = ["untar", "--root", str(root), "--bytes", str(parcel.size), *(["--replace"] if force else [])]
     ours, theirs = os.pipe()
     failure: list[BaseException] = []

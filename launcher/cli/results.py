@@ -11,16 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.problems import CliError, UsageError
-from launcher.cli.session import OUTPUT, STATUS_FILES
+from launcher.cli.session import OUTPUT
 from launcher.cli.storage import Storage, buffered, entries, json_file, small_files
 from launcher.cli.view import exported_to
+from launcher.layout import Output
 from launcher.reader import place
 from launcher.reporting import curve as report
 from launcher.tarstream import ReaderError, save_tar
 
 COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
-_METRICS = OUTPUT.metrics_csv.as_posix()
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Results:
     """As in run.json."""
 
 
-def load(storage: Storage, where: str) -> Results:
+def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
     """Read the small files. Raises CliError when the run has left nothing yet."""
-    probe = f"{OUTPUT.model.as_posix()}/*.json"
-    found = small_files(storage, [STATUS_FILES["run"], STATUS_FILES["status"], _METRICS, probe])
-    run, status = json_file(found.get(STATUS_FILES["run"])), json_file(found.get(STATUS_FILES["status"]))
-    if run is None and status is None and _METRICS not in found:
+    names = [path.as_posix() for path in (output.run_json, output.status_json, output.metrics_csv)]
+    found = small_files(storage, names)
+    run, status = json_file(found.get(names[0])), json_file(found.get(names[1]))
+    if run is None and status is None and names[2] not in found:
         raise CliError(
             f"no results in {where}: no training has written there yet (`status` tells what it waits for), "
             "or the folder was removed after its Jobs were complete: then set another runId and it runs anew."
         )
-    rows = report.parse_metrics(found.get(_METRICS, b"").decode(errors="replace"))
+    rows = report.parse_metrics(found.get(names[2], b"").decode(errors="replace"))
     state = str((status or {}).get("state") or (run or {}).get("state") or "unknown")
     return Results(
         where=where,
@@ -57,13 +57,15 @@ def load(storage: Storage, where: str) -> Results:
         run_id=(run or status or {}).get("runId"),
         score=dict((run or {}).get("score") or {}),
         passes=report.pass_table(rows),
-        has_model=bool(entries(storage, OUTPUT.model.as_posix())),
+        has_model=bool(entries(storage, output.model.as_posix())),
         exported=exported_to(run, None),
         restarts=list((run or status or {}).get("restarts") or []),
     )
 
 
-def copy(storage: Storage, target: Path, force: bool, say: Callable[[str], None]) -> dict[str, int]:
+def copy(
+    storage: Storage, target: Path, force: bool, say: Callable[[str], None], output: Output = OUTPUT
+) -> dict[str, int]:
     """Copy model, curve, metrics and logs into the folder `target`; returns {name below target: bytes}.
 
     All of it is received into a hidden folder, checked against the sender's sha256 and only then gets its
@@ -83,8 +85,8 @@ def copy(storage: Storage, target: Path, force: bool, say: Callable[[str], None]
     hidden = target / f".results-{secrets.token_hex(4)}.tmp"
     try:
         hidden.mkdir(parents=True)
-        saved = _receive(storage, hidden)
-        for entry in sorted((hidden / OUTPUT.root).iterdir()):
+        saved = _receive(storage, hidden, output)
+        for entry in sorted((hidden / output.root).iterdir()):
             place(entry, target / entry.name, replace=force)
     except OSError as error:
         _remove(target if made else hidden)
@@ -96,15 +98,15 @@ def copy(storage: Storage, target: Path, force: bool, say: Callable[[str], None]
         raise
     _remove(hidden)
     say(f"{sum(saved.values()):,} bytes in {len(saved)} files, every sha256 as on the storage")
-    return {name.removeprefix(f"{OUTPUT.root}/"): size for name, size in saved.items()}
+    return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}
 
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _receive(storage: Storage, into: Path) -> dict[str, int]:
-    patterns = [f"{OUTPUT.root}/{name}" for name in (*COPIED, LOGS)]
+def _receive(storage: Storage, into: Path, output: Output) -> dict[str, int]:
+    patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
     answer = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
     try:
         saved = save_tar(buffered(answer), into)

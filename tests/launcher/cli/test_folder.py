@@ -226,7 +226,7 @@ def test_push_refuses_to_overwrite(cli, job_folder, tmp_path):
     (program / "trainer_config.py").write_text(WHOLE + "x = 2\n")
     code, _, err = cli("push", program, "--path", job_folder)
     assert code == 3
-    assert "exists already; nothing was changed" in err
+    assert "is there already with other content; nothing was sent" in err
     assert cli("push", program, "--path", job_folder, "--force")[0] == 0
     assert (job_folder / "mine" / "trainer_config.py").read_text() == WHOLE + "x = 2\n"
 

@@ -1,0 +1,226 @@
+"""`runs`, `compare`, `clean`: the present output beside those that were moved aside to `runs/`."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from launcher.cli import render
+from launcher.cli.problems import UsageError
+from launcher.cli.session import OUTPUT, ClusterSession, Session
+from launcher.cli.storage import Storage, buffered, json_file, small_files
+from launcher.reporting import curve
+
+RUNS = "runs"
+CURRENT = OUTPUT.root.as_posix()
+_SHOWN = 12  # characters of a digest
+
+
+@dataclass(frozen=True)
+class Past:
+    """One output: `output`, or `runs/<name>`."""
+
+    folder: str
+    run: Mapping[str, Any]
+    """run.json, or {}."""
+    passes: Sequence[Mapping[str, Any]]
+    """`curve.pass_table` of its metrics."""
+    locked: bool
+    """Whether somebody writes there."""
+
+    @property
+    def name(self) -> str:
+        """As `compare` and `results --run` take it."""
+        return self.folder.removeprefix(f"{RUNS}/")
+
+    @property
+    def started(self) -> float:
+        """Unix seconds; 0 when run.json does not say."""
+        return float(self.run.get("started") or 0)
+
+    @property
+    def seconds(self) -> float | None:
+        """From the start to the end of its last start; None while it runs."""
+        ended = self.run.get("finished")
+        return float(ended) - self.started if ended else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What two runs may differ in, as run.json keeps it. Digests are cut: they are only compared."""
+        kept = dict(self.run.get("fingerprint") or {})
+        for key in ("program", "dataDigest"):
+            kept[key] = str(kept.get(key, ""))[:_SHOWN]
+        options = {
+            f"--{k}": v for k, _, v in (a.lstrip("-").partition("=") for a in kept.pop("extraArgs", []))
+        }
+        return {**kept, **options, "passes": len(self.passes)}
+
+    def as_json(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "state": self.run.get("state"),
+            "started": self.started,
+            "seconds": self.seconds,
+            "podHours": pod_hours(self),
+            "score": self.run.get("score") or {},
+            "restarts": len(self.run.get("restarts") or []),
+            "settings": self.settings,
+            "passes": list(self.passes),
+        }
+
+
+def pod_hours(past: Past) -> float | None:
+    """Hours of training pods that it took: what its nodes cost follows from it."""
+    trainers = (past.run.get("fingerprint") or {}).get("trainers")
+    return None if past.seconds is None or not trainers else int(trainers) * past.seconds / 3600
+
+
+def load(storage: Storage) -> list[Past]:
+    """All outputs of the job, the newest first."""
+    names = (OUTPUT.run_json.name, OUTPUT.metrics_csv.name, OUTPUT.lock.name)
+    found = small_files(storage, [f"{place}/{name}" for place in (CURRENT, f"{RUNS}/*") for name in names])
+    folders = sorted({str(PurePosixPath(name).parent) for name in found})
+    pasts = []
+    for folder in folders:
+        rows = curve.parse_metrics(found.get(f"{folder}/{names[1]}", b"").decode(errors="replace"))
+        run = json_file(found.get(f"{folder}/{names[0]}")) or {}
+        pasts.append(Past(folder, run, curve.pass_table(rows), f"{folder}/{names[2]}" in found))
+    return sorted(pasts, key=lambda past: (past.folder == CURRENT, past.started), reverse=True)
+
+
+def find(pasts: Sequence[Past], name: str) -> Past:
+    """The output of that name, or of the only name that begins so. Raises UsageError that lists them."""
+    wanted = [past for past in pasts if past.name == name] or [
+        past for past in pasts if past.name.startswith(name)
+    ]
+    if len(wanted) == 1:
+        return wanted[0]
+    listed = ", ".join(past.name for past in pasts) or "none yet"
+    why = "means several runs" if wanted else "is no run of this job"
+    raise UsageError(f"{name!r} {why}. There are: {listed}.")
+
+
+def differing(pasts: Sequence[Past]) -> list[str]:
+    """The settings that are not the same in all of them, in the order in which they appear."""
+    keys = dict.fromkeys(key for past in pasts for key in past.settings)
+    return [key for key in keys if len({json.dumps(past.settings.get(key)) for past in pasts}) > 1]
+
+
+def unused(
+    pasts: Sequence[Past], keep: int, older_than_days: float, used: Iterable[str], now: float | None = None
+) -> tuple[list[Past], list[tuple[Past, str]]]:
+    """(what may go, what must stay and why), of `runs/` only; `used` are names that something reads."""
+    now = time.time() if now is None else now
+    taken = set(used)
+    current = next((past for past in pasts if past.folder == CURRENT), None)
+    first = str(((current.run.get("fingerprint") or {}) if current else {}).get("initFrom") or "")
+    going, staying = [], []
+    aside = [past for past in pasts if past.folder != CURRENT]
+    for place, past in enumerate(aside):
+        age = (now - float(past.run.get("finished") or past.started)) / 86400
+        if past.locked:
+            staying.append((past, "a run writes there (run.lock)"))
+        elif past.name in taken:
+            staying.append((past, "a pod reads it"))
+        elif past.folder in first:
+            staying.append((past, "the present run began with its model (training.initFrom)"))
+        elif place < keep:
+            staying.append((past, f"one of the newest {keep} (--keep)"))
+        elif age < older_than_days:
+            staying.append((past, f"{age:.1f} days old, less than {older_than_days:g} (--older-than)"))
+        else:
+            going.append(past)
+    return going, staying
+
+
+def read_by_pods(session: Session, pasts: Sequence[Past]) -> set[str]:
+    """Names of runs that a pod of the namespace was given, in an argument, a variable or a mount's path.
+
+    A folder on this machine (`--path`) has no pods to ask.
+    """
+    if not isinstance(session, ClusterSession):
+        return set()
+    told = [
+        json.dumps(pod.get("spec") or {})
+        for pod in session.cluster.items("pod", "see which runs are in use", "")
+        if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
+    ]
+    return {
+        past.name for past in pasts if any(f"{past.folder}/" in s or f'{past.folder}"' in s for s in told)
+    }
+
+
+def remove(storage: Storage, pasts: Sequence[Past]) -> int:
+    """Removes these outputs from the storage; returns the bytes that became free."""
+    answer = storage.run(
+        ["remove", "--root", str(storage.job), *(past.folder for past in pasts)], idle=1800.0
+    )
+    told = buffered(answer).read()
+    answer.result()
+    return sum(json.loads(told).values())
+
+
+def runs_table(pasts: Sequence[Past]) -> RenderableType:
+    """One line a run; settings are shown where they are not the same in all."""
+    keys = [key for key in differing(pasts) if key != "passes"]
+    columns = ["run", "state", "began", ">training", ">pod hours", ">passes", ">restarts", "score", *keys]
+    rows: list[list[RenderableType]] = []
+    for past in pasts:
+        hours = pod_hours(past)
+        rows.append(
+            [
+                past.name + (" (present)" if past.folder == CURRENT else ""),
+                str(past.run.get("state") or "unknown"),
+                render.at_time(past.started or None),
+                render.duration(past.seconds),
+                "-" if hours is None else f"{hours:.2f}",
+                str(len(past.passes)),
+                str(len(past.run.get("restarts") or [])),
+                render.scores(dict(past.run.get("score") or {})) or "-",
+                *(Text(str(past.settings.get(key, "-"))) for key in keys),
+            ]
+        )
+    return render.table(columns, rows)
+
+
+def comparison(one: Past, other: Past) -> RenderableType:
+    """Settings that differ, and loss and scores pass by pass, side by side."""
+    keys = differing([one, other])
+    settings = render.table(
+        ["setting", one.name, other.name],
+        [[key, *(Text(str(past.settings.get(key, "-"))) for past in (one, other))] for key in keys],
+    )
+    figures = sorted(
+        {key for past in (one, other) for row in past.passes for key in row if key.startswith("test_")}
+    )
+    shown = ["train_loss", *figures]
+    rows = []
+    for number in range(max(len(one.passes), len(other.passes))):
+        cells = []
+        for key in shown:
+            for past in (one, other):
+                row = past.passes[number] if number < len(past.passes) else {}
+                cells.append(render.number(row.get(key)))
+        rows.append([str(number + 1), *cells])
+    columns = [">pass", *(f">{key} {past.name}" for key in shown for past in (one, other))]
+    words = [] if keys else [Text("the settings are the same")]
+    parts = [settings] if keys else words
+    lines = [Text(f"{key} of {past.name}: {spark(past, key)}") for key in shown for past in (one, other)]
+    return Group(*parts, render.table(columns, rows), *lines)
+
+
+def spark(past: Past, key: str) -> str:
+    """A curve of one line: the lowest value is the lowest block."""
+    values = [float(row[key]) for row in past.passes if key in row]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    blocks = "▁▂▃▄▅▆▇█"
+    return "".join(blocks[round((v - low) / (high - low) * 7) if high > low else 0] for v in values) or "none"
