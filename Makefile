@@ -11,7 +11,7 @@ LOCAL = $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo status down env test test-faults reliability bench lint fmt docs
+.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -33,6 +33,9 @@ sources: ## the examples' data into the folder sources/, for the uploads of a st
 
 demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
+
+try: ## an example trained here and now by three launchers on loopback: no root, no Kubernetes; CONFIG=
+	@$(LOCAL) try --config "$(CONFIG)"
 
 status: ## what runs, and how far the training is
 	@$(LOCAL) status

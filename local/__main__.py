@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from local import data, say, stack
+from local import data, say, stack, tryout
 from local import demo as steps
 from local.cluster import lifecycle
 from local.cluster.plan import nodes as plan
@@ -125,6 +125,14 @@ def demo(
     plan(nodes)
     where = steps.target(cluster_kubeconfig or None, context or None, image or None)
     steps.demo(config, nodes, where, image or None)
+
+
+@app.command("try")
+def try_(
+    config: Annotated[str, typer.Option(help="An example: quick_start or recommendation.")] = "quick_start",
+) -> None:
+    """Train an example at once on loopback: no root, no Kubernetes, nothing but the Python environment."""
+    tryout.run(config)
 
 
 @app.command()

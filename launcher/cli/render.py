@@ -70,7 +70,8 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"loss {number(progress.loss)}")
     if progress.eta is not None and progress.state not in ("complete", "failed"):
         parts.append(f"ETA {duration(progress.eta)}")
-    parts.append(attempt_text(progress))
+    if progress.attempt >= 0:
+        parts.append(attempt_text(progress))
     if progress.number is None and progress.goes_on:
         parts.append(f"goes on from {progress.goes_on}")
     return ", ".join(parts)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
+
+from local import tryout
 
 CONTRACT = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
 
@@ -157,3 +160,18 @@ def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
         assert settings.data_digest == cut.data_digest
         if example.stem == "recommendation":
             assert cut.delimiter == "\t"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_make_try_tells_its_launchers_what_the_chart_tells_the_pods(example, tmp_path):
+    """But what is the cluster's: names, the digest, the network, folders."""
+    own = {
+        "JOB_PATH", "OUT_DIR", "JOB_NAMESPACE", "CONF_PADDLE_NIC",
+        *(f"PADDLE_LAUNCHER_{name}" for name in ("RELEASE", "K8S_JOB", "DATA_DIGEST", "SERVICE")),
+    }  # fmt: skip
+    training, data = containers(None, ONE_MACHINE, example)
+    pods = {**env(data[0]), **env(training[1])}
+    told = tryout.environment(tryout.values(example.stem), tmp_path)
+    assert {key: told[key] for key in told if key not in own} == {
+        key: pods[key] for key in told if key not in own
+    }

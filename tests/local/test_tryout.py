@@ -1,0 +1,71 @@
+"""`make try`: a real training by three launchers on loopback, and what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from local import data, tryout
+from local.errors import LocalError
+
+
+def processes(folder: Path) -> list[int]:
+    """Processes that were told of this folder."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(folder).encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An example with 60 lines and one pass; returns the folder in which it is tried."""
+    monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
+    sources = tmp_path / "cache" / "try" / "sources"
+    sources.mkdir(parents=True)
+    rows = "".join(
+        f"{'positive' if i % 2 else 'negative'},word{i} {'good' if i % 2 else 'bad'}\n" for i in range(60)
+    )
+    (sources / "rows.csv").write_text("sentiment,text\n" + rows)
+    monkeypatch.setattr(data, "ensure", lambda folder: None)
+    values = {
+        "jobName": "small",
+        "portsNum": 1,
+        "portsNumSparse": 1,
+        "training": {"config": "quick_start/trainer_config.py", "passes": 1, "batchSize": 8},
+        "data": {"source": "file://rows.csv", "format": "csv", "columns": ["sentiment", "text"]},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(tryout.stack, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(tryout.stack, "check_config", lambda name: None)
+    return tmp_path / "cache" / "try" / "small"
+
+
+def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_process(
+    example: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tryout.run("small")
+    output = example / "shared" / "small" / "output"
+    assert (output / "model" / "score.json").exists()
+    assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
+    assert "score on the test set: error" in capfd.readouterr().out
+    assert processes(example) == []
+
+
+def test_a_training_that_fails_is_told_and_leaves_no_process(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = tryout.values("small")
+    values["training"]["config"] = "nowhere/trainer_config.py"
+    monkeypatch.setattr(tryout, "values", lambda _: values)
+    with pytest.raises(LocalError, match="there is neither"):
+        tryout.run("small")
+    assert processes(example) == []
