@@ -202,7 +202,7 @@ def _ranks(env: Mapping[str, str], folder: Path, trainers: int) -> Iterator[list
 
 
 def _wait(job: Path, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
-    """Shows the run until it is over. Of a launcher that fails before there is one, the last words are told."""
+    """Shows the run until it is over. Of a launcher that fails before, its last words are told."""
     watching = _person("wait", job, "--timeout", str(MINUTES * 60))
     try:
         while watching.poll() is None:
