@@ -32,6 +32,7 @@ from launcher.errors import (
 )
 from launcher.gang import children
 from launcher.gang.control import Link, Server
+from launcher.gang.converting import convert
 from launcher.gang.crew import Crew, progress_of
 from launcher.gang.ending import write_termination_message
 from launcher.gang.finding import Finder, credential
@@ -150,7 +151,10 @@ class Agent:
         self._arm()
         manifest = await_manifest(s, self.pause, timings=t)
         with files.storage(s.layout.job):
-            self._staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+            staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+        spec = self.runtime.conversion(s, self.rank, staged.data_dir, staged.program_dir)
+        convert(spec, self.pause, self.wake, t)
+        self._staged = staged
         self._print = fingerprint(s, self._staged.program_sha256)
         self.follower.staged = True
         if self.leader is not None:

@@ -274,11 +274,12 @@ def staged(
 
 
 def _end_with_launcher() -> None:
-    """The launcher holds the other end of stdin: when it is gone, so is this process and those it made."""
+    """When the launcher is gone, so is this process (the leader of its group), and those that it made."""
+    launcher = os.getppid()
 
     def wait() -> None:
-        while sys.stdin.buffer.read(1):
-            pass
+        while os.getppid() == launcher:
+            time.sleep(1)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
