@@ -16,6 +16,8 @@ from launcher.layout import RESERVED_FOLDERS, SHARD_LISTS, Layout
 from launcher.settings import TrainSettings
 
 BUILT_IN = Path(__file__).parent.parent / "programs"
+TEST_ALONE = 200_000
+"""The first rank scores so many rows alone; of more, all score a share (launcher/worker/testing.py)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def stage(
     a full disk, `UnfitError` for a disk that does not give back what was written.
     """
     work = settings.work
-    _check_space(work.root, manifest, rank, test=_tests(settings, rank))
+    _check_space(work.root, manifest, rank, test=_tests(settings, rank, manifest))
     with files.storage(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
@@ -147,9 +149,10 @@ def _check_space(root: Path, manifest: dict[str, Any], rank: int, *, test: bool)
         )
 
 
-def _tests(settings: TrainSettings, rank: int) -> bool:
-    """Whether this rank needs the test set: the first one's trainer alone tests, but for the old binary's."""
-    return rank == 0 or settings.runtime == "v1"
+def _tests(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
+    """Whether this rank needs the test set: the first one alone tests, unless it is large, or runtime v1."""
+    lines = (manifest.get("test") or {}).get("lines", 0)
+    return rank == 0 or settings.runtime == "v1" or lines > TEST_ALONE
 
 
 def _stage_data(
@@ -158,7 +161,7 @@ def _stage_data(
     work, layout = settings.work, settings.layout
     shard, about = layout.shard(rank), manifest["shards"][rank]
     sums = {"train.txt": _copy_pieces(layout, about, work.data / "train.txt", check)}
-    if manifest.get("test") and _tests(settings, rank):
+    if manifest.get("test") and _tests(settings, rank, manifest):
         sums["test.txt"] = _copy_checked(
             layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
         )

@@ -123,7 +123,7 @@ class FleetRuntime:
             "options": list(settings.extra_args),
             "records": str(settings.work.records),
             "rank": rank,
-            "test": rank == 0,
+            "test": (data_dir / "test.txt").is_file(),
         }
         return ProcessSpec(
             name="parser",

@@ -236,7 +236,13 @@ def test_a_shard_in_several_files_is_staged_as_one_and_each_is_verified(tmp_path
 
 def test_the_test_set_lies_where_it_is_needed(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
-    for rank, runtime, there in ((0, "fleet", True), (1, "fleet", False), (1, "v1", True)):
+    for rank, runtime, lines, there in (
+        (0, "fleet", 1, True),
+        (1, "fleet", 1, False),
+        (1, "fleet", 200_001, True),
+        (1, "v1", 1, True),
+    ):
+        manifest["test"]["lines"] = lines
         settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
         found = stage.stage(settings, rank, manifest, job / "mine")
         assert (found.data_dir / "test.txt").exists() is there
