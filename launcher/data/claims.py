@@ -5,7 +5,7 @@ lets go of them.
                              for Helm starts the new Job before it removes the old one
 .<digest>.tmp/<name>.lock    one part, or the publishing: one pod's
 
-Where the file system knows no locks, all go on without: the same is then made more than once, but whole.
+Where the file system knows no locks, one pod goes on without, and several are refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from launcher.data.progress import Progress
-from launcher.errors import DeadlineError
+from launcher.errors import DeadlineError, SettingsError, setting
 from launcher.files import storage
 from launcher.gang.log import log
 from launcher.layout import Layout
@@ -37,9 +37,11 @@ class Claims:
         layout: Layout,
         digest: str,
         progress: Progress,
+        pods: int,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._layout, self._digest, self._progress, self._pause = layout, digest, progress, pause
+        self._pods = pods
         self._path = layout.job / f".prepare.{digest}.lock"
         self._said = False
         self._fd = -1
@@ -49,7 +51,7 @@ class Claims:
         with storage(self._path):
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
         for other in sorted(self._layout.job.glob(".prepare.*.lock")):
-            while other != self._path and not _free(other):
+            while other != self._path and not self._free(other):
                 self._wait()
         return self
 
@@ -71,11 +73,11 @@ class Claims:
 
     def alone(self) -> bool:
         """Takes the folder for this pod alone, and tells whether that went: nobody else works here."""
-        return _take(self._fd, fcntl.LOCK_EX)
+        return self._take(self._fd, fcntl.LOCK_EX)
 
     def together(self) -> bool:
         """Lets others in, and tells whether this pod is."""
-        return _take(self._fd, fcntl.LOCK_SH)
+        return self._take(self._fd, fcntl.LOCK_SH)
 
     @contextlib.contextmanager
     def of(self, name: str) -> Iterator[bool]:
@@ -87,31 +89,39 @@ class Claims:
             yield False
             return
         try:
-            yield _take(fd, fcntl.LOCK_EX)
+            yield self._take(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
 
-
-def _take(fd: int, kind: int) -> bool:
-    try:
-        fcntl.lockf(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _BUSY:
-            return False
-        log.info("this storage has no locks (%s): see that only one data Job runs", error)
-    return True
-
-
-def _free(path: Path) -> bool:
-    """Whether nobody holds another data's lock; it is then removed."""
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    def _take(self, fd: int, kind: int) -> bool:
+        try:
+            fcntl.lockf(fd, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if self._pods > 1:
+                raise SettingsError(
+                    setting(
+                        "data.workers (PADDLE_LAUNCHER_DATA_WORKERS)",
+                        self._pods,
+                        "1 on this storage",
+                        f"it has no locks ({error}), by which several pods would share the work",
+                        "Set it to 1",
+                    )
+                ) from error
+            log.info("this storage has no locks (%s): see that only one data Job runs", error)
         return True
-    try:
-        if not _take(fd, fcntl.LOCK_EX):
-            return False
-        path.unlink(missing_ok=True)
-        return True
-    finally:
-        os.close(fd)
+
+    def _free(self, path: Path) -> bool:
+        """Whether nobody holds another data's lock; it is then removed."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            if not self._take(fd, fcntl.LOCK_EX):
+                return False
+            path.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(fd)

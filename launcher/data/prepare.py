@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.data import plan, text
+from launcher.data import plan, stores, text
 from launcher.data import source as sources
 from launcher.data.claims import Claims
 from launcher.data.finish import assemble, piece_name
@@ -59,7 +59,7 @@ def main(
         with _signals():
             make_job_folder(settings.layout)
             sources.check(settings)
-            with Claims(settings.layout, settings.data_digest, progress) as claims:
+            with Claims(settings.layout, settings.data_digest, progress, settings.workers) as claims:
                 size = part_bytes or plan.part_bytes(settings.split_count)
                 Pod(settings, claims, progress, retry or Retry(), chunk).run(size)
     except StoppedError:
@@ -157,6 +157,8 @@ class Pod:
             self._progress.alive = self._layout.data_alive(self._settings.data_digest)
             try:
                 self._work(items, store, test)
+                if self._claims.alone():
+                    remove(self._tmp)  # what a pod left that looked for work meanwhile
             except StoppedError:
                 raise
             except LauncherError:
@@ -178,10 +180,10 @@ class Pod:
     def _tools(self, settings: DataSettings) -> sources.Tools:
         return sources.Tools(settings, self._tmp, self._progress, self._retry, require_space)
 
-    def _store(self, settings: DataSettings) -> sources.Store | None:
-        return sources.open_store(self._tools(settings))
+    def _store(self, settings: DataSettings) -> stores.Store | None:
+        return stores.open_store(self._tools(settings))
 
-    def _plan(self, store: sources.Store | None, test: sources.Store | None, part_bytes: int) -> list[Item]:
+    def _plan(self, store: stores.Store | None, test: stores.Store | None, part_bytes: int) -> list[Item]:
         s = self._settings
         cuttable = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
         parts: list[list[plan.Stretch]] = [[]]
@@ -250,7 +252,7 @@ class Pod:
         mine = found is not None and found.get("dataDigest") == self._settings.data_digest
         return found if mine else None
 
-    def _work(self, items: list[Item], store: sources.Store | None, test: sources.Store | None) -> None:
+    def _work(self, items: list[Item], store: stores.Store | None, test: stores.Store | None) -> None:
         said = False
         while not is_published(self._settings):
             left = [item for item in items if not self._marker(item).is_file()]
@@ -262,7 +264,8 @@ class Pod:
             took = False
             for item in left:
                 with self._claims.of(item.key) as mine:
-                    if mine and not self._marker(item).is_file() and (self._tmp / "plan.json").is_file():
+                    # The marker may be gone because all was published meanwhile: the manifest came first.
+                    if mine and not self._marker(item).is_file() and not is_published(self._settings):
                         took = True
                         log.info("part %s of %d, %d left", item.key, len(items), len(left))
                         self._make(item, len(items), test if item.key == "test" else store)
@@ -280,13 +283,13 @@ class Pod:
     def _marker(self, item: Item) -> Path:
         return self._tmp / f"{item.key}.json"
 
-    def _make(self, item: Item, count: int, store: sources.Store | None) -> None:
+    def _make(self, item: Item, count: int, store: stores.Store | None) -> None:
         """One part: into a folder of this pod's own, then under its names, then its marker."""
         settings = self._test if item.key == "test" else self._settings
         folder = self._tmp / f"work-{item.key}-{time.monotonic_ns():x}"
         source: sources.Source
         if store is not None:
-            source = sources.Stretches(store, item.stretches)
+            source = stores.Stretches(store, item.stretches)
         else:
             with storage(folder):
                 folder.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import hashlib
@@ -313,6 +314,26 @@ def test_a_persons_own_test_set_stands_for_the_part_that_is_held_out(pod: Pod, r
     assert set(pod.test()) <= set(own.split(b"\n"))
     with pytest.raises(SettingsError, match=r"data\.testSource is 'ftp://x'"):
         pod.prepare(TEST_SOURCE="ftp://x")
+
+
+def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(claims.fcntl, "lockf", none)
+    pod.source(LINES)
+    with pytest.raises(SettingsError, match=r"data\.workers .* is 2, but must be 1 on this storage"):
+        pod.prepare(part_bytes=PART, WORKERS="2")
+    assert pod.prepare(part_bytes=PART)["lines"] == 1000
+
+
+def test_a_link_in_a_folder_leads_nowhere_else(pod: Pod, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a\nb\nc\n")
+    folder = pod.storage / "sources" / "days"
+    folder.mkdir(parents=True)
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(DataError, match="is a link that leads out of"):
+        pod.prepare(SOURCE="file://days")
 
 
 def test_a_list_of_files_that_was_changed_is_refused(pod: Pod) -> None:
