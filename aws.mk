@@ -1,13 +1,14 @@
 # Targets for stacks of target aws, included by the Makefile. RUN, STACK and BASE come from there.
 STACK ?= dev
 BASE ?= python:3.11-slim-bookworm
+FROM ?=
 SET ?=
 TO ?= smoke-results
 
 .PHONY: push state doctor cost kept iam-policy aws-smoke
 
-push: venv ## the launcher image to the registry of STACK=dev; BASE= names another base image
-	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)"
+push: venv ## the launcher image to the registry of STACK=dev; BASE= names another base image, FROM= a folder with a Dockerfile upon it
+	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)" $(if $(FROM),--from "$(FROM)")
 
 state: venv ## a bucket for Pulumi's state and a key for its secrets, in the account and region of STACK=dev
 	@$(RUN) -m aws state --stack "$(STACK)"

@@ -82,19 +82,29 @@ def _cell(part: costs.Part | None) -> str:
 
 
 @app.command()
-def push(stack: StackName, base: Base = BASE, builder: str = "", folder: Folder = PROJECT) -> None:
+def push(
+    stack: StackName,
+    base: Base = BASE,
+    builder: str = "",
+    folder: Folder = PROJECT,
+    upon: Annotated[
+        Path | None, typer.Option("--from", help="Folder with a Dockerfile upon the launcher's image.")
+    ] = None,
+) -> None:
     """Builds the image, pushes it to the stack's registry and writes its digest to the stack's settings."""
-    image = _push(read(folder, stack), base, builder)
+    image = _push(read(folder, stack), base, builder, upon)
     out.print(f"image {image}\nnext: pulumi up --stack {stack}")
 
 
-def _push(known: Stack, base: str, builder: str) -> str:
+def _push(known: Stack, base: str, builder: str, upon: Path | None = None) -> str:
     url = outputs(known.folder, known.name).get("registry")
     if url is None:
         raise CommandError(f"stack {known.name} has no registry yet: pulumi up --stack {known.name} makes it")
     types = known.settings.nodes.instance_types
     ecr = clients(known.region)("ecr")
-    image = pushing.push(str(url), known.folder / "launcher", types, base=base, ecr=ecr, tool=builder)
+    image = pushing.push(
+        str(url), known.folder / "launcher", types, base=base, ecr=ecr, tool=builder, upon=upon
+    )
     run(pushing.config_argv(known.name, image), known.folder)
     return image
 

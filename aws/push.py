@@ -18,6 +18,8 @@ from aws.stack import CommandError, run
 from infra import capacity, naming
 
 BUILDERS = ("buildah", "docker")
+LAUNCHER = "localhost/paddle-training:launcher"
+"""What a person's own Dockerfile builds upon (`FROM`): the launcher's image, only on this machine."""
 _ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)")
 
 
@@ -47,10 +49,11 @@ def architecture(instance_types: Sequence[str]) -> str:
     return "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
 
 
-def tag(context: Path, arch: str, base: str) -> str:
-    """A tag that stands for one image: the launcher's digest, the architecture, and the base."""
+def tag(context: Path, arch: str, base: str, upon: Path | None = None) -> str:
+    """A tag that stands for one image: the launcher, the architecture, the base, what is put upon."""
     digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
-    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}"
+    own = "" if upon is None else f"-{naming.folder_digest(upon)[: naming.SHORT_DIGEST]}"
+    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}{own}"
 
 
 def build_argv(tool: str, context: Path, reference: str, arch: str, base: str) -> list[str]:
@@ -79,13 +82,26 @@ def push_argv(tool: str, reference: str, config: Path, *, tls: bool = True) -> l
 
 
 def build_and_push(
-    tool: str, context: Path, reference: str, *, arch: str, base: str, login: Login | None, tls: bool = True
+    tool: str,
+    context: Path,
+    reference: str,
+    *,
+    arch: str,
+    base: str,
+    login: Login | None,
+    tls: bool = True,
+    upon: Path | None = None,
 ) -> str:
     """Builds and pushes; returns the digest that the registry gave, `sha256:…`.
+
+    `upon`: a folder with a Dockerfile of its own, built from the image of `context`.
 
     Raises:
         CommandError: a step failed, with the builder's own words above it.
     """
+    if upon is not None:
+        run(build_argv(tool, context, LAUNCHER, arch, base), context)
+        context, base = upon, LAUNCHER
     run(build_argv(tool, context, reference, arch, base), context)
     with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as made:
         config = Path(made)
@@ -124,7 +140,14 @@ def ecr_login(ecr: Any) -> Login:
 
 
 def push(
-    url: str, context: Path, instance_types: Sequence[str], *, base: str, ecr: Any, tool: str = ""
+    url: str,
+    context: Path,
+    instance_types: Sequence[str],
+    *,
+    base: str,
+    ecr: Any,
+    tool: str = "",
+    upon: Path | None = None,
 ) -> str:
     """The image with its digest, built and pushed unless the registry has this very one already.
 
@@ -135,20 +158,27 @@ def push(
         base: the Dockerfile's argument BASE.
         ecr: a boto3 client of the registry's region.
         tool: buildah or docker; empty: what is there.
+        upon: a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
 
     Raises:
-        CommandError: `url` is no ECR repository, there is no builder, or a step failed.
+        CommandError: `url` is no ECR repository, `upon` has no Dockerfile, there is no builder, or a step
+            failed.
     """
+    if upon is not None and not (upon / "Dockerfile").is_file():
+        raise CommandError(
+            f"FROM={upon} has no Dockerfile, but must be a folder with one that begins with FROM {LAUNCHER}"
+        )
     found = _ECR.fullmatch(url)
     if found is None:
         raise CommandError(f"the stack's output registry is {url!r}, which is no ECR repository")
     arch = architecture(instance_types)
-    wanted = tag(context, arch, base)
+    wanted = tag(context, arch, base, upon)
     digest = in_registry(ecr, found[3], wanted)
     if digest is None:
         chosen = builder(tool)
+        reference = f"{url}:{wanted}"
         digest = build_and_push(
-            chosen, context, f"{url}:{wanted}", arch=arch, base=base, login=ecr_login(ecr)
+            chosen, context, reference, arch=arch, base=base, login=ecr_login(ecr), upon=upon
         )
     return f"{url}@{digest}"
 

@@ -96,6 +96,7 @@ def prepare(name: str, root: Path, source: Path, python: str) -> list[Path]:
     (job / "tables").mkdir(exist_ok=True)
     for rank in range(TRAINERS):
         (job / str(rank) / "data" / "tables").symlink_to(job / "tables")
+        (job / str(rank) / "data" / "test.txt").symlink_to(job / "test.txt")
     return [job / str(rank) / "data" for rank in range(TRAINERS)]
 
 

@@ -73,7 +73,9 @@ class Namespace(pulumi.CustomResource):
 def wait_seconds(values: Mapping[str, Any]) -> int:
     """Both deadlines and the start: how long `up` waits with release.wait. Seconds."""
     data, training = values.get("data") or {}, values.get("training") or {}
-    prepare = int(data.get("deadlineSeconds") or 0) if data.get("enabled", True) else 0
+    prepare = (
+        int(data.get("deadlineSeconds") or data.get("waitSeconds") or 0) if data.get("enabled", True) else 0
+    )
     return prepare + int(training.get("deadlineSeconds") or 0) + START_SECONDS
 
 

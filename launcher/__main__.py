@@ -6,7 +6,7 @@ import sys
 
 from launcher import errors
 
-POD_COMMANDS = ("prepare", "await-data", "train", "reader")
+POD_COMMANDS = ("prepare", "await-data", "train", "reader", "serve")
 
 
 def _pod_command(command: str, arguments: list[str]) -> int:
@@ -20,6 +20,10 @@ def _pod_command(command: str, arguments: list[str]) -> int:
         from launcher import reader
 
         return int(reader.main(arguments) or 0)
+    if command == "serve":
+        from launcher import serve
+
+        return serve.main(arguments)
     from launcher.settings import TrainSettings
 
     settings = TrainSettings.from_environ()

@@ -22,15 +22,25 @@ LATE_SECONDS = 60.0  # a volume that is full or hung just now gets a child's las
 
 _alive: set[int] = set()
 """Leaders of the process groups that live, for `kill_all`."""
+_apart: set[int] = set()
+"""Those that belong to no attempt, and live on without contact to rank 0."""
 
 
 class Child:
     """One started process. `ended` is called from a thread when it has ended.
 
     `spare`: a process that waits to become this one; when it cannot, another is started.
+    `apart`: it is none of an attempt, and not killed with those.
     """
 
-    def __init__(self, spec: ProcessSpec, ended: Callable[[], None], spare: Spare | None = None) -> None:
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        ended: Callable[[], None],
+        spare: Spare | None = None,
+        *,
+        apart: bool = False,
+    ) -> None:
         self.spec, self._ended = spec, ended
         self.returncode: int | None = None
         self.ended_at = 0.0
@@ -42,7 +52,7 @@ class Child:
             spec.log.touch()
         self._popen = (spare and spare.become(spec)) or _popen(spec, subprocess.DEVNULL)
         self.pid = self._popen.pid
-        _alive.add(self.pid)
+        (_apart if apart else _alive).add(self.pid)
         self.done = threading.Event()
         threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
 
@@ -52,7 +62,8 @@ class Child:
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.ended_at = time.monotonic()
         _kill(self.pid, signal.SIGKILL)
-        _alive.discard(self.pid)
+        for leaders in (_alive, _apart):
+            leaders.discard(self.pid)
         self.returncode = self._popen.wait()
         self.done.set()
         self._ended()
@@ -127,7 +138,7 @@ def kill_all() -> None:
 
 def watched() -> set[int]:
     """Process ids that have watchers."""
-    return set(_alive)
+    return _alive | _apart
 
 
 class Stop:

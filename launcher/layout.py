@@ -6,7 +6,8 @@
     ├── manifest.json                    written last by the data Job
     ├── data-failed.json                 instead of it, when the data Job gave up
     ├── .<digest>.tmp/                   the data Job at work
-    ├── <i>/data/{train.txt,test.txt,train.list,test.list}
+    ├── <i>/data/{train.txt,train.list,test.list}   or train-<part>.txt and files.json instead of train.txt
+    ├── test.txt                         the test set, once for all shards
     ├── tables/<name>                    side tables, once for all shards
     ├── <TRAIN_CONFIG_DIR>/              a person's own program
     ├── output/
@@ -17,8 +18,10 @@
     └── runs/<run id>/                   earlier outputs, moved aside whole
 
 <work dir>/                              Work, an emptyDir of the pod
-├── data/{train.txt,test.txt,train.list,test.list,tables/<name>}   staged shard
+├── data/{train.txt,test.txt,train.list,test.list,sums.json,tables/<name>}   staged shard; test.txt where
+│                                        this rank tests
 ├── program/                             staged program
+├── records/{train,test}/                the shard's rows, parsed
 ├── logs/{server.log,server-<k>.log,train.log}    what the children say; the launcher copies it to node_<i>/
 ├── progress.json                        the trainer's progress
 └── export.json, export-<do>.log         what launcher.export answered and said
@@ -30,7 +33,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-SHARD_FILES = ("train.txt", "test.txt", "train.list", "test.list")
+SHARD_LISTS = ("train.list", "test.list")
 RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
 _SAVE = re.compile(r"pass-(\d{5,})(?:-batch-(\d{7,}))?")
 
@@ -94,6 +97,10 @@ class Layout:
         return self.job / "tables"
 
     @property
+    def test(self) -> Path:
+        return self.job / "test.txt"
+
+    @property
     def output(self) -> Path:
         return self.job / "output"
 
@@ -105,12 +112,16 @@ class Layout:
         """Where the data Job of this digest builds before it renames."""
         return self.job / f".{digest}.tmp"
 
+    def data_alive(self, digest: str) -> Path:
+        """Touched every few seconds while a pod of the data Job works."""
+        return self.data_tmp(digest) / "alive"
+
     def output_tmp(self, run_id: str) -> Path:
         """A new output folder before it gets its name."""
         return self.job / f".output-{run_id}.tmp"
 
     def shard(self, index: int) -> Path:
-        """The folder that holds shard `index` (and test.txt and the lists)."""
+        """The folder that holds shard `index` and the lists."""
         return self.job / str(index) / "data"
 
     def program(self, name: str) -> Path:
@@ -193,12 +204,22 @@ class Work:
         return self.data / "tables"
 
     @property
+    def sums(self) -> Path:
+        """What staging found of the files beside it: name → sha256."""
+        return self.data / "sums.json"
+
+    @property
     def program(self) -> Path:
         return self.root / "program"
 
     def log(self, name: str) -> Path:
         """What a child says, under the name that its copy on the shared storage has."""
         return self.root / "logs" / name
+
+    @property
+    def records(self) -> Path:
+        """What the program's parse() made of the staged shard (launcher/worker/records.py)."""
+        return self.root / "records"
 
     @property
     def progress(self) -> Path:

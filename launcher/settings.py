@@ -35,6 +35,8 @@ class PodSettings:
     pod_name: str
     pod_ip: str
     node_name: str
+    k8s_job_uid: str
+    """The Job's uid; empty outside a cluster."""
     termination_log: Path
     log_format: str
     """`text` or `json`: the form of the launcher's own lines in the pod's log."""
@@ -93,8 +95,6 @@ class TrainSettings(PodSettings):
     """Where messages about the run are posted to, or empty; it may hold a secret, so it is never shown."""
     events: bool
     """Write Kubernetes Events on the Job."""
-    k8s_job_uid: str
-    """The Job's uid, which its Events carry; empty outside a cluster."""
     work_dir: Path
 
     @property
@@ -153,7 +153,14 @@ class DataSettings(PodSettings):
     encoding: str
     seed: int
     test_fraction: float
-    deadline_seconds: int
+    test_source: str
+    """A test set of a person's own, instead of a part that is held out; empty: there is none."""
+    test_rows: int
+    """The test set has at most so many rows."""
+    workers: int
+    """Pods of the data Job."""
+    deadline_seconds: int | None
+    """None: what suits the size of the source."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
@@ -210,6 +217,7 @@ POD = (
     Row(_L + "POD_NAME", "pod_name", p.text, ""),
     Row(_L + "POD_IP", "pod_ip", p.text, ""),
     Row(_L + "NODE_NAME", "node_name", p.text, ""),
+    Row(_L + "K8S_JOB_UID", "k8s_job_uid", p.text, ""),
     Row(_L + "TERMINATION_LOG", "termination_log", p.absolute, Path("/dev/termination-log")),
     Row(_L + "LOG_FORMAT", "log_format", p.choice("text", "json"), "text", "logFormat"),
 )
@@ -255,7 +263,6 @@ TRAIN = (
     Row(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
     Row(_L + "WEBHOOK", "webhook", p.web_address, "", "notify.webhook", secret=True),
     Row(_L + "EVENTS", "events", p.flag, False, "notify.events"),
-    Row(_L + "K8S_JOB_UID", "k8s_job_uid", p.text, ""),
     Row(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
 )
 
@@ -279,7 +286,10 @@ DATA = (
         0.1,
         "data.testFraction",
     ),
-    Row(_D + "DEADLINE_SECONDS", "deadline_seconds", p.whole(1), 3600, "data.deadlineSeconds"),
+    Row(_D + "TEST_SOURCE", "test_source", p.text, "", "data.testSource"),
+    Row(_D + "TEST_ROWS", "test_rows", p.whole(1), 200_000, "data.testRows"),
+    Row(_D + "WORKERS", "workers", p.whole(1, 1000, "it counts pods"), 1, "data.workers"),
+    Row(_D + "DEADLINE_SECONDS", "deadline_seconds", p.whole(1), None, "data.deadlineSeconds"),
 )
 
 

@@ -82,6 +82,16 @@ def whole(stream: Readable, name: str, size: int | None) -> Part:
     return Part(name, peeked, size)
 
 
+def refuse_compressed(peeked: Peeked, name: str) -> None:
+    """Raises `DataError` for what only looks like plain text by its name: it cannot be read in stretches."""
+    _refuse_archive(peeked, name)
+    if peeked.peek(8).startswith(tuple(_COMPRESSED)):
+        raise DataError(
+            f"{name} is compressed, though its name does not say so. Name it .gz, .bz2 or .xz: it is then "
+            "read whole."
+        )
+
+
 def _refuse_archive(peeked: Peeked, name: str) -> None:
     head = peeked.peek(_TAR_AT + len(_TAR))
     if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:

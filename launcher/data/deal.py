@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 UInt64s = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
-_DEAL, _HOLD_OUT = 0, 1  # second half of the key: the two streams of one seed never meet
+_DEAL, _HOLD_OUT = 0, 1  # second half of the key: the streams of one seed, two a part, never meet
 
 
-def _stream(seed: int, purpose: int) -> np.random.Philox:
-    return np.random.Philox(key=np.array([seed & _MASK, purpose], dtype=np.uint64))
+def _stream(seed: int, purpose: int, part: int) -> np.random.Philox:
+    return np.random.Philox(key=np.array([seed & _MASK, purpose + 2 * part], dtype=np.uint64))
 
 
 class Dealer:
@@ -28,8 +28,8 @@ class Dealer:
     does not become a skew between shards.
     """
 
-    def __init__(self, seed: int, shards: int) -> None:
-        self._raw = _stream(seed, _DEAL)
+    def __init__(self, seed: int, shards: int, part: int = 0) -> None:
+        self._raw = _stream(seed, _DEAL, part)
         self._shards = shards
         self._left = np.empty(0, dtype=np.uint16)
 
@@ -51,8 +51,8 @@ class HoldOut:
     whole source, also when the source is sorted.
     """
 
-    def __init__(self, seed: int, fraction: float) -> None:
-        self._raw = _stream(seed, _HOLD_OUT)
+    def __init__(self, seed: int, fraction: float, part: int = 0) -> None:
+        self._raw = _stream(seed, _HOLD_OUT, part)
         self._length = 1 / fraction if fraction > 0 else 0.0
         self._stretch = 0  # the first one not yet drawn
         self._line = 0  # of the source, over all objects
@@ -79,17 +79,19 @@ class HoldOut:
 
 
 class Split:
-    """Cuts runs of whole lines into one piece a shard, and one of the test set behind them."""
+    """Cuts runs of whole lines into one piece a shard, and one of the lines that are held out."""
 
-    def __init__(self, seed: int, shards: int, test_fraction: float) -> None:
-        self._dealer = Dealer(seed, shards)
-        self._hold_out = HoldOut(seed, test_fraction)
+    def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
+        self._dealer = Dealer(seed, shards, part)
+        self._hold_out = HoldOut(seed, test_fraction, part)
         self._shards = shards
-        self.lines = [0] * (shards + 1)
-        """Lines given so far to each shard, then to the test set."""
+        self.lines = [0] * shards
+        """Lines given so far to each shard."""
+        self.held = 0
+        """Lines held out so far."""
 
-    def pieces(self, segment: bytes) -> list[bytes]:
-        r"""The pieces of `segment`, which ends with a newline: `shards` of them, then the test set's.
+    def pieces(self, segment: bytes) -> tuple[list[bytes], bytes]:
+        r"""A piece of `segment`, which ends with a newline, for each shard, and what is held out.
 
         A piece holds its lines in the source's order; a piece without a line is empty.
         """
@@ -99,12 +101,23 @@ class Split:
         owners = np.full(len(lines), self._shards, dtype=np.uint16)
         train = np.flatnonzero(~test)
         owners[train] = self._dealer.owners(len(train))
+        *pieces, held = self._sorted(lines, owners)
+        self.held += len(lines) - len(train)
+        return pieces, held
+
+    def deal(self, lines: list[bytes]) -> list[bytes]:
+        """Pieces of lines that were held out, but are not needed for the test."""
+        *pieces, _ = self._sorted(lines, self._dealer.owners(len(lines)))
+        return pieces
+
+    def _sorted(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
         order = np.argsort(owners, kind="stable").tolist()
         sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)
         pieces, first = [], 0
         for bucket, count in enumerate(np.bincount(owners, minlength=self._shards + 1).tolist()):
             mine = sorted_lines[first : first + count]
             first += count
-            self.lines[bucket] += count
+            if bucket < self._shards:
+                self.lines[bucket] += count
             pieces.append(b"\n".join(mine) + b"\n" if count else b"")
         return pieces

@@ -1,86 +1,80 @@
-"""`python -m launcher prepare`: the data Job.
+"""`python -m launcher prepare`: one pod of the data Job.
 
-Source → parts → runs of lines → one piece a shard → files in `.<digest>.tmp/` → final names → manifest.
-One pass, in constant memory: a thread reads and hashes the source, this one cuts and deals the lines, two
-threads hash and write. Nothing gets its final name before the whole source was read and its sha256 holds. The
-result is decided by the source's bytes and the settings alone.
+Source → parts → (each by one pod) runs of lines → a file a shard → final names → manifest. All pods make the
+same plan; each takes parts that nobody else has, and whoever finds all of them done publishes. A part that is
+done stays done: an evicted pod costs the part that it was at. Nothing gets its final name before the whole
+source was read. The result does not depend on the number of pods.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import json
+import shutil
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from launcher.data import plan, stores, text
 from launcher.data import source as sources
-from launcher.data import text
-from launcher.data.archive import Part
-from launcher.data.deal import Split
+from launcher.data.claims import Claims
+from launcher.data.finish import assemble, piece_name
+from launcher.data.part import PartJob
 from launcher.data.progress import Progress
-from launcher.data.publish import (
-    is_published,
-    make_job_folder,
-    one_at_a_time,
-    publish,
-    remove,
-    remove_leftovers,
-)
+from launcher.data.publish import is_published, make_job_folder, publish, remove, remove_leftovers
 from launcher.data.space import require_space
-from launcher.data.stream import BLOCK
-from launcher.data.writers import Writers, Written
-from launcher.errors import DataError, LauncherError, StoppedError
-from launcher.files import copy_file, fsync_tree, storage, write_json, write_whole
+from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError, StoppedError
+from launcher.files import UnreadableError, fsync_dir, read_json, storage, write_json
 from launcher.reporting.log import begin, log
 from launcher.retry import Retry
 from launcher.settings import DataSettings
 
-MANIFEST_VERSION = 1
-_QUEUED = 4  # runs of lines between the reading thread and the dealing one
-_BATCH = 2 << 20  # bytes given to the writing threads at once
 _SWITCH_SECONDS = 0.0005  # else a thread that comes back from a hash waits 5 ms for the interpreter's lock
+_PAUSE = 1.0  # seconds between two looks at what other pods do
 
 
-def main(settings: DataSettings, *, retry: Retry | None = None, chunk: int = text.CHUNK) -> int:
+def main(
+    settings: DataSettings,
+    *,
+    retry: Retry | None = None,
+    chunk: int = text.CHUNK,
+    part_bytes: int | None = None,
+) -> int:
     """Prepares the data, or finds that it was done; returns 0.
 
-    Raises a `LauncherError` whose reason is also in `data-failed.json` then (but for a signal, after which
-    the Job may well start again). `retry` and `chunk` (bytes read at once) are for tests; the result depends
-    on neither.
+    Raises a `LauncherError`, whose reason is also in `data-failed.json` when no other try may do better.
+    `retry`, `chunk` (bytes read at once) and `part_bytes` are for tests; the shards depend on the last alone.
     """
     begin("prepare", settings.log_format)
     progress = Progress(settings.deadline_seconds)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         with _signals():
             make_job_folder(settings.layout)
             sources.check(settings)
-            with one_at_a_time(settings.layout, progress):
-                published = is_published(settings)
-                with storage(settings.layout.data_failed):
-                    settings.layout.data_failed.unlink(missing_ok=True)
-                if published:
-                    log.info("the data %s is there already: nothing to do", settings.data_digest)
-                    remove_leftovers(settings.layout)
-                    return 0
-                remove(settings.layout.data_tmp(settings.data_digest))
-                remove_leftovers(settings.layout)
-                _prepare(settings, progress, retry or Retry(), chunk)
+            with Claims(settings.layout, settings.data_digest, progress, settings.workers) as claims:
+                size = part_bytes or plan.part_bytes(settings.split_count)
+                Pod(settings, claims, progress, retry or Retry(), chunk).run(size)
     except StoppedError:
         raise
     except LauncherError as error:
-        _leave_reason(settings, str(error))
+        if error.exit_code in (*FINAL, EXIT_GANG):
+            _leave_reason(settings, str(error))
         raise
     except Exception as error:
         log.exception("a fault of the launcher itself")
         reason = f"the preparation met what it does not know ({type(error).__name__}: {error})"
         _leave_reason(settings, reason)
         raise LauncherError(f"{reason}; the pod's log has the whole trace.") from error
+    finally:
+        sys.setswitchinterval(before)
     return 0
 
 
@@ -107,6 +101,7 @@ def _signals() -> Iterator[None]:
 def _leave_reason(settings: DataSettings, reason: str) -> None:
     failed = {
         "dataDigest": settings.data_digest,
+        "job": settings.k8s_job_uid,
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
@@ -116,209 +111,224 @@ def _leave_reason(settings: DataSettings, reason: str) -> None:
         log.info("the reason could not be left in %s: %s", settings.layout.data_failed, error)
 
 
-def _prepare(settings: DataSettings, progress: Progress, retry: Retry, chunk: int) -> None:
-    tmp = settings.layout.data_tmp(settings.data_digest)
-    with storage(tmp):
-        (tmp / "shards").mkdir(parents=True)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        tools = sources.Tools(settings, tmp, progress, retry, require_space)
-        source = sources.open_source(tools)
-        try:
-            manifest = _Preparation(settings, tmp, progress, source, chunk).run()
-        finally:
-            source.close()
-        publish(tmp, settings.layout, settings.split_count, manifest)
-    finally:
-        sys.setswitchinterval(before)
-        remove(tmp)
-    log.info(
-        "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
-        progress.clock() - progress.started,
-        manifest["lines"],
-        settings.split_count,
-        manifest["test"]["lines"],
-        manifest["sha256"],
-    )
+@dataclass(frozen=True)
+class Item:
+    """One part of the plan."""
+
+    key: str
+    """A number of five digits, or `test` for data.testSource."""
+    stretches: tuple[plan.Stretch, ...]
+    """Empty: the source is one stream."""
+    test_rows: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(stretch.end - stretch.begin for stretch in self.stretches)
+
+    def to_json(self) -> list[Any]:
+        return [self.key, self.test_rows, [stretch.to_json() for stretch in self.stretches]]
 
 
-def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Joins the pieces of several runs, file by file, so that the writing threads are called rarely."""
-    waiting: list[list[bytes]] = []
-    size = 0
-    for pieces in rows:
-        waiting.append(pieces)
-        size += sum(map(len, pieces))
-        if size >= _BATCH:
-            yield list(map(b"".join, zip(*waiting, strict=True)))
-            waiting, size = [], 0
-    if waiting:
-        yield list(map(b"".join, zip(*waiting, strict=True)))
-
-
-class _Preparation:
-    """One run from an open source to a whole `tmp` and its manifest."""
+class Pod:
+    """What one pod does."""
 
     def __init__(
-        self, settings: DataSettings, tmp: Path, progress: Progress, source: sources.Source, chunk: int
+        self, settings: DataSettings, claims: Claims, progress: Progress, retry: Retry, chunk: int
     ) -> None:
-        self._settings, self._tmp, self._progress = settings, tmp, progress
-        self._source, self._chunk = source, chunk
-        self._runs: queue.Queue[bytes | BaseException | None] = queue.Queue(_QUEUED)
-        self._stop = threading.Event()
-        self._tables: list[dict[str, Any]] = []
-        self._csv = text.Csv(settings.delimiter, settings.header, settings.columns)
+        self._settings, self._claims, self._progress = settings, claims, progress
+        self._chunk, self._retry = chunk, retry
+        self._layout = settings.layout
+        self._tmp = settings.layout.data_tmp(settings.data_digest)
+        self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
 
-    def run(self) -> dict[str, Any]:
-        """The manifest. Raises `DataError`, `StorageError` or what else went wrong in any of the threads."""
-        shards = self._settings.split_count
-        folders = [self._tmp / "shards" / str(i) for i in range(shards)]
-        with storage(self._tmp):
-            for folder in folders:
-                folder.mkdir()
-        split = Split(self._settings.seed, shards, self._settings.test_fraction)
-        writers = Writers([*(folder / "train.txt" for folder in folders), folders[0] / "test.txt"])
-        reader = threading.Thread(target=self._read, name="reader", daemon=True)
-        try:
-            reader.start()
-            for pieces in _batches(split.pieces(run) for run in self._received()):
-                writers.put(pieces, self._progress.tick)
-                self._progress.lines = sum(split.lines)
-                self._progress.tick()
-            self._verify(split)
-            written = writers.finish(lambda: self._progress.tick("writing the last of it to the storage"))
-        except BaseException:
-            self._stop.set()
-            writers.abort()
-            reader.join(2.0)  # one that hangs in a network call ends with the process
-            raise
-        self._finish_folders(folders, written[-1])
-        return self._manifest(split, written)
-
-    def _received(self) -> Iterator[bytes]:
-        while True:
-            try:
-                item = self._runs.get(timeout=1.0)
-            except queue.Empty:
-                self._progress.tick()
-                continue
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            yield item
-
-    def _send(self, item: bytes | BaseException | None) -> None:
-        while not self._stop.is_set():
-            try:
-                self._runs.put(item, timeout=0.5)
-            except queue.Full:
-                continue
+    def run(self, part_bytes: int) -> None:
+        """Returns once the data is published, by whichever pod."""
+        if is_published(self._settings):
+            self._end()
             return
-
-    def _read(self) -> None:
-        """The reading thread."""
+        store, test = self._store(self._settings), None
         try:
-            for part in self._source.parts():
-                if self._stop.is_set():
-                    return
-                if part.table:
-                    self._copy_table(part)
-                else:
-                    self._read_text(part)
-            self._send(None)
-        except BaseException as error:
-            self._send(error)
-
-    def _read_text(self, part: Part) -> None:
-        settings = self._settings
-        if part.size is not None:
-            copies = 1 + settings.test_fraction * (settings.split_count - 1)
-            require_space(self._tmp, int(part.size * copies), "the shards and a copy of the test set in each")
-        is_csv = settings.format == "csv"
-        runs = text.segments(part.stream, part.name, settings.encoding, crlf=is_csv, chunk=self._chunk)
-        if is_csv:
-            runs = self._csv.segments(runs, part.name)
-        for run in runs:
-            self._send(run)
-            if self._stop.is_set():
+            test = self._store(self._test) if self._settings.test_source else None
+            items = self._plan(store, test, part_bytes)
+            self._progress.fit(sum(item.bytes for item in items) or None, self._settings.workers)
+            if not self._enter(items):
+                self._end()
                 return
+            self._progress.alive = self._layout.data_alive(self._settings.data_digest)
+            try:
+                self._work(items, store, test)
+                if self._claims.alone():
+                    remove(self._tmp)  # what a pod left that looked for work meanwhile
+            except StoppedError:
+                raise
+            except LauncherError:
+                if self._claims.alone():
+                    remove(self._tmp)
+                raise
+        finally:
+            for each in (store, test):
+                if each is not None:
+                    each.close()
 
-    def _copy_table(self, part: Part) -> None:
-        target = self._tmp / "tables" / part.table
-        if part.size is not None:
-            require_space(self._tmp, part.size, f"the table {part.table}")
-        with storage(target):
-            target.parent.mkdir(exist_ok=True)
-        writers = Writers([target])
+    def _end(self) -> None:
+        log.info("the data %s is there already: nothing to do", self._settings.data_digest)
+        with storage(self._layout.data_failed):
+            self._layout.data_failed.unlink(missing_ok=True)
+        if self._claims.alone():
+            remove_leftovers(self._layout)
+
+    def _tools(self, settings: DataSettings) -> sources.Tools:
+        return sources.Tools(settings, self._tmp, self._progress, self._retry, require_space)
+
+    def _store(self, settings: DataSettings) -> stores.Store | None:
+        return stores.open_store(self._tools(settings))
+
+    def _plan(self, store: stores.Store | None, test: stores.Store | None, part_bytes: int) -> list[Item]:
+        s = self._settings
+        cuttable = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
+        parts: list[list[plan.Stretch]] = [[]]
+        if store is not None:
+            # One checksum over all is made in one go; a csv field may hold newlines.
+            parts = plan.cut(store.objects(), sys.maxsize if s.sha256 else part_bytes, cuttable)
+        weights = [sum(stretch.end - stretch.begin for stretch in part) for part in parts]
+        rows = [0] * len(parts) if s.test_source else plan.shares(s.test_rows, weights)
+        items = [
+            Item(f"{number:05d}", tuple(part), share)
+            for number, (part, share) in enumerate(zip(parts, rows, strict=True))
+        ]
+        if s.test_source:
+            stretches = plan.cut(test.objects(), sys.maxsize, cuttable)[0] if test is not None else []
+            items.append(Item("test", tuple(stretches), s.test_rows))
+        return items
+
+    def _enter(self, items: list[Item]) -> bool:
+        """Begins the common work, or joins it. False: it is published meanwhile."""
+        wanted = {"parts": [item.to_json() for item in items]}
+        path = self._tmp / "plan.json"
+        while True:
+            alone = self._claims.alone()
+            if not alone and not self._claims.together():
+                self._progress.tick("waiting for the pod that plans")
+                time.sleep(_PAUSE / 10)
+                continue
+            if is_published(self._settings):
+                return False
+            failed = self._failed()
+            if failed is not None and failed.get("job") == self._settings.k8s_job_uid != "":
+                raise DataError(str(failed.get("reason")))
+            try:
+                there = read_json(path)
+            except UnreadableError:
+                there = None
+            same = there == json.loads(json.dumps(wanted))
+            if alone:
+                if not same or failed is not None:
+                    remove(self._tmp)
+                remove_leftovers(self._layout, keep=self._tmp)
+                if not self._tmp.exists():
+                    room = sum(item.bytes for item in items)
+                    require_space(self._tmp, room, "the shards and the test set")
+                with storage(self._tmp):
+                    self._layout.data_failed.unlink(missing_ok=True)
+                    (self._tmp / "shards").mkdir(parents=True, exist_ok=True)
+                    for index in range(self._settings.split_count):
+                        (self._tmp / "shards" / str(index)).mkdir(exist_ok=True)
+                write_json(path, wanted)
+                self._claims.together()
+                return True
+            if same:
+                return True
+            raise DataError(
+                f"{sources.shown(self._settings.source)} changed while it was read: this pod sees other "
+                "objects than those that began. Let whoever writes there end, then start the Job again."
+            )
+
+    def _failed(self) -> dict[str, Any] | None:
+        """What a pod of this data left when it gave up."""
         try:
-            while data := part.stream.read(BLOCK):
-                writers.put([data])
-                if self._stop.is_set():
-                    break
-            (written,) = writers.finish()
-        except BaseException:
-            writers.abort()
-            raise
-        self._tables.append({"name": part.table, "bytes": written.bytes, "sha256": written.sha256})
+            found = read_json(self._layout.data_failed)
+        except UnreadableError:
+            return None
+        mine = found is not None and found.get("dataDigest") == self._settings.data_digest
+        return found if mine else None
 
-    def _verify(self, split: Split) -> None:
-        settings, found = self._settings, self._source.hexdigest()
-        name = sources.shown(settings.source)
-        if settings.sha256 and found != settings.sha256:
-            raise DataError(
-                f"{name}: sha256 is {found}, but data.sha256 says {settings.sha256}: this is not the data "
-                "that was meant, or it was changed on the way; nothing was published. Set data.sha256 to "
-                "the first if you trust it, or mend data.source."
-            )
-        *train, test = split.lines
-        if sum(train) < settings.split_count:
-            raise DataError(
-                f"{name} has {sum(train)} train lines ({test} more were held out for the test), fewer "
-                f"than the {settings.split_count} shards: a shard would be empty and its trainer hang. "
-                f"Set trainers (and data.splitCount) to at most {sum(train)}, or name more data."
-            )
-        if settings.test_fraction and not test:
-            raise DataError(
-                f"{name} has only {sum(train)} lines: data.testFraction {settings.test_fraction} holds "
-                "out none of them, and there would be no test set. Set data.testFraction to 0.5, or to 0 "
-                "for none."
-            )
+    def _work(self, items: list[Item], store: stores.Store | None, test: stores.Store | None) -> None:
+        said = False
+        while not is_published(self._settings):
+            left = [item for item in items if not self._marker(item).is_file()]
+            if not left:
+                with self._claims.of("publish") as mine:
+                    if mine and not is_published(self._settings):
+                        self._publish(items)
+                        return
+            took = False
+            for item in left:
+                with self._claims.of(item.key) as mine:
+                    # The marker may be gone because all was published meanwhile: the manifest came first.
+                    if mine and not self._marker(item).is_file() and not is_published(self._settings):
+                        took = True
+                        log.info("part %s of %d, %d left", item.key, len(items), len(left))
+                        self._make(item, len(items), test if item.key == "test" else store)
+                        break
+            if not took:
+                if not said:
+                    log.info("waiting for %d parts that other pods are at", len(left))
+                    said = True
+                self._progress.tick("waiting for other pods")
+                time.sleep(_PAUSE)
+            failed = self._failed()
+            if failed is not None:
+                raise DataError(str(failed.get("reason")))
 
-    def _finish_folders(self, folders: list[Path], test: Written) -> None:
-        """Lists, and the test set in every folder."""
-        first = folders[0] / "test.txt"
-        require_space(self._tmp, test.bytes * (len(folders) - 1), "a copy of the test set in each shard")
-        for folder in folders:
-            if folder is not folders[0]:
-                self._progress.tick("copying the test set")
-                _, digest = copy_file(first, folder / "test.txt", self._progress.tick)
-                if digest != test.sha256:
-                    raise DataError(f"{first} does not read back as it was written: the storage is faulty.")
-            write_whole(folder / "train.list", "data/train.txt\n")
-            write_whole(folder / "test.list", "data/test.txt\n" if test.bytes else "")
-            fsync_tree(folder)
+    def _marker(self, item: Item) -> Path:
+        return self._tmp / f"{item.key}.json"
 
-    def _manifest(self, split: Split, written: list[Written]) -> dict[str, Any]:
-        settings = self._settings
-        *train_lines, test_lines = split.lines
-        *train, test = written
-        return {
-            "version": MANIFEST_VERSION,
-            "dataDigest": settings.data_digest,
-            "source": sources.shown(settings.source),
-            "sha256": self._source.hexdigest(),
-            "member": settings.member,
-            "format": settings.format,
-            "seed": settings.seed,
-            "testFraction": settings.test_fraction,
-            "splitCount": settings.split_count,
-            "lines": sum(train_lines),
-            "shards": [
-                {"index": i, "lines": lines, "bytes": file.bytes, "sha256": file.sha256}
-                for i, (lines, file) in enumerate(zip(train_lines, train, strict=True))
-            ],
-            "test": {"lines": test_lines, "bytes": test.bytes, "sha256": test.sha256},
-            "tables": sorted(self._tables, key=lambda table: str(table["name"])),
-        }
+    def _make(self, item: Item, count: int, store: stores.Store | None) -> None:
+        """One part: into a folder of this pod's own, then under its names, then its marker."""
+        settings = self._test if item.key == "test" else self._settings
+        folder = self._tmp / f"work-{item.key}-{time.monotonic_ns():x}"
+        source: sources.Source
+        if store is not None:
+            source = stores.Stretches(store, item.stretches)
+        else:
+            with storage(folder):
+                folder.mkdir()
+            source = sources.open_stream(replace(self._tools(settings), tmp=folder))
+        self._progress.begin(item.bytes or None)
+        try:
+            job = PartJob(settings, folder, self._progress, source, self._chunk)
+            if item.key == "test":
+                made = job.run_test(item.test_rows)
+            else:
+                made = job.run(int(item.key), item.test_rows)
+            parts = count - bool(self._settings.test_source)
+            with storage(self._tmp):
+                for index in range(len(made["files"])):
+                    name = piece_name(int(item.key), parts)
+                    (folder / str(index) / "train.txt").replace(self._tmp / "shards" / str(index) / name)
+                (folder / "test.txt").replace(self._tmp / f"{item.key}.test")
+                if (folder / "tables").is_dir():
+                    shutil.rmtree(self._tmp / "tables", ignore_errors=True)
+                    (folder / "tables").rename(self._tmp / "tables")
+                fsync_dir(self._tmp)
+            name = sources.shown(settings.source)
+            if item.stretches and store is not None:
+                name = store.shown(item.stretches[0].object)
+            write_json(self._marker(item), {**made, "name": name})
+        finally:
+            source.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _publish(self, items: list[Item]) -> None:
+        markers = [read_json(self._marker(item)) or {} for item in items]
+        tests = [f"{item.key}.test" for item in items]
+        manifest = assemble(self._settings, self._tmp, markers, tests, self._progress)
+        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        log.info(
+            "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
+            self._progress.clock() - self._progress.started,
+            manifest["lines"],
+            self._settings.split_count,
+            manifest["test"]["lines"],
+            manifest["sha256"],
+        )

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.data.progress import Progress
-from launcher.errors import DeadlineError, StorageError
+from launcher.data.pieces import pieces
+from launcher.errors import StorageError
 from launcher.files import UnreadableError, fsync_dir, patient, read_json, storage, write_json
 from launcher.layout import Layout
 from launcher.reporting.log import log
@@ -49,10 +46,11 @@ def _has(path: Path, size: int) -> bool:
 
 def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
     sizes = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
+    sizes[layout.test] = int(manifest["test"]["bytes"])
     for shard in manifest["shards"]:
         folder = layout.shard(int(shard["index"]))
-        sizes[folder / "train.txt"] = int(shard["bytes"])
-        sizes[folder / "test.txt"] = int(manifest["test"]["bytes"])
+        for piece in pieces(layout, shard):
+            sizes[folder / str(piece["name"])] = int(piece["bytes"])
     return sizes
 
 
@@ -72,6 +70,7 @@ def publish(tmp: Path, layout: Layout, shards: int, manifest: dict[str, Any]) ->
             _swap(tmp / "shards" / str(index), target, old / str(index))
             fsync_dir(target.parent)
         _swap(tmp / "tables", layout.tables, old / "tables")
+        _swap(tmp / "test.txt", layout.test, old / "test.txt")
         for folder in list(layout.job.iterdir()):
             if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
                 folder.rename(old / f"beyond-{folder.name}")
@@ -105,10 +104,10 @@ def remove(tmp: Path) -> None:
     shutil.rmtree(tmp, ignore_errors=True)
 
 
-def remove_leftovers(layout: Layout) -> None:
-    """Removes what killed data Jobs left behind. Only under `one_at_a_time`."""
+def remove_leftovers(layout: Layout, keep: Path | None = None) -> None:
+    """Removes what killed data Jobs left behind. Only with the folder for itself."""
     for folder in layout.job.glob(".*.tmp"):
-        if folder.is_dir() and (folder / "shards").is_dir():
+        if folder != keep and folder.is_dir() and (folder / "shards").is_dir():
             log.info("removing %s, left behind by a data Job that was killed", folder)
             remove(folder)
 
@@ -124,38 +123,3 @@ def make_job_folder(layout: Layout) -> None:
         layout.job.mkdir(exist_ok=True)
         if not os.access(layout.job, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(layout.job))
-
-
-@contextlib.contextmanager
-def one_at_a_time(
-    layout: Layout, progress: Progress, pause: Callable[[float], None] = time.sleep
-) -> Iterator[None]:
-    """Holds the job's folder against other data Jobs: Helm starts the new Job before it removes the old one.
-
-    The lock is the kernel's (or the NFS server's), so a killed holder lets go of it. Waits until the
-    deadline. Where the file system knows no locks, it goes on without.
-    """
-    path = layout.job / ".prepare.lock"
-    with storage(path):
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
-    try:
-        said = False
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    log.info("this storage has no locks (%s): see that only one data Job runs", error)
-                    break
-            if not said:
-                log.info("waiting for another data Job that works in %s", layout.job)
-                said = True
-            try:
-                progress.tick(f"waiting for another data Job that works in {layout.job}")
-            except DeadlineError as error:
-                raise DeadlineError(f"{error} `kubectl get jobs` shows which one holds it.") from error
-            pause(0.5)
-        yield
-    finally:
-        os.close(fd)

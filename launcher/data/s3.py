@@ -9,14 +9,13 @@ from itertools import islice
 from typing import Any
 
 from launcher import s3
-from launcher.data.archive import Part, whole
-from launcher.data.source import OneFile, Tools
-from launcher.data.stream import BLOCK, Body, Open, ResumingStream
+from launcher.data.plan import Object
+from launcher.data.source import SUFFIXES, OneFile, Tools
+from launcher.data.stream import Body, Open, ResumingStream
 from launcher.errors import DataError
 from launcher.reporting.log import log
 from launcher.retry import TransientError
 
-SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
 KEYS_SHOWN = 12
 PAGE = s3.PAGE
 
@@ -65,10 +64,10 @@ class _Place:
         except s3.RefusedError as error:
             raise self._refused(self.url(prefix), error) from error
 
-    def stream(self, found: s3.Found, also: hashlib._Hash | None = None) -> ResumingStream:
+    def stream(self, found: s3.Found, also: hashlib._Hash | None = None, begin: int = 0) -> ResumingStream:
         """The bytes of exactly this version of the object. `also` is a sha256 over several streams."""
         tools, name = self._tools, self.url(found.key)
-        stream = ResumingStream(name, self._opener(found), tools.retry, tools.progress, also)
+        stream = ResumingStream(name, self._opener(found), tools.retry, tools.progress, also, begin)
         stream.start()
         return stream
 
@@ -152,20 +151,15 @@ class S3Archive(OneFile):
         self._place.close()
 
 
-class S3Source:
-    """All objects whose key is the prefix, or lies below it as a folder, and ends with one of `SUFFIXES`.
-
-    The sha256 is that of the objects' bytes one after the other.
-    """
+class S3Store:
+    """All objects whose key is the prefix, or lies below it as a folder, and ends with one of `SUFFIXES`."""
 
     def __init__(self, tools: Tools) -> None:
         self._source = tools.settings.source
         self._place = _Place(tools)
-        self._sha256 = hashlib.sha256()
-        self._objects = self._list()
-        tools.progress.total = sum(found.size for found in self._objects)
+        self.remote = True
 
-    def _list(self) -> list[s3.Found]:
+    def objects(self) -> list[Object]:
         """The objects with text, by key. Raises `DataError` when there is none."""
         prefix = self._place.key
         found = list(self._place.objects(prefix))
@@ -181,24 +175,18 @@ class S3Source:
             )
         if len(taken) < len(below):
             log.info("%d of %d objects are text; the others are left alone", len(taken), len(below))
-        return sorted(taken, key=lambda o: o.key)
+        return [Object(o.key, o.size, o.etag) for o in sorted(taken, key=lambda o: o.key)]
 
-    def parts(self) -> Iterator[Part]:
-        """One part an object."""
-        plain = sum(o.size for o in self._objects if not o.key.endswith(".gz"))
-        for found in self._objects:
-            name = self._place.url(found.key)
-            stream = self._place.stream(found, self._sha256)
-            part = whole(stream, name, None)
-            yield Part(part.name, part.stream, plain or None)
-            plain = 0  # room for all of them was looked for with the first
-            while stream.read(BLOCK):
-                pass
-            stream.close()
+    def stream(self, found: Object, begin: int, also: hashlib._Hash) -> ResumingStream:
+        """The bytes of exactly this version, from `begin` on."""
+        return self._place.stream(s3.Found(found.name, found.size, found.version), also, begin)
 
-    def hexdigest(self) -> str:
-        """The sha256 over all objects' bytes."""
-        return self._sha256.hexdigest()
+    def unchanged(self, found: Object) -> None:
+        """S3 gave this version or none."""
+
+    def shown(self, found: Object) -> str:
+        """The object as messages name it."""
+        return self._place.url(found.name)
 
     def close(self) -> None:
         """Ends the client's connections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from launcher.retry import Retry
 from launcher.settings import DataSettings
 
 SCHEMES = ("https", "http", "file", "s3")
+SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
+"""Names of text, among others below a prefix or folder."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,17 @@ def shown(source: str) -> str:
 
 def check(settings: DataSettings) -> None:
     """Raises `SettingsError`, one line for each fault, for what the single settings' checks cannot see."""
+    faults = _faults(settings, "data.source")
+    if settings.test_source:
+        test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
+        faults += [fault for fault in _faults(test, "data.testSource") if fault not in faults]
+    if faults:
+        raise SettingsError("\n".join(faults))
+
+
+def _faults(s: DataSettings, name: str) -> list[str]:
+    """`name`: the value that names the source."""
     faults: list[str] = []
-    s = settings
 
     def fault(key: str, value: object, limit: str, reason: str, mend: str) -> None:
         faults.append(setting(key, value, limit, reason, mend))
@@ -70,7 +81,7 @@ def check(settings: DataSettings) -> None:
     url = urllib.parse.urlsplit(s.source)
     if url.scheme not in SCHEMES:
         fault(
-            "data.source",
+            name,
             shown(s.source),
             "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
             "nothing else can be read",
@@ -78,15 +89,15 @@ def check(settings: DataSettings) -> None:
         )
     elif url.scheme == "http" and not s.sha256:
         fault(
-            "data.sha256",
-            s.sha256,
-            "given for an http:// source",
+            "data.sha256" if name == "data.source" else name,
+            s.sha256 if name == "data.source" else s.source,
+            "given for an http:// source" if name == "data.source" else "https://, s3:// or file://",
             "on the way anybody could change the data",
             "Set data.sha256 (sha256sum FILE), or use https",
         )
     elif url.scheme == "file" and not _plain(s.source.removeprefix("file://")):
         fault(
-            "data.source",
+            name,
             shown(s.source),
             "file://NAME with a path below sources/, not absolute and without '..'",
             "it names a file of the shared storage, never of a pod's disk",
@@ -94,7 +105,7 @@ def check(settings: DataSettings) -> None:
         )
     elif url.scheme != "file" and not url.hostname:
         fault(
-            "data.source",
+            name,
             shown(s.source),
             "an address with a host or bucket",
             "there is nowhere to go",
@@ -102,7 +113,7 @@ def check(settings: DataSettings) -> None:
         )
     elif url.scheme == "s3" and s.member and (not url.path.strip("/") or s.source.endswith("/")):
         fault(
-            "data.source",
+            name,
             s.source,
             "s3://BUCKET/KEY of one archive, since data.member is set",
             "a member lies in exactly one object, and this names a folder",
@@ -150,25 +161,25 @@ def check(settings: DataSettings) -> None:
             "there are no names",
             "Give indexes",
         )
-    if faults:
-        raise SettingsError("\n".join(faults))
+    return faults
 
 
 def _plain(path: str) -> bool:
     return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
 
 
-def open_source(tools: Tools) -> Source:
-    """The source that the settings name (`check` has passed). Raises `DataError` when it is not there."""
+def open_stream(tools: Tools) -> Source:
+    """A source that is one stream: an archive, or a web address. Raises `DataError` when it is not there."""
     source = tools.settings.source
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme == "s3":
-        from launcher.data.s3 import S3Archive, S3Source
+        from launcher.data.s3 import S3Archive
 
-        return S3Archive(tools) if tools.settings.member else S3Source(tools)
+        return S3Archive(tools)
     if scheme == "file":
-        path = tools.settings.layout.sources / source.removeprefix("file://")
-        _check_file(path, tools.settings)
+        path = readable(tools.settings)
+        if path.is_dir():
+            raise DataError(f"{source} is a folder: data.member is a path in one archive, so name that.")
         stream: Stream = FileStream(path, tools.progress)
         return OneFile(tools, source, stream, path)
     web = ResumingStream(shown(source), Web(source), tools.retry, tools.progress)
@@ -176,13 +187,12 @@ def open_source(tools: Tools) -> Source:
     return OneFile(tools, shown(source), web, None)
 
 
-def _check_file(path: Path, settings: DataSettings) -> None:
+def readable(settings: DataSettings) -> Path:
+    """The file or folder that a file:// source names. Raises `DataError` when it is not there."""
     sources = settings.layout.sources
-    if not path.resolve().is_relative_to(sources.resolve()):
-        raise DataError(
-            f"{settings.source}: {path} is a link that leads out of {sources}. Copy the file there."
-        )
-    if not path.is_file():
+    path = sources / settings.source.removeprefix("file://")
+    check_inside(settings, path)
+    if not path.exists():
         try:
             there = sorted(p.name for p in sources.iterdir())[:12]
         except OSError:
@@ -191,13 +201,16 @@ def _check_file(path: Path, settings: DataSettings) -> None:
             f"{settings.source}: there is no file {path}; {sources} has {', '.join(there) or 'nothing'}. "
             "Put it there (python -m launcher push), or mend data.source."
         )
-    with storage(path):
-        try:
-            path.open("rb").close()
-        except PermissionError as error:
-            raise DataError(
-                f"{settings.source}: {path} may not be read by this user ({error}). chmod a+r it."
-            ) from error
+    return path
+
+
+def check_inside(settings: DataSettings, path: Path) -> None:
+    """Raises `DataError` for a link that leads out of sources/."""
+    sources = settings.layout.sources
+    if not path.resolve().is_relative_to(sources.resolve()):
+        raise DataError(
+            f"{settings.source}: {path} is a link that leads out of {sources}. Copy the file there."
+        )
 
 
 class OneFile:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import queue
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +51,22 @@ class ResumingStream:
     the tries are used up.
     """
 
-    def __init__(
-        self, name: str, open_at: Open, retry: Retry, progress: Progress, also: hashlib._Hash | None = None
+    def __init__(  # noqa: PLR0917 - what a stream is made of
+        self,
+        name: str,
+        open_at: Open,
+        retry: Retry,
+        progress: Progress,
+        also: hashlib._Hash | None = None,
+        begin: int = 0,
     ) -> None:
+        """`begin`: the first byte that is wanted, of a server that gives any."""
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._also = also  # a sha256 over several streams
         self._body: Body | None = None
         self._version = ""
         self._sha256 = hashlib.sha256()
-        self.position = 0
+        self.position = begin
         self.total: int | None = None
 
     def start(self) -> None:
@@ -151,10 +160,13 @@ class ResumingStream:
 class FileStream:
     """A file of the shared volume."""
 
-    def __init__(self, path: Path, progress: Progress) -> None:
+    def __init__(
+        self, path: Path, progress: Progress, also: hashlib._Hash | None = None, begin: int = 0
+    ) -> None:
         self.path = path
         self._file = path.open("rb", buffering=0)
-        self._sha256 = hashlib.sha256()
+        self._file.seek(begin)
+        self._sha256 = also or hashlib.sha256()
         self._progress = progress
         self.total: int | None = path.stat().st_size
 
@@ -172,6 +184,53 @@ class FileStream:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+class Ahead:
+    """Reads a slow stream from a thread, some blocks ahead of who uses it."""
+
+    def __init__(self, stream: Readable, blocks: int = 8) -> None:
+        self._stream = stream
+        self._blocks: queue.Queue[bytes | BaseException] = queue.Queue(blocks)
+        self._rest = memoryview(b"")
+        self._end: bytes | BaseException | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="read-ahead", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        item: bytes | BaseException = b"-"
+        while item and isinstance(item, bytes):
+            try:
+                item = self._stream.read(BLOCK)
+            except BaseException as error:
+                item = error
+            while not self._closed.is_set():
+                try:
+                    self._blocks.put(item, timeout=0.2)
+                except queue.Full:
+                    continue
+                break
+            if self._closed.is_set():
+                return
+
+    def read(self, size: int = -1, /) -> bytes:
+        """At most `size` bytes; empty only at the end. Raises what the thread met."""
+        if not self._rest:
+            item = self._end if self._end is not None else self._blocks.get()
+            if isinstance(item, BaseException) or not item:
+                self._end = item
+                if isinstance(item, BaseException):
+                    raise item
+            self._rest = memoryview(item)
+        size = len(self._rest) if size < 0 else size
+        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return data
+
+    def close(self) -> None:
+        """Ends the thread; the stream may then be closed."""
+        self._closed.set()
+        self._thread.join()
 
 
 class Peeked:

@@ -139,8 +139,8 @@ class Csv:
         self, delimiter: str, header: bool, columns: tuple[str | int, ...], batch: int = 4096
     ) -> None:
         self._delimiter, self._header, self._columns, self._batch = delimiter, header, columns, batch
-        self._names: list[str] = []
-        self._width = 0
+        self.names: list[str] = []
+        self.width = 0
         self._picked: list[int] | None = None
 
     def segments(self, runs: Iterator[bytes], name: str) -> Iterator[bytes]:
@@ -164,7 +164,7 @@ class Csv:
                     self._take_header(record, name)
                     wait_header = False
                     continue
-                if len(record) != self._width:
+                if len(record) != self.width:
                     self._first_or_fail(record, name, reader.line_num)
                 line = escape(record if self._picked is None else [record[i] for i in self._picked])
                 lines.append(line)
@@ -184,23 +184,23 @@ class Csv:
     def _take_header(self, record: list[str], name: str) -> None:
         """Columns chosen by name are found anew in each object; else all objects have one header."""
         by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
-        if self._names and record != self._names and not by_name:
+        if self.names and record != self.names and not by_name:
             raise DataError(
-                f"{name}, row 1: the header is {record[:20]}, but {self._names[:20]} in the object before "
+                f"{name}, row 1: the header is {record[:20]}, but {self.names[:20]} in the object before "
                 "it. All objects must have the same columns in the same order, or data.columns must name "
                 "them."
             )
-        self._names, self._width, self._picked = record, len(record), self._pick(len(record), record, name)
+        self.names, self.width, self._picked = record, len(record), self._pick(len(record), record, name)
 
     def _first_or_fail(self, record: list[str], name: str, row: int) -> None:
-        if self._width:
-            column = min(len(record), self._width) + 1
+        if self.width:
+            column = min(len(record), self.width) + 1
             raise DataError(
-                f"{name}, row {row}, column {column}: {len(record)} fields, but {self._width} are "
+                f"{name}, row {row}, column {column}: {len(record)} fields, but {self.width} are "
                 f"expected, as in the {'header' if self._header else 'first row'}. Quote fields that hold "
                 f"{self._delimiter!r}, or see whether data.delimiter is right."
             )
-        self._width, self._picked = len(record), self._pick(len(record), None, name)
+        self.width, self._picked = len(record), self._pick(len(record), None, name)
 
     def _pick(self, width: int, header: list[str] | None, name: str) -> list[int] | None:
         """The places of `columns`, or None for all of them."""

@@ -42,6 +42,7 @@ from launcher.reporting.ending import write_termination_message
 from launcher.reporting.log import begin, log
 from launcher.runtimes.base import Gang, Runtime
 from launcher.settings import TrainSettings
+from launcher.storage.converting import convert
 from launcher.storage.manifest import await_manifest
 from launcher.storage.output import fingerprint, make_room
 from launcher.storage.stage import Staged, find_program, stage
@@ -147,7 +148,10 @@ class Agent:
         self._arm()
         manifest = await_manifest(s, self.pause, timings=t)
         with files.storage(s.layout.job):
-            self._staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+            staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+        spec = self.runtime.conversion(s, self.rank, staged.data_dir, staged.program_dir)
+        convert(spec, self.pause, self.wake, t)
+        self._staged = staged
         self._print = fingerprint(s, self._staged.program_sha256)
         self.follower.staged = True
         if self.leader is not None:

@@ -49,7 +49,7 @@ class ProcessSpec:
 
     name: str
     """Shown to people: `pserver 0`, `trainer`."""
-    role: Literal["pserver", "trainer", "export"]
+    role: Literal["pserver", "trainer", "export", "convert"]
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The whole environment (start from `settings.environ`)."""
@@ -78,6 +78,14 @@ class Runtime(Protocol):
     def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
         """Processes that load what takes long and wait for one line on stdin: {"env", "cwd", "log"} of the
         process of the same name that they are to be (launcher/children.py). Empty where nothing pays."""
+
+    def conversion(
+        self, settings: TrainSettings, rank: int, data_dir: Path, program_dir: Path
+    ) -> ProcessSpec | None:
+        """What turns the staged shard into the trainer's own form before the gang meets; None: nothing does.
+
+        It ends with 0, or with the cause behind the last `error: ` of its log.
+        """
 
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """The pserver processes of this rank, in port order."""

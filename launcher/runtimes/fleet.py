@@ -13,6 +13,7 @@ nic            the network interface that the trainers talk to each other over
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -32,6 +33,8 @@ PADDLE_OWN = (
     "TRAINING_ROLE",
 )
 """Variables of Paddle's contract: what a pod's environment says of them must not leak in."""
+CONVERT_BYTES = 16 << 20
+"""A smaller shard is parsed in a second or two: less than a process needs that loads the program for it."""
 THREADS = {
     # One compute thread a call: trainerCount is what sets a trainer's threads.
     "OMP_NUM_THREADS": "1",
@@ -107,6 +110,29 @@ class FleetRuntime:
             )
             for name, own in roles
         ]
+
+    def conversion(
+        self, settings: TrainSettings, rank: int, data_dir: Path, program_dir: Path
+    ) -> ProcessSpec | None:
+        """Every row through parse(), once; a small shard is left to the trainer, which has all loaded."""
+        if (data_dir / "train.txt").stat().st_size < CONVERT_BYTES:
+            return None
+        about = {
+            "data": str(data_dir),
+            "config": str(program_dir / settings.config_file),
+            "options": list(settings.extra_args),
+            "records": str(settings.work.records),
+            "rank": rank,
+            "test": (data_dir / "test.txt").is_file(),
+        }
+        return ProcessSpec(
+            name="parser",
+            role="convert",
+            argv=(sys.executable, "-m", "launcher.worker.convert", json.dumps(about)),
+            env=base(settings),
+            cwd=settings.work_dir,
+            log=settings.work.log("parse.log"),
+        )
 
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """One process a dense port."""

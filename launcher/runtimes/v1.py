@@ -95,6 +95,16 @@ class V1Runtime:
         """None: the binary starts fast."""
         return []
 
+    def conversion(
+        self,
+        settings: TrainSettings,  # noqa: ARG002 - the protocol's
+        rank: int,  # noqa: ARG002
+        data_dir: Path,  # noqa: ARG002
+        program_dir: Path,  # noqa: ARG002
+    ) -> None:
+        """The binary reads text."""
+        return
+
     def pservers(self, gang: Gang) -> list[ProcessSpec]:
         """One process, which listens on all dense and sparse ports."""
         s = gang.settings

@@ -13,7 +13,7 @@ from launcher.reporting.log import log
 from launcher.settings import TrainSettings
 from launcher.timings import Timings
 
-VERSION = 1
+VERSION = 2
 
 
 def await_manifest(
@@ -22,11 +22,15 @@ def await_manifest(
     clock: Callable[[], float] = time.monotonic,
     timings: Timings | None = None,
 ) -> dict[str, Any]:
-    """The manifest of this run's digest. Raises `DataError` when its data Job failed, or in the end."""
+    """The manifest of this run's digest.
+
+    Raises `DataError` when its data Job failed, or gave no sign of life for data.waitSeconds.
+    """
     timings = timings or Timings()
     layout = settings.layout
     deadline = clock() + settings.data_wait_seconds
     say_at = clock()
+    alive = None
     while True:
         manifest, seen = _look(layout.manifest, pause)
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
@@ -38,16 +42,28 @@ def await_manifest(
                 f"(told by {layout.data_failed})"
             )
         now = clock()
+        sign = _sign(layout.data_alive(settings.data_digest))
+        if sign != alive:
+            alive, deadline = sign, now + settings.data_wait_seconds
         if now >= deadline:
             raise DataError(
-                f"no data after {settings.data_wait_seconds} s (data.waitSeconds): waited for "
-                f"{layout.manifest} with dataDigest {settings.data_digest}, but {seen}. "
+                f"no data after {settings.data_wait_seconds} s (data.waitSeconds) without a sign of life of "
+                f"the data Job: waited for {layout.manifest} with dataDigest {settings.data_digest}, but "
+                f"{seen}. "
                 "See the data Job's pod (kubectl logs, or `python -m launcher status`)."
             )
         if now >= say_at:
             log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
             say_at = now + timings.say_again
         pause(min(timings.poll, deadline - now))
+
+
+def _sign(path: Path) -> int | None:
+    """What changes while the data Job works; None when it does not."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # it is only a sign; what is wrong with the storage shows elsewhere
+        return None
 
 
 def _look(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:

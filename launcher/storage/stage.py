@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
+from launcher.data.pieces import pieces
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError, setting
-from launcher.layout import RESERVED_FOLDERS, SHARD_FILES, Layout
+from launcher.layout import RESERVED_FOLDERS, SHARD_LISTS, Layout
 from launcher.reporting.log import log
 from launcher.settings import TrainSettings
 
 BUILT_IN = Path(__file__).parent.parent / "programs"
+TEST_ALONE = 200_000
+"""The first rank scores so many rows alone; of more, all score a share (launcher/worker/testing.py)."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def stage(
     a full disk, `UnfitError` for a disk that does not give back what was written.
     """
     work = settings.work
-    _check_space(work.root, manifest, rank)
+    _check_space(work.root, manifest, rank, test=_tests(settings, rank, manifest))
     with files.storage(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
@@ -132,10 +135,11 @@ def program_sha256(program: Path, config_file: str) -> str:
     return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
 
 
-def _check_space(root: Path, manifest: dict[str, Any], rank: int) -> None:
+def _check_space(root: Path, manifest: dict[str, Any], rank: int, *, test: bool) -> None:
     with files.storage(root):
         root.mkdir(parents=True, exist_ok=True)
-    parts = [manifest["shards"][rank], manifest.get("test") or {}, *(manifest.get("tables") or [])]
+    tested = [manifest.get("test") or {}] if test else []
+    parts = [manifest["shards"][rank], *tested, *(manifest.get("tables") or [])]
     needed = sum(int(part.get("bytes", 0)) for part in parts)
     free = files.free_bytes(root)
     if needed > free:
@@ -145,25 +149,51 @@ def _check_space(root: Path, manifest: dict[str, Any], rank: int) -> None:
         )
 
 
+def _tests(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
+    """Whether this rank needs the test set: the first one alone tests, unless it is large, or runtime v1."""
+    lines = (manifest.get("test") or {}).get("lines", 0)
+    return rank == 0 or settings.runtime == "v1" or lines > TEST_ALONE
+
+
 def _stage_data(
     settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
 ) -> None:
     work, layout = settings.work, settings.layout
-    shard = layout.shard(rank)
-    wanted = {"train.txt": manifest["shards"][rank].get("sha256")}
-    if manifest.get("test"):
-        wanted["test.txt"] = manifest["test"].get("sha256")
-    for name in SHARD_FILES:
-        if name in wanted or (shard / name).exists():
-            _copy_checked(shard / name, work.data / name, wanted.get(name), check)
+    shard, about = layout.shard(rank), manifest["shards"][rank]
+    sums = {"train.txt": _copy_pieces(layout, about, work.data / "train.txt", check)}
+    if manifest.get("test") and _tests(settings, rank, manifest):
+        sums["test.txt"] = _copy_checked(
+            layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
+        )
+    for name in SHARD_LISTS:
+        _copy_checked(shard / name, work.data / name, None, check)
     for table in manifest.get("tables") or []:
         source = layout.tables / table["name"]
         _copy_checked(source, work.tables / table["name"], table.get("sha256"), check)
-    log.info("staged shard %d: %s lines", rank, manifest["shards"][rank].get("lines"))
+    files.write_json(work.sums, sums)
+    log.info("staged shard %d: %s lines", rank, about.get("lines"))
 
 
-def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> None:
+def _copy_pieces(layout: Layout, about: dict[str, Any], target: Path, check: Callable[[], None]) -> str:
+    """The shard's files, one after the other, as one. Returns the sha256 of it."""
+    shard = layout.shard(about["index"])
+    found = pieces(layout, about)
+    if len(found) == 1:
+        return _copy_checked(shard / found[0]["name"], target, found[0]["sha256"], check)
+    part = target.with_name("piece.tmp")
+    with files.storage(target), target.open("wb") as whole:
+        for piece in found:
+            _copy_checked(shard / piece["name"], part, piece["sha256"], check)
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, whole, files.BLOCK)
+    part.unlink()
+    return files.sha256_file(target, check)
+
+
+def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> str:
     """Hashes what was read, against the manifest, and what lies on the pod's disk, against what was read.
+
+    Returns that sha256.
 
     That comes from the page cache, as the trainer's own reading will: 0.7 s of one core a GB, and no disk.
     """
@@ -182,3 +212,4 @@ def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callabl
         )
     if files.sha256_file(target, check) != read:
         raise _bad_copy(source, target)
+    return read

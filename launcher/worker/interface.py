@@ -19,10 +19,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ids:
-    """An input of whole numbers, shape [batch, length], int64. Shorter samples are filled up with 0."""
+    """An input of ids, 0 to 2**64-1: shape [batch, length], int64 of the same bits.
+
+    Rows with fewer ids are filled up with 0; a row with more is an error, unless `cut`.
+    """
 
     length: int
-    """Samples with more ids are cut."""
+    cut: bool = False
+    """Of a row with more ids, the first `length` count and the others are dropped."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
-"""From lines of text to arrays: every row is parsed once, before training begins."""
+"""From lines of text to records: one of a fixed size a row, all inputs of the program in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 SHOWN = 120  # characters of a row in a message
+ID_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One file's rows: input's name → array of shape [rows, length or width]."""
+    """Some rows in memory: input's name → array of shape [rows, length or width]."""
 
     arrays: Arrays
     rows: int
@@ -35,88 +37,34 @@ class Samples:
         return {name: array[rows] for name, array in self.arrays.items()}
 
 
+def row_type(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
+    """One row: int64 [length] of each `Ids`, float32 [width] of each `Real`, in the program's order."""
+    return np.dtype(
+        [
+            (name, "<i8", (kind.length,)) if isinstance(kind, Ids) else (name, "<f4", (kind.width,))
+            for name, kind in inputs.items()
+        ]
+    )
+
+
+def split(records: NDArray[Any]) -> Arrays:
+    """Records as one array an input, each a copy of its own."""
+    return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
+
+
+def parse(lines: Iterable[str], name: str, program: Program) -> Samples:
+    """A few lines that are already there. `name` stands for the file in messages. Raises as `records`."""
+    found, skipped = records(lines, name, program)
+    if not len(found):
+        raise no_rows(name, program, skipped)
+    return Samples(split(found), len(found), skipped)
+
+
 def read(path: Path, program: Program, check: Callable[[], None] = lambda: None, name: str = "") -> Samples:
-    """Parses a whole file. Raises `DataError` that names file (as `name`, if given), row and column.
-
-    `check` is called now and then, so that progress can be shown while a long file is read.
-    """
-    try:
-        with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-            return parse(file, name or str(path), program, check)
-    except FileNotFoundError:
-        raise DataError(
-            f"there is no {path}: the data Job has not written it, or it was not staged"
-        ) from None
-
-
-def parse(
-    lines: Iterator[str] | list[str], name: str, program: Program, check: Callable[[], None] = lambda: None
-) -> Samples:
-    """`read` of lines that are already there; `name` stands for the file in messages."""
-    kept: dict[str, list[Any]] = {key: [] for key in program.inputs}
-    skipped = number = 0
-    for number, line in enumerate(lines, 1):
-        if number % 4096 == 0:
-            check()
-        where = f"{name}, row {number}"
-        row = _row(line, where, program)
-        try:
-            sample = program.module.parse(row, program.job)
-        except ValueError as error:
-            shown = line.rstrip("\n").encode(errors="replace").decode()[:SHOWN]
-            raise DataError(f"{where}: {error}. The row: {shown!r}") from error
-        except Exception as error:
-            raise program.failed(f"parse() on {where}", error) from error
-        if sample is None:
-            skipped += 1
-            continue
-        for key, values in kept.items():
-            try:
-                values.append(_value(sample[key], program.inputs[key]))
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"{where}: parse() of {program.path} gave {sample!r}: input {key}: {error}"
-                ) from error
-    rows = number - skipped
-    if rows == 0:
-        raise DataError(
-            f"{name} has no row that the program {program.path.name} uses ({skipped} of {number} skipped)"
-        )
-    arrays = {key: _array(values, program.inputs[key]) for key, values in kept.items()}
-    return Samples(arrays, rows, skipped)
-
-
-def _row(line: str, where: str, program: Program) -> Mapping[str, str]:
-    try:
-        parts = fields(line)
-    except ValueError as error:
-        raise DataError(f"{where}: {error}") from error
-    if len(parts) != len(program.columns):
-        raise DataError(
-            f"{where} has {len(parts)} columns, but the program {program.path.name} reads "
-            f"{len(program.columns)}: {', '.join(program.columns)}. See data.format, data.delimiter, "
-            f"data.columns. The row: {line.rstrip()[:SHOWN].encode(errors='replace').decode()!r}"
-        )
-    return dict(zip(program.columns, parts, strict=True))
-
-
-def _value(value: Any, kind: Ids | Real) -> Any:
-    if isinstance(kind, Ids):
-        ids = [value] if isinstance(value, int) else list(value)
-        return ids[: kind.length]
-    numbers = [value] if isinstance(value, int | float) else list(value)
-    if len(numbers) != kind.width:
-        raise ValueError(f"{len(numbers)} numbers where {kind.width} belong")
-    return numbers
-
-
-def _array(values: list[Any], kind: Ids | Real) -> NDArray[Any]:
-    if isinstance(kind, Real):
-        return np.asarray(values, np.float32).reshape(len(values), kind.width)
-    array = np.zeros((len(values), kind.length), np.int64)
-    for index, ids in enumerate(values):
-        array[index, : len(ids)] = ids
-    return array
+    """A whole file in memory: for a test set, not for what is trained on. Raises as `records`."""
+    check()
+    with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return parse(file, name or str(path), program)
 
 
 def check_labels(samples: Samples, name: str, program: Program) -> None:
@@ -131,12 +79,145 @@ def check_labels(samples: Samples, name: str, program: Program) -> None:
 
 
 def batches(rows: int, steps: int, seed: tuple[int, ...]) -> list[NDArray[np.int64]]:
-    """The rows of one pass in a shuffled order that only `seed` decides, cut into exactly `steps` batches.
-
-    Every row comes once, and the batches differ by at most one row. All ranks take the same number of steps,
-    because a synchronous step waits for all of them; a rank with fewer rows than steps uses rows again.
-    """
+    """The rows of one pass in a shuffled order, cut into exactly `steps` batches."""
     order = np.random.default_rng(seed).permutation(rows).astype(np.int64)
     if rows < steps:
         order = np.resize(order, steps)
     return np.array_split(order, steps)
+
+
+def no_rows(name: str, program: Program, rows: int) -> DataError:
+    """The error for a file of which nothing is left."""
+    return DataError(
+        f"{name} has no row that the program {program.path.name} uses ({rows} of {rows} skipped)"
+    )
+
+
+def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -> tuple[NDArray[Any], int]:
+    """The records (`row_type`) of the lines, and how many rows the program skipped.
+
+    `first`: which row of the file the first line is. Raises `DataError` that names file (as `name`), row and
+    column for what cannot be parsed, and `SettingsError` for a fault of the program.
+    """
+    module, job, columns = program.module, program.job, program.columns
+    columns_of = {
+        key: _Numbers(kind) if isinstance(kind, Real) else _Ids(kind) for key, kind in program.inputs.items()
+    }
+    numbers = array("Q")  # of the rows that are used
+    skipped = 0
+    for number, line in enumerate(lines, first):
+        try:
+            parts = fields(line)
+        except ValueError as error:
+            raise DataError(f"{name}, row {number}: {error}") from error
+        if len(parts) != len(columns):
+            raise _columns_differ(line, len(parts), f"{name}, row {number}", program)
+        try:
+            sample = module.parse(dict(zip(columns, parts, strict=True)), job)
+        except ValueError as error:
+            raise DataError(f"{name}, row {number}: {error}. The row: {_shown(line)}") from error
+        except Exception as error:
+            raise program.failed(f"parse() on {name}, row {number}", error) from error
+        if sample is None:
+            skipped += 1
+            continue
+        key = ""
+        try:
+            for key, column in columns_of.items():
+                column.add(sample[key])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            why = f"{key!r} is missing" if isinstance(error, KeyError) else error
+            raise DataError(
+                f"{name}, row {number}: parse() of {program.path} gave what input {key} cannot take: {why}. "
+                f"The row: {_shown(line)}"
+            ) from error
+        numbers.append(number)
+    found = np.zeros(len(numbers), row_type(program.inputs))
+    for key, column in columns_of.items():
+        bad = column.fill(found[key])
+        if bad is not None:
+            raise DataError(
+                f"{name}, row {numbers[bad]}: parse() of {program.path} gave {found[key][bad].tolist()} for "
+                f"input {key}: not a number that float32 holds."
+            )
+    return found, skipped
+
+
+def _shown(line: str) -> str:
+    return repr(line.rstrip("\n")[:SHOWN].encode(errors="replace").decode())
+
+
+def _columns_differ(line: str, count: int, where: str, program: Program) -> DataError:
+    return DataError(
+        f"{where} has {count} columns, but the program {program.path.name} reads {len(program.columns)}: "
+        f"{', '.join(program.columns)}. See data.format, data.delimiter, data.columns. "
+        f"The row: {_shown(line)}"
+    )
+
+
+class _Ids:
+    """The ids of many rows, of any 64 bits each; kept as the int64 of the same bits."""
+
+    def __init__(self, kind: Ids) -> None:
+        self._length, self._cut = kind.length, kind.cut
+        self._flat, self._counts = array("Q"), array("L")
+
+    def add(self, value: Any) -> None:
+        """Raises what says that these are no ids, or too many."""
+        flat = self._flat
+        before = len(flat)
+        try:
+            if isinstance(value, int):
+                flat.append(value)
+            else:
+                flat.extend(value)
+        except OverflowError:
+            ids = [value] if isinstance(value, int) else value
+            wrong = next(each for each in ids if not 0 <= each <= ID_MAX)
+            raise ValueError(f"{wrong} is no id: ids are whole numbers from 0 to 2**64-1") from None
+        count = len(flat) - before
+        if count > self._length:
+            if not self._cut:
+                raise ValueError(
+                    f"{count} ids, but Ids({self._length}) takes {self._length} a row. Ids({count}) would "
+                    f"take them all; Ids({self._length}, cut=True) drops what is behind"
+                )
+            del flat[before + self._length :]
+            count = self._length
+        self._counts.append(count)
+
+    def fill(self, target: NDArray[np.int64]) -> int | None:
+        """Writes all rows, filled up with 0; there is nothing wrong with any."""
+        flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
+        counts = np.frombuffer(self._counts, np.dtype("L"))
+        if len(flat) == target.size:
+            target[:] = flat.reshape(target.shape)
+        else:
+            target[np.arange(self._length) < counts[:, None]] = flat
+        return None
+
+
+class _Numbers:
+    """The numbers of many rows."""
+
+    def __init__(self, kind: Real) -> None:
+        self._width = kind.width
+        self._flat = array("d")
+
+    def add(self, value: Any) -> None:
+        """Raises what says that these are no numbers, or not as many as there should be."""
+        flat = self._flat
+        before = len(flat)
+        if isinstance(value, int | float):
+            flat.append(value)
+        else:
+            flat.extend(value)
+        if len(flat) - before != self._width:
+            raise ValueError(f"{len(flat) - before} numbers where {self._width} belong")
+
+    def fill(self, target: NDArray[np.float32]) -> int | None:
+        """Writes all rows; the first one with a number that is none, or is beyond float32."""
+        with np.errstate(over="ignore"):
+            target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
+        bad = ~np.isfinite(target).all(axis=1)
+        return int(bad.argmax()) if bad.any() else None

@@ -58,6 +58,23 @@ def test_another_launcher_architecture_or_base_is_another_tag(context: Path) -> 
     assert len(before | {push.tag(context, "amd64", BASE)}) == 5
 
 
+def test_what_is_put_upon_the_launcher_makes_another_tag(context: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    found = {push.tag(context, "amd64", BASE)}
+    for words in ("RUN one", "RUN two"):
+        (own / "Dockerfile").write_text(f"FROM {push.LAUNCHER}\n{words}\n")
+        found.add(push.tag(context, "amd64", BASE, own))
+    assert len(found) == 3
+
+
+def test_a_folder_without_a_dockerfile_is_refused_before_anything_is_built(
+    context: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CommandError, match=f"has no Dockerfile, .* FROM {push.LAUNCHER}"):
+        push.push(URL, context, ["m6i.large"], base=BASE, ecr=None, upon=tmp_path)
+
+
 def test_without_a_builder_it_says_which_ones_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(CommandError, match="no buildah and no docker on PATH"):
@@ -145,3 +162,26 @@ def test_a_pushed_image_is_in_the_registry_under_its_digest(registry: str, conte
     blob = json.loads(body)["config"]["digest"]
     with urllib.request.urlopen(f"http://{registry}/v2/launcher/blobs/{blob}", timeout=10) as answer:
         assert json.load(answer)["architecture"] == "arm64"
+
+
+def test_a_dockerfile_of_ones_own_is_built_upon_the_launchers_image(
+    registry: str, context: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "Dockerfile").write_text(f"FROM {push.LAUNCHER}\nCOPY more /more\n")
+    (own / "more").write_text("more")
+    name = f"{registry}/launcher"
+    try:
+        digest = push.build_and_push(
+            *("buildah", context, f"{name}:two"),
+            arch="amd64",
+            base="scratch",
+            login=None,
+            tls=False,
+            upon=own,
+        )
+    finally:
+        subprocess.run(["buildah", "rmi", f"{name}:two", push.LAUNCHER], check=False, capture_output=True)
+    with urllib.request.urlopen(f"http://{registry}/v2/launcher/manifests/{digest}", timeout=10) as answer:
+        assert len(json.load(answer)["layers"]) == 2, "the launcher's file, and one's own upon it"

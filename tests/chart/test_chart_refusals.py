@@ -205,11 +205,11 @@ BAD = [
         *("data.columns", '"a"', "an index", "data.header to true"),
     ),
     (
-        {"data": {"waitSeconds": 60}},
-        "data.waitSeconds",
-        "60",
-        "at least data.deadlineSeconds",
-        "Raise data.waitSeconds",
+        {"data": {"testSource": "http://example.org/x"}},
+        "data.testSource",
+        '"http://example.org/x"',
+        "https://…, s3://BUCKET/PREFIX or file://NAME",
+        "nothing else",
     ),
     (EFS, "storage.efsCsi.fileSystemId", '""', "fs-", "describe-file-systems"),
     (

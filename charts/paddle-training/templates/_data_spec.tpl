@@ -2,6 +2,12 @@
 {{- define "paddle-training.dataSpec" -}}
 {{- $root := .root -}}
 {{- $data := $root.Values.data -}}
+completionMode: Indexed
+completions: {{ $data.workers | int64 }}
+parallelism: {{ $data.workers | int64 }}
+{{- /* What the launcher does not call final (a lost node, a kill) is tried again; what is done stays done. */}}
+backoffLimitPerIndex: 3
+maxFailedIndexes: 0
 {{ include "paddle-training.podFailurePolicy" $root }}
 podReplacementPolicy: Failed
 template:
@@ -32,7 +38,10 @@ template:
             "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
             "PADDLE_LAUNCHER_DATA_SEED" (int64 $data.seed)
             "PADDLE_LAUNCHER_DATA_TEST_FRACTION" $data.testFraction
-            "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (int64 $data.deadlineSeconds) }}
+            "PADDLE_LAUNCHER_DATA_TEST_SOURCE" $data.testSource
+            "PADDLE_LAUNCHER_DATA_TEST_ROWS" (int64 $data.testRows)
+            "PADDLE_LAUNCHER_DATA_WORKERS" (int64 $data.workers)
+            "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (kindIs "invalid" $data.deadlineSeconds | ternary "" (toString (int64 $data.deadlineSeconds))) }}
           - name: {{ $name }}
             value: {{ $value | toString | quote }}
           {{- end }}

@@ -19,6 +19,8 @@ immutable in it: other values make another Job, the same values change nothing.
   "encoding" $data.encoding
   "seed" ($data.seed | int64)
   "testFraction" (toString $data.testFraction)
+  "testSource" $data.testSource
+  "testRows" ($data.testRows | int64)
   "splitCount" (include "paddle-training.splitCount" .)
   | toJson | sha256sum -}}
 {{- end -}}

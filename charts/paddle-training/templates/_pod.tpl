@@ -20,6 +20,9 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: PADDLE_LAUNCHER_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+# The Job's own uid, which Kubernetes writes on its pods.
+- name: PADDLE_LAUNCHER_K8S_JOB_UID
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
 # Libraries keep small files at home, and the pods' user has none in the image.
 - name: HOME
   value: /tmp

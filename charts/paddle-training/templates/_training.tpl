@@ -37,9 +37,6 @@
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
-# The Job's own uid, which Kubernetes writes on its pods.
-- name: PADDLE_LAUNCHER_K8S_JOB_UID
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
 - name: PADDLE_LAUNCHER_WEBHOOK
 {{- with $v.notify.webhook }}
 {{- if .secretName }}

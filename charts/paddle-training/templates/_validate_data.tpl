@@ -49,7 +49,8 @@
 {{- end -}}
 {{- end -}}
 {{- end -}}
-{{- if lt (int64 $data.waitSeconds) (int64 $data.deadlineSeconds) -}}
-{{- include "paddle-training.fault" (list "data.waitSeconds" (int64 $data.waitSeconds) (printf "at least data.deadlineSeconds, which is %d," (int64 $data.deadlineSeconds)) "the training would give up while the data Job may still work" "Raise data.waitSeconds, or lower data.deadlineSeconds") -}}
+{{- $test := $data.testSource -}}
+{{- if and $test (not (regexMatch "^(https://[^/\\s]+/\\S+|s3://[a-z0-9][a-z0-9.-]+(/\\S*)?|file://\\S+)$" $test)) -}}
+{{- include "paddle-training.fault" (list "data.testSource" $test "https://…, s3://BUCKET/PREFIX or file://NAME" "the data Job can read nothing else" "Set it; a file in the folder sources/ of the shared storage is file://NAME") -}}
 {{- end -}}
 {{- end -}}

@@ -14,7 +14,7 @@ WORD = re.compile(r"[#@]?\w+(?:'\w+)?")
 
 
 def inputs(job: Job) -> dict:
-    return {"words": Ids(job.options["words"]), "label": Real()}
+    return {"words": Ids(job.options["words"], cut=True), "label": Real()}
 
 
 def parse(row: dict, job: Job) -> dict | None:

@@ -70,17 +70,16 @@ def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
         return {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 
     manifest: dict[str, Any] = {
-        "version": 1, "dataDigest": digest, "source": "file://x", "sha256": "", "member": "",
+        "version": 2, "dataDigest": digest, "source": "file://x", "sha256": "", "member": "",
         "format": "lines", "seed": 0, "testFraction": 0.1, "splitCount": shards, "lines": shards,
         "shards": [],
     }  # fmt: skip
     for i in range(shards):
         entry = write(job / str(i) / "data" / "train.txt", f"line of {digest} shard {i}\n")
         manifest["shards"].append({"index": i, "lines": 1, **entry})
-        test = write(job / str(i) / "data" / "test.txt", "test line\n")
         (job / str(i) / "data" / "train.list").write_text("./data/train.txt\n")
         (job / str(i) / "data" / "test.list").write_text("./data/test.txt\n")
-    manifest["test"] = {"lines": 1, **test}
+    manifest["test"] = {"lines": 1, **write(job / "test.txt", "test line\n")}
     manifest["tables"] = [{"name": "items.txt", **write(job / "tables" / "items.txt", "1 item\n")}]
     write(job / "mine" / "trainer_config.py", "settings()\n")
     (job / "manifest.json").write_text(json.dumps(manifest))

@@ -55,6 +55,9 @@ class Scripts:
     def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
         return []
 
+    def conversion(self, *_: Any) -> None:
+        return None
+
     def check(self, settings: TrainSettings) -> None: ...
 
     def newest_save(self, output_dir: Path) -> Position | None:

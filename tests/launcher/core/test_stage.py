@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,23 @@ def test_the_wait_for_data_ends_at_its_deadline_and_says_what_was_there(
     with pytest.raises(DataError, match=f"no data after 60 s .*{told}"):
         await_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock)
     assert 60 <= clock.now < 61
+
+
+def test_the_wait_begins_anew_with_each_sign_of_life_of_the_data_job(tmp_path: Path, job: Path) -> None:
+    alive = job / ".d1.tmp" / "alive"
+    alive.parent.mkdir(parents=True)
+
+    def touch(at: int) -> Callable[[], None]:
+        def work() -> None:
+            alive.touch()
+            os.utime(alive, (at, at))
+
+        return work
+
+    clock = Clock(s50=touch(1), s100=touch(2))
+    with pytest.raises(DataError, match=r"no data after 60 s .*without a sign of life"):
+        await_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock)
+    assert 160 <= clock.now < 162
 
 
 def test_a_manifest_that_cannot_be_read_is_no_missing_data(tmp_path: Path, job: Path) -> None:
@@ -189,3 +210,39 @@ def test_a_source_that_fails_for_a_moment_is_read_again(
     manifest = write_data(job, 3)
     with faulty("open", "*/1/data/train.txt", errno.ESTALE, times=2):
         assert (staged(tmp_path, manifest).data_dir / "train.txt").read_text() == "line of d1 shard 1\n"
+
+
+def test_a_shard_in_several_files_is_staged_as_one_and_each_is_verified(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    folder = job / "1" / "data"
+    (folder / "train.txt").unlink()
+    found = []
+    for number, text in enumerate(("a\nb\n", "c\n")):
+        (folder / f"train-{number:05d}.txt").write_text(text)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        found.append({"name": f"train-{number:05d}.txt", "bytes": len(text), "sha256": sha256})
+    (folder / "files.json").write_text(json.dumps({"files": found}))
+    sha256 = hashlib.sha256((folder / "files.json").read_bytes()).hexdigest()
+    manifest["shards"][1] = {"index": 1, "lines": 3, "bytes": 6, "parts": 2, "sha256": sha256}
+    data = staged(tmp_path, manifest).data_dir
+    assert (data / "train.txt").read_text() == "a\nb\nc\n"
+    told = json.loads((data / "sums.json").read_text())
+    assert told == {"train.txt": hashlib.sha256(b"a\nb\nc\n").hexdigest()}
+    assert not (data / "piece.tmp").exists()
+    (folder / "train-00001.txt").write_text("d\n")
+    with pytest.raises(DataError, match=r"train-00001\.txt has sha256"):
+        staged(tmp_path, manifest)
+
+
+def test_the_test_set_lies_where_it_is_needed(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    for rank, runtime, lines, there in (
+        (0, "fleet", 1, True),
+        (1, "fleet", 1, False),
+        (1, "fleet", 200_001, True),
+        (1, "v1", 1, True),
+    ):
+        manifest["test"]["lines"] = lines
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
+        found = stage.stage(settings, rank, manifest, job / "mine")
+        assert (found.data_dir / "test.txt").exists() is there

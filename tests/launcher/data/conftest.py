@@ -68,10 +68,12 @@ class Pod:
     def settings(self, **values: Any) -> DataSettings:
         return DataSettings.from_environ(self.env(**values))
 
-    def prepare(self, chunk: int = 512 << 10, **values: Any) -> Mapping[str, Any]:
+    def prepare(
+        self, chunk: int = 512 << 10, part_bytes: int | None = None, **values: Any
+    ) -> Mapping[str, Any]:
         """Runs the preparation here and returns the manifest."""
         quick = Retry(tries=5, base=0.001)
-        assert prepare.main(self.settings(**values), retry=quick, chunk=chunk) == 0
+        assert prepare.main(self.settings(**values), retry=quick, chunk=chunk, part_bytes=part_bytes) == 0
         manifest: dict[str, Any] = json.loads((self.job / "manifest.json").read_text())
         return manifest
 
@@ -79,6 +81,10 @@ class Pod:
         content = (self.job / str(shard) / "data" / name).read_bytes()
         assert not content or content.endswith(b"\n")
         return content.split(b"\n")[:-1]
+
+    def test(self) -> list[bytes]:
+        """The lines of the test set."""
+        return (self.job / "test.txt").read_bytes().split(b"\n")[:-1]
 
     def shards(self, count: int = 3) -> list[list[bytes]]:
         return [self.lines(index) for index in range(count)]

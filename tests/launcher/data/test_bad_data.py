@@ -53,7 +53,10 @@ def test_bad_data_is_named_and_nothing_is_published(
     assert error.value.exit_code == 65
     assert pod.failure()["reason"] == str(error.value)
     assert pod.failure()["dataDigest"] == "0123456789abcdef"
-    assert sorted(path.name for path in pod.job.iterdir()) == [".prepare.lock", "data-failed.json"]
+    assert sorted(path.name for path in pod.job.iterdir()) == [
+        ".prepare.0123456789abcdef.lock",
+        "data-failed.json",
+    ]
 
 
 SETTINGS = [
@@ -118,12 +121,12 @@ def test_too_little_room_is_seen_before_anything_is_written(
     pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod.source(LINES)
-    monkeypatch.setattr("launcher.data.space.free_bytes", lambda _: len(LINES) * 2)
-    with pytest.raises(
-        StorageError, match="MB free, but the shards and a copy of the test set in each needs"
-    ):
-        pod.prepare(SPLIT_COUNT="100", TEST_FRACTION=0.1)
-    assert pod.prepare(SPLIT_COUNT="2", TEST_FRACTION=0.1)["lines"] == 900
+    monkeypatch.setattr("launcher.data.space.free_bytes", lambda _: len(LINES) - 1)
+    with pytest.raises(StorageError, match="MB free, but the shards and the test set needs"):
+        pod.prepare()
+    assert pod.leftovers() == []
+    monkeypatch.setattr("launcher.data.space.free_bytes", lambda _: len(LINES))
+    assert pod.prepare()["lines"] == 1000
 
 
 def test_a_disk_that_fills_in_the_middle_is_named_and_left_clean(pod: Pod) -> None:

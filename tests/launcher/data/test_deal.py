@@ -63,10 +63,11 @@ def test_every_line_lands_exactly_once_and_in_the_order_of_the_source(
     middle = len(numbered) // 2
     pieces = [b""] * (shards + 1)
     for run in filter(None, (numbered[:middle], numbered[middle:])):
-        for bucket, piece in enumerate(split.pieces(b"\n".join(run) + b"\n")):
+        train, held = split.pieces(b"\n".join(run) + b"\n")
+        for bucket, piece in enumerate([*train, held]):
             pieces[bucket] += piece
     buckets = [piece.split(b"\n")[:-1] for piece in pieces]
-    assert [len(bucket) for bucket in buckets] == split.lines
+    assert [len(bucket) for bucket in buckets] == [*split.lines, split.held]
     assert sorted(line for bucket in buckets for line in bucket) == sorted(numbered)
     for bucket in buckets:
         numbers = [int(line.split(b" ")[0]) for line in bucket]
@@ -110,7 +111,7 @@ def test_the_images_numpy_is_the_one_that_the_tests_have() -> None:
 
 def test_a_sorted_source_is_no_skew_between_shards() -> None:
     run = b"".join(b"%d\n" % (number >= 5000) for number in range(10_000))
-    *shards, test = Split(3, 7, 0.1).pieces(run)
+    shards, test = Split(3, 7, 0.1).pieces(run)
     shares = [piece.count(b"1") / (len(piece) / 2) for piece in (*shards, test)]
     assert max(shares) - min(shares) < 0.003
 
@@ -118,6 +119,11 @@ def test_a_sorted_source_is_no_skew_between_shards() -> None:
 def test_two_seeds_deal_otherwise() -> None:
     assert not np.array_equal(Dealer(1, 4).owners(400), Dealer(2, 4).owners(400))
     assert not np.array_equal(HoldOut(1, 0.1).chosen(4000), HoldOut(2, 0.1).chosen(4000))
+
+
+def test_another_part_of_a_source_is_another_draw() -> None:
+    assert not np.array_equal(Dealer(1, 4).owners(400), Dealer(1, 4, 1).owners(400))
+    assert not np.array_equal(HoldOut(1, 0.1).chosen(4000), HoldOut(1, 0.1, 1).chosen(4000))
 
 
 @given(st.lists(texts, min_size=1, max_size=5))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from launcher import files
-from launcher.data import fields, prepare, publish, writers
+from launcher.data import fields, part, prepare, publish, writers
 from launcher.errors import StorageError, StorageFailedError
 from tests.launcher.core.faulty import faulty
 from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
@@ -22,19 +22,13 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
     pod.source(LINES)
     manifest = pod.prepare(TEST_FRACTION=0.1, SEED="7")
     shards = pod.shards()
-    test = pod.lines(0, "test.txt")
+    test = pod.test()
     assert [len(shard) for shard in shards] == [300, 300, 300]
     assert len(test) == 100
     assert sorted([*pod.train(), *test]) == sorted(LINES.split(b"\n")[:-1])
-    assert pod.lines(1, "test.txt") == pod.lines(2, "test.txt") == test
     for index in range(3):
         folder = pod.job / str(index) / "data"
-        assert sorted(path.name for path in folder.iterdir()) == [
-            "test.list",
-            "test.txt",
-            "train.list",
-            "train.txt",
-        ]
+        assert sorted(path.name for path in folder.iterdir()) == ["test.list", "train.list", "train.txt"]
         assert (folder / "train.list").read_text() == "data/train.txt\n"
         assert (folder / "test.list").read_text() == "data/test.txt\n"
         content = (folder / "train.txt").read_bytes()
@@ -44,14 +38,14 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-    content = (pod.job / "0" / "data" / "test.txt").read_bytes()
+    content = (pod.job / "test.txt").read_bytes()
     assert manifest["test"] == {
         "lines": 100,
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
     assert {k: v for k, v in manifest.items() if k not in ("shards", "test")} == {
-        "version": 1,
+        "version": 2,
         "dataDigest": "0123456789abcdef",
         "source": "file://in.txt",
         "sha256": hashlib.sha256(LINES).hexdigest(),
@@ -59,6 +53,8 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
         "format": "lines",
         "seed": 7,
         "testFraction": 0.1,
+        "testSource": "",
+        "testRows": 200_000,
         "splitCount": 3,
         "lines": 900,
         "tables": [],
@@ -84,7 +80,7 @@ def test_more_than_one_batch_for_the_writers_changes_nothing(
 ) -> None:
     pod.source(LINES)
     before = pod.prepare(chunk=512)
-    monkeypatch.setattr(prepare, "_BATCH", 1)
+    monkeypatch.setattr(part, "_BATCH", 1)
     monkeypatch.setattr(writers, "FLUSH", 1)
     assert pod.prepare(chunk=512, SHA256=before["sha256"]) == before
     (pod.job / "manifest.json").unlink()
@@ -187,7 +183,7 @@ def test_a_second_start_finds_the_data_and_does_nothing(pod: Pod) -> None:
     assert {path: path.stat().st_mtime_ns for path in pod.job.rglob("*.txt")} == before
 
 
-@pytest.mark.parametrize("damage", ["0/data/train.txt", "2/data/test.txt", "tables/t", "1/data"])
+@pytest.mark.parametrize("damage", ["0/data/train.txt", "test.txt", "tables/t", "1/data"])
 def test_data_that_is_not_whole_is_made_again(pod: Pod, damage: str) -> None:
     pod.source(zipped({"in": LINES, "t": b"table"}), "z")
     first = pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1)
@@ -210,7 +206,16 @@ def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod
     pod.source(b"1\n2\n3\n")
     assert pod.prepare(SPLIT_COUNT="2")["dataDigest"] == "fedcba"
     names = sorted(path.name for path in pod.job.iterdir())
-    assert names == [".prepare.lock", "0", "1", "7", "manifest.json", "output", "quick_start"]
+    assert names == [
+        ".prepare.fedcba.lock",
+        "0",
+        "1",
+        "7",
+        "manifest.json",
+        "output",
+        "quick_start",
+        "test.txt",
+    ]
 
 
 def test_the_manifest_goes_first_and_comes_last(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,13 +237,17 @@ def test_the_manifest_goes_first_and_comes_last(pod: Pod, monkeypatch: pytest.Mo
     assert not (pod.job / "data-failed.json").exists()
 
 
-@pytest.mark.parametrize("name", ["train.txt", "test.txt", "train.list", "test.list"])
-def test_every_file_of_every_shard_is_on_the_disk_before_the_manifest_says_so(pod: Pod, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "times"), [("train.txt", 3), ("test.txt", 1), (".train.list.*", 3), (".test.list.*", 3)]
+)
+def test_every_file_of_every_shard_is_on_the_disk_before_the_manifest_says_so(
+    pod: Pod, name: str, times: int
+) -> None:
     """A manifest outlives a loss of power: what it names must, too."""
     pod.source(LINES)
     manifest = pod.job / "manifest.json"
     there = []
     with faulty("fsync", f"*/{name}", then=lambda: there.append(manifest.exists())) as fault:
         pod.prepare(TEST_FRACTION=0.1)
-    assert fault.hits >= 3
-    assert there[:3] == [False] * 3
+    assert fault.hits >= times
+    assert there[:times] == [False] * times

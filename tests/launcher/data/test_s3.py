@@ -181,14 +181,14 @@ def test_a_broken_body_is_taken_up_again_at_its_byte(
 def test_an_object_replaced_in_the_middle_is_refused(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = s3_module.S3Source._list
+    original = s3_module.S3Store.objects
 
     def then_replaced(self: Any) -> Any:
         listed = original(self)
         bucket.put_object(Bucket="data", Key="set/part-0.txt", Body=b"others\n")
         return listed
 
-    monkeypatch.setattr(s3_module.S3Source, "_list", then_replaced)
+    monkeypatch.setattr(s3_module.S3Store, "objects", then_replaced)
     with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
         pod.prepare(SOURCE="s3://data/set")
 

@@ -258,7 +258,10 @@ def test_other_content_than_the_checksum_says_is_never_published(pod: Pod, serve
     server.plan.content = CONTENT[:-1] + b"x\n"
     with pytest.raises(DataError, match=f"but data.sha256 says {SHA256}"):
         pod.prepare(SOURCE=server.url(), SHA256=SHA256)
-    assert sorted(path.name for path in pod.job.iterdir()) == [".prepare.lock", "data-failed.json"]
+    assert sorted(path.name for path in pod.job.iterdir()) == [
+        ".prepare.0123456789abcdef.lock",
+        "data-failed.json",
+    ]
 
 
 @pytest.mark.parametrize("pack", [zipped, tarred])

@@ -21,7 +21,7 @@ from launcher.worker.interface import Ids, Real, whole_number
 COLUMNS = ("age", "name", "bought")
 LABEL = "bought"
 OPTIONS = {"rate": 0.1, "rows": 10, "fast": False}
-def inputs(job): return {"age": Real(), "name": Ids(3), "bought": Real()}
+def inputs(job): return {"age": Real(), "name": Ids(3, cut=True), "bought": Real()}
 def parse(row, job):
     if row["name"] == "nobody":
         return None
@@ -87,7 +87,7 @@ def test_everything_that_a_program_lacks_is_listed_at_once(own: Path) -> None:
     [
         ("def f(:\n", "is not Python: line 1"),
         ("import nowhere_at_all\n", "cannot be loaded: ModuleNotFoundError"),
-        (OWN.replace("Ids(3)", "3"), "each an Ids"),
+        (OWN.replace("Ids(3, cut=True)", "3"), "each an Ids"),
         (OWN.replace('LABEL = "bought"', 'LABEL = "sold"'), "must name the label 'sold'"),
         (OWN + "TABLES = ('users',)\n", "needs the tables users, but there are none"),
         (

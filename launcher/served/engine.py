@@ -1,0 +1,50 @@
+"""Paddle's inference of one saved network."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ModelError
+
+
+class Engine:
+    """`<path>.pdmodel` and `<path>.pdiparams`. Each thread has a predictor of its own; weights are shared."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        try:
+            from paddle import inference
+        except ImportError as error:
+            raise ModelError(
+                f"Paddle cannot be loaded ({error}). Install it: pip install '.[model]' in the project's "
+                "folder."
+            ) from error
+        program, values = path.with_suffix(".pdmodel"), path.with_suffix(".pdiparams")
+        config = inference.Config(str(program), str(values))
+        config.disable_glog_info()
+        config.set_cpu_math_library_num_threads(threads)
+        config.enable_memory_optim()
+        try:
+            self._first = inference.create_predictor(config)
+        except (RuntimeError, ValueError, OSError) as error:
+            last = str(error).strip().splitlines()[-1]
+            raise ModelError(f"Paddle cannot read {program}: {last}. Is it whole? Copy it again.") from error
+        self._inputs: list[str] = self._first.get_input_names()
+        self._outputs: list[str] = self._first.get_output_names()
+        self._own = threading.local()
+        self._cloning = threading.Lock()
+
+    def run(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """The network's outputs; `feed` may have more than it needs."""
+        predictor = getattr(self._own, "predictor", None)
+        if predictor is None:
+            with self._cloning:
+                predictor = self._own.predictor = self._first.clone()
+        for name in self._inputs:
+            predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(feed[name]))
+        predictor.run()
+        return [predictor.get_output_handle(name).copy_to_cpu() for name in self._outputs]

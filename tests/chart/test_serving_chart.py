@@ -1,0 +1,160 @@
+"""The chart that serves a model: where it reads from, who may ask, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+from chart_tools import KUBE_VERSION, ROOT, helm_template, one, render, run, tool
+
+SERVING = ROOT / "charts" / "paddle-serving"
+CLAIM, EXPORT = SERVING / "ci" / "claim.yaml", SERVING / "ci" / "export.yaml"
+SCENARIOS = sorted((SERVING / "ci").glob("*.yaml"))
+
+
+def made(*files, values=None):
+    return render(*files, values=values, chart=SERVING)
+
+
+def pod(manifests):
+    return one(manifests, "Deployment")["spec"]["template"]["spec"]
+
+
+def arguments(manifests):
+    """Of the command line, by name."""
+    [container] = pod(manifests)["containers"]
+    assert container["command"] == ["python", "-m", "launcher", "serve"]
+    return dict(item.removeprefix("--").split("=", 1) for item in container["args"])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
+def test_each_scenario_passes_strict_lint_and_renders_without_a_template_error(scenario):
+    done = run(tool("helm"), "lint", "--strict", SERVING, "-f", scenario, "--kube-version", KUBE_VERSION)
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = helm_template(scenario, chart=SERVING).stdout
+    assert text
+    assert not re.search(r"<no value>|<nil>|%!|[0-9]e\+[0-9]", text)
+
+
+def test_a_claim_is_mounted_read_only_and_nothing_else_is_reached():
+    manifests = made(CLAIM)
+    assert arguments(manifests)["model"] == "/model/quick-start/output/model"
+    volume = next(v for v in pod(manifests)["volumes"] if v["name"] == "model")
+    assert volume["persistentVolumeClaim"] == {"claimName": "paddle-training-shared", "readOnly": True}
+    mount = next(m for m in pod(manifests)["containers"][0]["volumeMounts"] if m["name"] == "model")
+    assert mount == {"name": "model", "mountPath": "/model", "readOnly": True}
+    assert one(manifests, "NetworkPolicy")["spec"]["egress"] == []
+
+
+def test_an_export_is_brought_to_the_pods_own_disk_and_only_its_bucket_is_reached():
+    manifests = made(EXPORT)
+    told = arguments(manifests)
+    assert told["model"] == "s3://models/exports/recommendation/run-1"
+    volumes = {volume["name"]: volume for volume in pod(manifests)["volumes"]}
+    assert set(volumes) == {"tmp", "work"}
+    assert volumes["work"]["emptyDir"] == {"sizeLimit": "20Gi"}
+    mounts = {m["mountPath"]: m["name"] for m in pod(manifests)["containers"][0]["volumeMounts"]}
+    assert mounts[told["work"]] == "work"
+    policy = one(manifests, "NetworkPolicy")["spec"]
+    reached = {
+        (peer["ipBlock"]["cidr"], port["port"])
+        for rule in policy["egress"]
+        for peer in rule.get("to", [])
+        for port in rule["ports"]
+    }
+    assert reached == {("10.0.0.0/16", 443), ("169.254.170.23/32", 80)}
+    assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "proxy"}}}]
+
+
+def test_by_default_the_namespaces_own_pods_may_ask_on_the_one_port():
+    manifests = made(CLAIM, values={"port": 9001})
+    [rule] = one(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert rule == {"from": [{"podSelector": {}}], "ports": [{"port": 9001, "protocol": "TCP"}]}
+    assert arguments(manifests)["port"] == "9001"
+    assert one(manifests, "Service")["spec"]["ports"][0]["port"] == 9001
+
+
+def test_service_budget_and_policy_select_the_deployments_pods():
+    manifests = made(CLAIM)
+    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    selectors = [
+        one(manifests, "Service")["spec"]["selector"],
+        one(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        one(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"],
+        one(manifests, "Deployment")["spec"]["selector"]["matchLabels"],
+    ]
+    assert all(selector == labels for selector in selectors)
+    training = {"app.kubernetes.io/name": "paddle-training", "app.kubernetes.io/instance": "demo"}
+    assert any(training[key] != labels[key] for key in labels), "no policy of a training takes these pods"
+    alone = [item["kind"] for item in made(CLAIM, values={"replicas": 1})]
+    assert "PodDisruptionBudget" not in alone, "with one pod it would block every drain"
+
+
+def test_a_pod_may_take_as_long_as_said_to_open_its_model():
+    manifests = made(CLAIM, values={"model": {"startSeconds": 61}})
+    probe = pod(manifests)["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 61
+    assert one(manifests, "Deployment")["spec"]["progressDeadlineSeconds"] > 61
+
+
+def test_the_pod_has_no_rights_it_does_not_need():
+    spec = pod(made(EXPORT))
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    own = spec["containers"][0]["securityContext"]
+    assert own["readOnlyRootFilesystem"] is True
+    assert own["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"image": ""}, "image"),
+        ({"model": {"claim": "", "path": ""}}, "model.claim is \"\" and model.s3 is \"\", but exactly one"),
+        ({"model": {"s3": "s3://bucket/x"}}, "but exactly one of them must be given"),
+        ({"model": {"path": ""}}, "model.path is \"\" with model.claim"),
+        ({"model": {"path": "../other"}}, "path"),
+        ({"model": {"s3": "s3://bucket"}}, "s3"),
+        ({"resources": {"limits": {"memory": "2Gi"}}}, "resources.limits.memory is \"2Gi\""),
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name is empty"),
+        ({"extraEnv": [{"name": "HOME", "value": "/"}]}, "extraEnv has HOME"),
+        ({"extraEnv": [{"name": "A"}]}, "extraEnv A must have either value or valueFrom"),
+        ({"replica": 2}, "replica"),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_work_are_refused_with_their_key(values, told):
+    done = helm_template(CLAIM, values=values, chart=SERVING)
+    assert done.returncode != 0
+    assert told in done.stderr
+
+
+def test_the_schema_knows_every_value_and_no_other():
+    def leaves(value, path=""):
+        if isinstance(value, dict) and value and path not in (".resources.requests", ".resources.limits"):
+            return {leaf for key, inner in value.items() for leaf in leaves(inner, f"{path}.{key}")}
+        return {path}
+
+    def known(schema, path=""):
+        inner = schema.get("properties")
+        return (
+            {leaf for key, each in inner.items() for leaf in known(each, f"{path}.{key}")}
+            if inner
+            else {path}
+        )
+
+    schema = json.loads((SERVING / "values.schema.json").read_text(encoding="utf-8"))
+    values = yaml.safe_load((SERVING / "values.yaml").read_text(encoding="utf-8"))
+    assert known(schema) - {".global"} == leaves(values)
+
+
+def test_the_readme_is_what_helm_docs_writes(tmp_path):
+    copy = tmp_path / "paddle-serving"
+    shutil.copytree(SERVING, copy)
+    (copy / "README.md").unlink()
+    done = run(tool("helm-docs"), "--chart-search-root", copy, "--sort-values-order", "file")
+    assert done.returncode == 0, done.stderr
+    assert (copy / "README.md").read_text("utf-8") == (SERVING / "README.md").read_text("utf-8"), "make docs"

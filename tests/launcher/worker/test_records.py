@@ -1,0 +1,253 @@
+"""Rows are parsed once, into files of records, and come back in a seeded order."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher import files
+from launcher.errors import DataError, SettingsError, StorageError, UnfitError
+from launcher.worker import convert, records, samples
+from launcher.worker import program as programs
+from launcher.worker.samples import Arrays
+
+PROGRAM = """
+from launcher.worker.interface import Ids, Real
+COLUMNS = ("number", "ids")
+LABEL = "number"
+OPTIONS = {"skip": -1}
+def inputs(job): return {"ids": Ids(3), "number": Real()}
+def parse(row, job):
+    if int(row["number"]) == job.options["skip"]:
+        return None
+    return {"ids": [int(each) for each in row["ids"].split()], "number": float(row["number"])}
+def network(data, job): ...
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(records, "FILE_ROWS", 100)
+    path = tmp_path / "own" / "trainer_config.py"
+    path.parent.mkdir()
+    path.write_text(PROGRAM)
+    return path
+
+
+def load(path: Path, *arguments: str) -> programs.Program:
+    return programs.load(path, path.parent / "tables", arguments)
+
+
+def write(folder: Path, rows: int, extra: Iterable[str] = ()) -> Path:
+    folder.mkdir(exist_ok=True)
+    text = folder / "train.txt"
+    lines = [f"{i}\t{i} {i + 1}" for i in range(rows)]
+    text.write_text("".join(f"{line}\n" for line in [*lines, *extra]))
+    return text
+
+
+def made(
+    path: Path, tmp_path: Path, rows: int, processes: int = 1, *arguments: str, extra: Iterable[str] = ()
+) -> records.Records:
+    text = write(tmp_path / "data", rows, extra)
+    return convert.prepare(load(path, *arguments), text, tmp_path / "rec", "f", processes=processes)
+
+
+def numbers(batches: Iterable[Arrays]) -> list[list[int]]:
+    return [batch["number"][:, 0].astype(int).tolist() for batch in batches]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [number for batch in batches for number in batch]
+
+
+def test_every_row_comes_once_in_exactly_so_many_batches_that_differ_by_at_most_one(
+    path: Path, tmp_path: Path
+) -> None:
+    data = made(path, tmp_path, 1037)
+    found = numbers(data.batches(50, (1, 0, 0)))
+    assert data.rows == 1037
+    assert len(list((tmp_path / "rec").glob("*.rec"))) == 11
+    assert {len(batch) for batch in found} == {20, 21}
+    assert sorted(flat(found)) == list(range(1037))
+
+
+def test_the_same_seed_gives_the_same_batches_and_another_one_others(path: Path, tmp_path: Path) -> None:
+    data = made(path, tmp_path, 1037)
+    one, same, other = (numbers(data.batches(50, seed)) for seed in ((1, 0), (1, 0), (1, 1)))
+    assert one == same
+    assert one != other
+    ahead = [b for batch in one[:10] for b in batch]
+    assert len({n // 100 for n in ahead}) == records.WINDOW_FILES, "the first batches mix a window's files"
+
+
+@pytest.mark.parametrize("done", [0, 1, 19, 20, 21, 49, 50])
+def test_a_pass_goes_on_at_any_batch_as_if_it_had_begun_at_the_first(
+    path: Path, tmp_path: Path, done: int
+) -> None:
+    data = made(path, tmp_path, 1037)
+    whole = numbers(data.batches(50, (3, 1)))
+    assert numbers(data.batches(50, (3, 1), done)) == whole[done:]
+
+
+def test_what_is_skipped_is_not_read(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made(path, tmp_path, 1000)
+    mapped: list[str] = []
+    keep = records.Records._map
+    monkeypatch.setattr(records.Records, "_map", lambda s, part: mapped.append(part.name) or keep(s, part))
+    next(data.batches(10, (1,), 9))
+    assert len(mapped) <= records.WINDOW_FILES
+
+
+def test_a_rank_with_fewer_rows_than_steps_uses_rows_again(path: Path, tmp_path: Path) -> None:
+    data = made(path, tmp_path, 3)
+    found = numbers(data.batches(8, (1,)))
+    assert [len(batch) for batch in found] == [1] * 8
+    assert {n for batch in found for n in batch} == {0, 1, 2}
+    assert numbers(data.batches(8, (1,), 5)) == found[5:]
+
+
+def test_rows_keep_their_values_and_the_order_of_the_text_in_blocks(path: Path, tmp_path: Path) -> None:
+    data = made(path, tmp_path, 250)
+    blocks = list(data.blocks(60))
+    assert [len(block["number"]) for block in blocks] == [60, 40, 60, 40, 50]
+    ids = np.concatenate([block["ids"] for block in blocks])
+    assert ids.dtype == np.int64
+    assert ids.tolist() == [[i, i + 1, 0] for i in range(250)]
+    assert flat(numbers(data.blocks(60, 90, 210))) == list(range(90, 210))
+
+
+def test_several_processes_make_the_same_files_as_one(path: Path, tmp_path: Path) -> None:
+    made(path, tmp_path, 1037, 1, "--skip=150")
+    alone = {p.name: p.read_bytes() for p in (tmp_path / "rec").iterdir()}
+    for file in (tmp_path / "rec").iterdir():
+        file.unlink()
+    data = made(path, tmp_path, 1037, 3, "--skip=150")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "rec").iterdir()} == alone
+    assert (data.rows, data.skipped) == (1036, 1)
+
+
+def test_a_last_line_without_a_newline_is_a_row_also_at_the_end_of_a_file_of_records(
+    path: Path, tmp_path: Path
+) -> None:
+    for rows in (99, 100, 101):
+        text = write(tmp_path / "data", rows)
+        text.write_bytes(text.read_bytes().removesuffix(b"\n"))
+        assert convert.prepare(load(path), text, tmp_path / "rec", "f").rows == rows
+
+
+def test_rows_are_parsed_again_only_when_text_program_or_options_changed(path: Path, tmp_path: Path) -> None:
+    def times(*arguments: str) -> int:
+        text = tmp_path / "data" / "train.txt"
+        said: list[str] = []
+        convert.prepare(load(path, *arguments), text, tmp_path / "rec", "f", say=said.append)
+        return len([line for line in said if "parsed 10" in line])
+
+    write(tmp_path / "data", 103)
+    assert [times(), times(), times("--skip=5"), times("--skip=5")] == [1, 0, 1, 0]
+    write(tmp_path / "data", 104)
+    assert [times(), times()] == [1, 0]
+    path.write_text(PROGRAM + "\n# another\n")
+    assert [times(), times()] == [1, 0]
+    (tmp_path / "rec" / "00000.rec").unlink()
+    assert times() == 1, "a file is gone"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("7\t-1", r"input ids .*-1 is no id: ids are whole numbers from 0 to 2\*\*64-1"),
+        ("7\t18446744073709551616", r"input ids .*18446744073709551616 is no id"),
+        ("7\t1 2 3 4", r"4 ids, but Ids\(3\) takes 3 a row\. .*Ids\(3, cut=True\) drops"),
+        ("7", r"has 1 columns, but the program trainer_config\.py reads 2: number, ids"),
+        ("nan\t1", r"cannot convert float NaN|invalid literal"),
+        ("7\tx", r"invalid literal for int"),
+        ("7\\q\t1", r"'\\\\q' is no escape"),
+    ],
+)
+def test_a_bad_row_in_the_middle_is_named_with_its_file_and_row(
+    path: Path, tmp_path: Path, line: str, why: str
+) -> None:
+    for processes in (1, 2):
+        with pytest.raises(DataError, match=rf"f, row 151[: ].*{why}"):
+            made(path, tmp_path, 150, processes, extra=[line, *(f"{i}\t1" for i in range(300))])
+        assert not (tmp_path / "rec" / "index.json").exists()
+
+
+def test_the_first_of_several_bad_rows_is_told(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"f, row 151:"):
+        made(path, tmp_path, 150, 2, extra=["x\t1", *(f"{i}\t1" for i in range(300)), "y\t1"])
+
+
+def test_ids_of_64_bits_keep_all_of_them(path: Path, tmp_path: Path) -> None:
+    data = made(path, tmp_path, 0, extra=[f"1\t{2**64 - 1} {2**63} 5"])
+    [block] = data.blocks(10)
+    assert block["ids"].view(np.uint64).tolist() == [[2**64 - 1, 2**63, 5]]
+
+
+def test_a_number_that_is_none_is_named_with_its_row(path: Path, tmp_path: Path) -> None:
+    path.write_text(PROGRAM.replace('float(row["number"])', 'float("inf" if row["number"] == "7" else 1)'))
+    with pytest.raises(DataError, match=r"f, row 8: .*input number: not a number that float32 holds"):
+        made(path, tmp_path, 20)
+
+
+def test_a_fault_of_the_program_is_no_fault_of_the_data(path: Path, tmp_path: Path) -> None:
+    path.write_text(PROGRAM.replace('float(row["number"])', '1 // (7 - int(row["number"]))'))
+    with pytest.raises(SettingsError, match=r"parse\(\) on f, row 8 .* at trainer_config\.py:\d+: ZeroDivi"):
+        made(path, tmp_path, 300, 2)
+
+
+def test_a_file_of_which_the_program_uses_nothing_is_refused(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"f has no row .* \(1 of 1 skipped\)"):
+        made(path, tmp_path, 1, 1, "--skip=0")
+    with pytest.raises(DataError, match=r"f has no row"):
+        made(path, tmp_path, 0)
+
+
+def test_a_disk_that_cannot_hold_the_records_is_refused_before_a_row_is_parsed(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_text(PROGRAM.replace("def parse(row, job):", "def parse(row, job):\n    raise SystemExit"))
+    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
+    with pytest.raises(
+        StorageError, match=r"the records of f need 28,000 bytes \(1,000 rows of 28\), but .* only 1,000"
+    ):
+        made(path, tmp_path, 1000)
+
+
+def test_damaged_records_are_found_and_made_again_at_the_next_start(path: Path, tmp_path: Path) -> None:
+    data = made(path, tmp_path, 250)
+    file = tmp_path / "rec" / "00001.rec"
+    content = bytearray(file.read_bytes())
+    content[40] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(UnfitError, match=r"00001\.rec does not read back"):
+        list(data.batches(5, (1,)))
+    assert flat(numbers(made(path, tmp_path, 250).blocks(1000))) == list(range(250))
+
+
+def test_all_labels_are_judged_together(path: Path, tmp_path: Path) -> None:
+    path.write_text(
+        PROGRAM + "def check_labels(labels):\n"
+        "    raise ValueError(f'{labels.shape} {labels.dtype} {labels.min()} {labels.max()}')\n"
+    )
+    with pytest.raises(DataError, match=r"f: \(250, 1\) float32 0\.0 249\.0"):
+        made(path, tmp_path, 250)
+    assert not (tmp_path / "rec" / "index.json").exists()
+
+
+def test_a_sum_that_staging_found_spares_the_reading(path: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "data", 10)
+    program = load(path)
+    (text.parent / convert.SUMS).write_text(json.dumps({"train.txt": "told"}))
+    key = convert._key(program, "told")
+    convert.prepare(program, text, tmp_path / "rec", "f")
+    assert records.Records.open(tmp_path / "rec", samples.row_type(program.inputs), key) is not None
