@@ -17,6 +17,7 @@ from launcher.cli.view import (
     exported_to,
     first_cause,
     job_view,
+    own_run,
     owned_by,
     ranks_of,
 )
@@ -59,7 +60,8 @@ def of_cluster(seen: Seen) -> View:
         ranks=ranks,
         progress=progress,
         notes=tuple(_notes(seen, progress is not None, data, state)),
-        exported=exported_to(seen.files.get("run"), run.k8s_job),
+        exported=exported_to(own_run(seen.files.get("run"), run.k8s_job)),
+        score=own_run(seen.files.get("run"), run.k8s_job).get("score") or {},
     )
 
 
@@ -154,5 +156,6 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
         ranks=ranks_of((status or {}).get("trainers") or 0, [], {}, (status or {}).get("ranks")),
         progress=progress,
         notes=tuple(notes),
-        exported=exported_to(files.get("run"), None),
+        exported=exported_to(files.get("run") or {}),
+        score=(files.get("run") or {}).get("score") or {},
     )

@@ -89,7 +89,7 @@ def line(view: View) -> str:
     """The whole view in one line, for logs and for `wait` without a terminal."""
     if view.progress and view.state not in ("preparing", "pending", "missing", "failed"):
         waits = "" if view.over else _waits(view)
-        parts = (progress_text(view.progress), waits and f"waits for {waits}", _export(view))
+        parts = (progress_text(view.progress), waits and f"waits for {waits}", _export(view), _score(view))
         return f"{view.state}: {', '.join(filter(None, parts))}"
     return f"{view.state}: {waits_for(view)}" if not view.over else view.state
 
@@ -99,6 +99,11 @@ def _export(view: View) -> str:
     if view.state == "exporting" and view.progress:
         return f"copying the model to {view.progress.export_to}"
     return f"exported to {view.exported}" if view.state == "complete" and view.exported else ""
+
+
+def _score(view: View) -> str:
+    """The score of a complete run; empty before that."""
+    return f"score {scores(dict(view.score))}" if view.state == "complete" and view.score else ""
 
 
 def waits_for(view: View) -> str:
@@ -184,6 +189,10 @@ def screen(view: View, now: float | None = None) -> RenderableType:
             parts.append(_restarts(view.progress.restarts))
     if export := _export(view):
         parts.append(Text(export))
+    if score := _score(view):
+        parts.append(
+            Text(f"{score}; python -m launcher results --to DIR brings model and curve", style="green")
+        )
     if view.ranks:
         columns = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
         parts.append(table(columns, [_rank_row(rank) for rank in view.ranks]))

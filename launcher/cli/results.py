@@ -58,7 +58,7 @@ def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
         score=dict((run or {}).get("score") or {}),
         passes=report.pass_table(rows),
         has_model=bool(entries(storage, output.model.as_posix())),
-        exported=exported_to(run, None),
+        exported=exported_to(run or {}),
         restarts=list((run or status or {}).get("restarts") or []),
     )
 

@@ -108,6 +108,8 @@ class View:
     notes: tuple[str, ...] = field(default=())
     exported: str = ""
     """Where the whole model lies besides the shared storage."""
+    score: Mapping[str, Any] = field(default_factory=dict)
+    """Of the whole model on the test set; empty before there is one."""
 
     @property
     def over(self) -> bool:
@@ -146,10 +148,13 @@ def _made(pod: Object) -> str:
     return str(pod.get("metadata", {}).get("creationTimestamp") or "")
 
 
-def exported_to(run: Mapping[str, Any] | None, run_id: str | None) -> str:
-    """What run.json says of the export; empty when there was none, or the file is another run's."""
-    if not run or (run_id is not None and run.get("runId") != run_id):
-        return ""
+def own_run(run: Mapping[str, Any] | None, run_id: str | None) -> Mapping[str, Any]:
+    """run.json, or {} when it is absent or another run's; `run_id` None takes any."""
+    return run if run and run_id in (None, run.get("runId")) else {}
+
+
+def exported_to(run: Mapping[str, Any]) -> str:
+    """What run.json says of the export; empty when there was none."""
     return str((run.get("exported") or {}).get("to") or "")
 
 

@@ -24,6 +24,16 @@ def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
         assert part in out
 
 
+def test_the_last_words_on_a_complete_run_are_its_score_and_what_to_do_next(cli, job_folder):
+    assert "score error 0.2012; python -m launcher results --to DIR" in cli("status", "--path", job_folder)[1]
+    code, out, _ = cli("wait", "--path", job_folder)
+    assert code == 0
+    assert out.splitlines()[-1].endswith("score error 0.2012")
+    run = json.loads((job_folder / "output" / "run.json").read_text())
+    (job_folder / "output" / "run.json").write_text(json.dumps({**run, "score": {}}))
+    assert "score" not in cli("wait", "--path", job_folder)[1]
+
+
 def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
     code, out, _ = cli("status", "--path", job_folder, "--output", "json")
     value = json.loads(out)
