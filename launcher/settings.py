@@ -38,6 +38,8 @@ class PodSettings:
     k8s_job_uid: str
     """The Job's uid; empty outside a cluster."""
     termination_log: Path
+    chart_run_id: str
+    """The chart's runId: another text makes another Job of the same values."""
     log_format: str
     """`text` or `json`: the form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
@@ -64,7 +66,10 @@ class TrainSettings(PodSettings):
     completion_index: int
     trainers: int
     service: str
-    chart_run_id: str
+    fresh: str
+    """Another text begins the training anew."""
+    program_sha256: str
+    """What the program on the storage must be; empty: whatever is there."""
     runtime: str
     rendezvous: str
     rendezvous_seconds: int
@@ -214,6 +219,7 @@ POD = (
     Row(_L + "RELEASE", "release", p.filled, value="the release's name"),
     Row(_L + "K8S_JOB", "k8s_job", p.dns_label, value="jobName"),
     Row(_L + "DATA_DIGEST", "data_digest", p.filled, value="data"),
+    Row(_L + "RUN_ID", "chart_run_id", p.text, "", "runId"),
     Row(_L + "POD_NAME", "pod_name", p.text, ""),
     Row(_L + "POD_IP", "pod_ip", p.text, ""),
     Row(_L + "NODE_NAME", "node_name", p.text, ""),
@@ -241,7 +247,8 @@ TRAIN = (
     Row("JOB_COMPLETION_INDEX", "completion_index", p.whole(0), value="the Indexed Job"),
     Row(_L + "TRAINERS", "trainers", p.whole(1, 1000, "a training needs at least one pod"), value="trainers"),
     Row(_L + "SERVICE", "service", p.dns_label, value="the headless Service"),
-    Row(_L + "RUN_ID", "chart_run_id", p.text, "", "runId"),
+    Row(_L + "FRESH", "fresh", p.text, "", "fresh"),
+    Row(_L + "PROGRAM_SHA256", "program_sha256", p.sha256, "", "training.programSha256"),
     Row(_L + "RUNTIME", "runtime", p.choice("fleet", "v1"), "fleet", "runtime"),
     Row(_L + "RENDEZVOUS", "rendezvous", p.choice("dns", "api"), "dns", "rendezvous"),
     Row(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.whole(1), 900, "rendezvousSeconds"),

@@ -341,6 +341,9 @@ def push(
     context: Context = None,
     name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Its name on the storage.")] = None,
     source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="For that jobName; default: the release's present one.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace what has that name already.")] = False,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="See first whether the program has all its parts.")
@@ -351,13 +354,34 @@ def push(
     parcel = pushing.source(src, name) if source else pushing.program(src, name, check)
     session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
+        if job is not None:
+            storage.job = storage.job.parent / pushing.checked(job, "--job")
         where = pushing.send(storage, parcel, force, _say)
     if output is Output.json:
         _print_json({"path": where, "values": parcel.values})
         return
-    print(f"{where} is there. Use it with these values:")
-    for key, value in parcel.values.items():
-        print(f"  --set-string {key}={value}")
+    print(f"{where} is there. Train with it:")
+    words = " \\\n    ".join(f"--set-string {key}={value}" for key, value in parcel.values.items())
+    print(
+        f"  helm upgrade {release} charts/paddle-training -n {namespace} --reset-then-reuse-values "
+        f"\\\n    {words}"
+    )
+
+
+@typer_app.command()
+def base(
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Print the values that are the cluster's, not one training's: image, storage, scheduling, network.
+
+    With `--reset-values -f base.yaml -f MINE.yaml` a training is one whole file, and nothing of the last
+    one stays in it.
+    """
+    cluster = connect(kubeconfig, context, namespace)
+    sys.stdout.write(ClusterSession(cluster, release, _say).base())
 
 
 def app(args: list[str] | None = None, prog_name: str = "python -m launcher") -> NoReturn:

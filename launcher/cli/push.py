@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import os
 import re
@@ -47,7 +48,7 @@ def program(folder: Path, name: str | None, check: bool = True) -> Parcel:
         raise UsageError(
             f"{folder} is no folder. push takes a program's folder, or with --source a data file."
         )
-    chosen = _checked(name or folder.resolve().name)
+    chosen = checked(name or folder.resolve().name)
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
         raise UsageError(
             f"--as {chosen} is a folder of the launcher's own. Choose another name with --as NAME."
@@ -71,7 +72,14 @@ def program(folder: Path, name: str | None, check: bool = True) -> Parcel:
         raise UsageError(f"which of {', '.join(scripts)} is the program? Name it {CONFIG}.")
     if check:
         _complete(folder / config, trees[config])
-    return Parcel(chosen, tuple(entries), {"training.config": f"{chosen}/{config}"}, source=False)
+    values = {"training.config": f"{chosen}/{config}", "training.programSha256": _digest(entries)}
+    return Parcel(chosen, tuple(entries), values, source=False)
+
+
+def _digest(entries: list[tuple[str, Path]]) -> str:
+    """As `files.folder_sha256` gives it for the folder that this becomes."""
+    lines = "".join(f"{name}\0{sha256_file(file)}\n" for name, file in sorted(entries))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _parsed(file: Path) -> ast.Module:
@@ -111,17 +119,17 @@ def source(file: Path, name: str | None) -> Parcel:
     """A data file for `file://` sources."""
     if not file.is_file():
         raise UsageError(f"--source {file} is no file.")
-    chosen = _checked(name or file.name)
+    chosen = checked(name or file.name)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Parcel(chosen, ((chosen, file),), values, source=True)
 
 
-def _checked(name: str) -> str:
+def checked(name: str, option: str = "--as") -> str:
+    """A name that may be a folder and a value; else UsageError."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"the name '{name}' must be 1 to 63 letters, digits, dots, dashes or underscores and begin "
-            "with a letter "
-            "or digit: it becomes a folder and a value. Choose one with --as NAME."
+            f"with a letter or digit: it becomes a folder and a value. Choose one with {option} NAME."
         )
     return name
 

@@ -67,19 +67,33 @@ class ClusterSession:
         self._read: Mapping[str, Any] = {}
         self._read_at = float("-inf")
 
+    def base(self) -> str:
+        """The chart's values that are no training's, as YAML. Raises as `run`."""
+        found = self._map().get("base.yaml")
+        if found is None:
+            raise CliError(
+                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} has no base.yaml: an "
+                "earlier version of the chart made it. Run helm upgrade with this one."
+            )
+        return found
+
     def run(self) -> Run:
-        """The run ConfigMap. Raises CliError that names the releases there are when this one is not."""
+        """What the chart says of the run. Raises CliError that names the releases there are when this one is
+        not."""
+        try:
+            return Run.of(self.release, self.cluster.namespace, json.loads(self._map()["run.json"]))
+        except (KeyError, ValueError, TypeError) as error:
+            raise CliError(
+                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} is not one of this "
+                f"chart's: {error!r}. Run helm upgrade with this version of the chart."
+            ) from error
+
+    def _map(self) -> Mapping[str, str]:
         place = self.cluster.namespace
         found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
         if found is None:
             raise CliError(nothing_found(self.release, place, self._known(), self.cluster.name))
-        try:
-            return Run.of(self.release, place, json.loads(found["data"]["run.json"]))
-        except (KeyError, ValueError, TypeError) as error:
-            raise CliError(
-                f"ConfigMap {self.release}-run in namespace {place} is not one of this chart's: {error!r}. "
-                "Run helm upgrade with this version of the chart."
-            ) from error
+        return dict(found.get("data") or {})
 
     def _known(self) -> list[tuple[str, str]] | None:
         for everywhere in (True, False):

@@ -102,6 +102,7 @@ def _leave_reason(settings: DataSettings, reason: str) -> None:
     failed = {
         "dataDigest": settings.data_digest,
         "job": settings.k8s_job_uid,
+        "runId": settings.chart_run_id,
         "reason": reason,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

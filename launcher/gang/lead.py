@@ -129,7 +129,11 @@ class Leader:
             if not self._complete:
                 self._exporter.reserve(self.books.output_id)
         if self._complete:
-            log.info("all %d passes are done already: nothing to start", s.passes)
+            log.info(
+                "all %d passes are done already: nothing to start. Another runId only goes on; set fresh to "
+                "another text to begin anew, and this model is moved to runs/",
+                s.passes,
+            )
         else:
             self._tell("started", None)
 

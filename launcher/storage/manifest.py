@@ -36,7 +36,9 @@ def await_manifest(
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
             return checked(manifest, settings)
         failed, _ = _look(layout.data_failed, pause)
-        if failed is not None and failed.get("dataDigest") == settings.data_digest:
+        # An earlier Job's record may still be there when another runId has just made a new one to try again.
+        ours = failed is not None and failed.get("runId") in (None, settings.chart_run_id)
+        if failed is not None and ours and failed.get("dataDigest") == settings.data_digest:
             raise DataError(
                 f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
                 f"(told by {layout.data_failed})"

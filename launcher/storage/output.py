@@ -44,6 +44,7 @@ def fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
         "batchSize": settings.batch_size,
         "extraArgs": list(settings.extra_args),
         **({"initFrom": settings.init_from} if settings.init_from else {}),
+        **({"fresh": settings.fresh} if settings.fresh else {}),
     }
 
 

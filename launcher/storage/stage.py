@@ -97,7 +97,7 @@ def stage(
         work.tables.mkdir(parents=True)
         work.progress.unlink(missing_ok=True)
     _stage_data(settings, rank, manifest, check)
-    digest = _stage_program(program, work.program, settings.config_file, check)
+    digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
     # The old binary's data providers read ./data/train.txt, as in the seeds' container.
     link = work.program / "data"
     if not link.exists():
@@ -105,7 +105,9 @@ def stage(
     return Staged(work.data, work.program, digest)
 
 
-def _stage_program(program: Path, target: Path, config_file: str, check: Callable[[], None]) -> str:
+def _stage_program(
+    program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
+) -> str:
     """The digest of the program as it lies on the pod's disk now."""
     with files.storage(program):
         before = program_sha256(program, config_file)
@@ -118,6 +120,17 @@ def _stage_program(program: Path, target: Path, config_file: str, check: Callabl
             )
     if copied != before:
         raise _bad_copy(program, target)
+    if expected and (found := files.folder_sha256(target)) != expected:
+        raise SettingsError(
+            setting(
+                "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
+                expected,
+                f"the sha256 of the program on the storage, {found}",
+                f"{program} is another program than the one that these values were made for: it was pushed "
+                "again meanwhile, or never",
+                "Push the program that you mean, and take the value that `python -m launcher push` prints",
+            )
+        )
     return copied
 
 

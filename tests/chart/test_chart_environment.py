@@ -44,7 +44,7 @@ def test_training_containers_get_exactly_the_contracts_variables():
 
 def test_training_defaults_are_the_contracts_defaults():
     found = env(containers()[0][1])
-    special = {"JOB_COMPLETION_INDEX", "PADDLE_LAUNCHER_SERVICE", "PADDLE_LAUNCHER_K8S_JOB_UID"}
+    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{n}" for n in ("SERVICE", "K8S_JOB_UID"))}
     for name, default in contract_of_training().items():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name

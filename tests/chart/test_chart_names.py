@@ -31,7 +31,7 @@ def test_the_run_names_the_objects_that_are_made():
     assert len(run["dataDigest"]) == 64
     assert set(run) == {
         *("jobName", "jobPath", "claim", "image", "imagePullPolicy", "imagePullSecrets", "serviceAccount"),
-        *("trainers", "passes", "k8sJob", "k8sDataJob", "dataDigest", "uid", "gid"),
+        *("trainers", "passes", "k8sJob", "k8sDataJob", "dataDigest", "data", "uid", "gid"),
     }
 
 
@@ -43,7 +43,9 @@ def test_the_run_names_the_objects_that_are_made():
         ({"training": {"initFrom": "other/output"}}, {"k8sJob"}),
         ({"notify": {"events": True}}, {"k8sJob"}),
         ({"logFormat": "json"}, {"k8sJob", "k8sDataJob"}),
-        ({"runId": "again"}, {"k8sJob"}),
+        ({"runId": "again"}, {"k8sJob", "k8sDataJob"}),
+        ({"fresh": "again"}, {"k8sJob"}),
+        ({"training": {"programSha256": "a" * 64}}, {"k8sJob"}),
         ({"rendezvousSeconds": 700}, {"k8sJob"}),
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
         ({"podSecurity": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),

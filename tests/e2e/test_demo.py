@@ -56,8 +56,10 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
     shutil.copytree(ROOT, other, ignore=IGNORED)
     pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes", cwd=other)
 
+    base = tmp_path / "base.yaml"
+    base.write_text(run(["python", "-m", "launcher", "base"], env).stdout)
     upgrade = (
-        "helm upgrade paddle-training charts/paddle-training -n paddle --reset-then-reuse-values "
+        f"helm upgrade paddle-training charts/paddle-training -n paddle --reset-values -f {base} "
         "-f charts/paddle-training/examples/recommendation.yaml"
     )
     run(shlex.split(upgrade), env)
@@ -65,6 +67,7 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
     other_training.complete()
     manifest = json.loads((other_training.job / "manifest.json").read_text())
     assert "recbole" in manifest["source"], "the other training, on its own data"
+    assert "mac-roman" not in json.dumps(other_training.described()), "nothing of the first one stays"
     assert manifest["dataDigest"] != json.loads((quick_start.job / "manifest.json").read_text())["dataDigest"]
     assert (quick_start.output / "model").is_dir(), "the first training's output stays"
 

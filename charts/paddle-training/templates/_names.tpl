@@ -32,10 +32,15 @@ immutable in it: other values make another Job, the same values change nothing.
 {{- printf "%s-%s" .Values.jobName (printf "%s\n%s" .Values.runId $spec | sha256sum | trunc 8) -}}
 {{- end -}}
 
-{{/* Name of the data Job. */}}
+{{/* Name of the data Job. Its pods are told the runId too: a failed one is tried again with the training. */}}
 {{- define "paddle-training.dataJob" -}}
 {{- $spec := include "paddle-training.dataSpec" (dict "root" . "job" "@") | fromYaml | toJson -}}
 {{- printf "%s-data-%s" .Values.jobName ($spec | sha256sum | trunc 8) -}}
+{{- end -}}
+
+{{/* What is the cluster's and not one training's: a file of values over it is a whole training. */}}
+{{- define "paddle-training.base" -}}
+{{- pick .Values "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "storage" "extraEnv" "scheduling" "networkPolicy" "podSecurity" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
 {{- end -}}
 
 {{/* Name of volume and claim. A volume's source and a claim's volume are immutable and volumes are cluster-wide.

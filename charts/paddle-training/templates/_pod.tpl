@@ -10,6 +10,8 @@
   value: {{ .root.Release.Name | quote }}
 - name: PADDLE_LAUNCHER_K8S_JOB
   value: {{ .job | quote }}
+- name: PADDLE_LAUNCHER_RUN_ID
+  value: {{ .root.Values.runId | quote }}
 - name: PADDLE_LAUNCHER_DATA_DIGEST
   value: {{ include "paddle-training.dataDigest" .root | quote }}
 - name: PADDLE_LAUNCHER_LOG_FORMAT

@@ -12,7 +12,8 @@
   "TRAINER_COUNT" (int64 $v.trainerCount)
   "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
   "PADDLE_LAUNCHER_SERVICE" .root.Release.Name
-  "PADDLE_LAUNCHER_RUN_ID" $v.runId
+  "PADDLE_LAUNCHER_FRESH" $v.fresh
+  "PADDLE_LAUNCHER_PROGRAM_SHA256" $v.training.programSha256
   "PADDLE_LAUNCHER_RUNTIME" $v.runtime
   "PADDLE_LAUNCHER_RENDEZVOUS" $v.rendezvous
   "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS" (int64 $v.rendezvousSeconds)

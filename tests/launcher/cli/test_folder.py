@@ -5,6 +5,8 @@ import stat
 
 import pytest
 
+from launcher.files import folder_sha256
+
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
@@ -217,8 +219,18 @@ def test_push_brings_a_program_and_says_which_value_names_it(cli, job_folder, tm
     code, out, _ = cli("push", a_program(tmp_path / "mine"), "--path", job_folder)
     assert code == 0
     assert "training.config=mine/trainer_config.py" in out
+    assert f"training.programSha256={folder_sha256(job_folder / 'mine')}" in out
     assert names(job_folder / "mine") == ["trainer_config.py"]
     assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
+
+
+def test_push_for_another_job_brings_the_program_to_that_jobs_folder(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder, "--job", "next-job")[0] == 0
+    assert names(job_folder.parent / "next-job" / "mine") == ["trainer_config.py"]
+    code, _, err = cli("push", program, "--path", job_folder, "--job", "../x")
+    assert code == 64
+    assert "--job" in err
 
 
 def test_push_brings_a_data_file_with_its_checksum(cli, job_folder, tmp_path):

@@ -97,6 +97,31 @@ def test_a_failure_of_other_data_is_no_reason_to_end(tmp_path: Path, job: Path) 
     assert await_manifest(train_settings(tmp_path), clock.pause, clock)["splitCount"] == 3
 
 
+def test_the_failure_of_an_earlier_data_job_is_waited_out_and_its_own_ends_the_run(
+    tmp_path: Path, job: Path
+) -> None:
+    """runId makes both Jobs anew: what the first one left may be read before the second one removes it."""
+    job.mkdir()
+    told = {"dataDigest": "d1", "reason": "no such member", "runId": "1"}
+    (job / "data-failed.json").write_text(json.dumps(told))
+    clock = Clock(s5=lambda: write_data(job, 3))
+    again = train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="2")
+    assert await_manifest(again, clock.pause, clock)["splitCount"] == 3
+    (job / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no such member"):
+        await_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
+
+
+def test_a_program_that_is_not_the_one_of_the_values_is_refused(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    digest = files.folder_sha256(job / "mine")
+    fits = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256=digest)
+    stage.stage(fits, 0, manifest, job / "mine")
+    other = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256="a" * 64)
+    with pytest.raises(SettingsError, match=f"training.programSha256 .*{digest}.*another program"):
+        stage.stage(other, 0, manifest, job / "mine")
+
+
 def test_a_manifest_with_another_number_of_shards_is_refused(tmp_path: Path, job: Path) -> None:
     write_data(job, 2)
     with pytest.raises(DataError, match="2 shards, but there are 3 trainers"):

@@ -35,7 +35,13 @@ def test_the_fingerprint_leaves_out_passes_and_log_periods(tmp_path: Path) -> No
     a = train_settings(tmp_path)
     b = replace(a, passes=99, log_period=1, restarts=0, k8s_job="other")
     assert fingerprint(a, "p") == fingerprint(b, "p")
-    for change in ({"batch_size": 1}, {"mode": "sync"}, {"data_digest": "x"}, {"extra_args": ("--a=1",)}):
+    for change in (
+        {"batch_size": 1},
+        {"mode": "sync"},
+        {"data_digest": "x"},
+        {"extra_args": ("--a=1",)},
+        {"fresh": "2"},
+    ):
         assert fingerprint(replace(a, **change), "p") != fingerprint(a, "p")
     assert fingerprint(a, "q") != fingerprint(a, "p")
 

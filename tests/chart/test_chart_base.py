@@ -1,0 +1,63 @@
+"""A training is one whole file over the cluster's own values: nothing of the last one stays in it."""
+
+from __future__ import annotations
+
+import yaml
+from chart_tools import CHART, EXAMPLES, ONE_MACHINE, helm_template, one, render, run_json
+
+TRAININGS = {
+    *("jobName", "runId", "fresh", "runtime", "trainers", "gradientNum", "trainerCount", "port", "portsNum"),
+    *("portsNumSparse", "peerPort", "rendezvousSeconds", "training", "data", "resources", "workDir"),
+}
+
+
+def base_of(*files, values=None):
+    """base.yaml as an installed release has it."""
+    return yaml.safe_load(one(render(*files, values=values), "ConfigMap")["data"]["base.yaml"])
+
+
+def test_the_base_has_every_value_that_is_the_clusters_and_no_other():
+    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    assert set(base_of(ONE_MACHINE)) == set(chart) - TRAININGS
+
+
+def test_a_file_over_the_base_of_another_training_inherits_none_of_its_keys(tmp_path):
+    quick_start = next(path for path in EXAMPLES if path.stem == "quick_start")
+    base = tmp_path / "base.yaml"
+    base.write_text(yaml.safe_dump(base_of(ONE_MACHINE, quick_start, values={"nic": "eth7"})))
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("jobName: mine\ndata: {source: file://texts.csv, format: csv}\n")
+    manifests = render(base, mine)
+    data = run_json(manifests)["data"]
+    assert (data["encoding"], data["seed"], data["member"], data["columns"]) == ("utf-8", 0, "", [])
+    assert (
+        one(manifests, "Job", "training")["spec"]["template"]["spec"]["volumes"]
+        == (one(render(ONE_MACHINE), "Job", "training")["spec"]["template"]["spec"]["volumes"])
+    )
+    assert "eth7" in helm_template(base, mine).stdout
+
+
+def test_a_null_is_refused_with_its_key_wherever_a_value_must_be():
+    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+    def paths(node, path=()):
+        for key, value in node.items():
+            yield (*path, key), value
+            if isinstance(value, dict):
+                yield from paths(value, (*path, key))
+
+    may_be_null = {"data.deadlineSeconds", "training.deadlineSeconds", "storage.efsCsi", "storage.nfs"}
+    passed = []
+    for path, default in paths(chart):
+        if default is None or path[0] == "image":
+            continue
+        values = None
+        for key in reversed(path):
+            values = {key: values}
+        done = helm_template(ONE_MACHINE, values=values)
+        if done.returncode == 0:
+            passed.append(".".join(path))
+        else:
+            assert path[-1] in done.stderr, done.stderr
+            assert "nil pointer" not in done.stderr, done.stderr
+    assert set(passed) <= may_be_null, passed
