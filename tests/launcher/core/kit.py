@@ -183,7 +183,7 @@ class LoopbackGang:
                 )
         return self
 
-    def wait(self, seconds: float = 40) -> list[int]:
+    def wait(self, seconds: float = 80) -> list[int]:
         """All exit codes in rank order; fails when a launcher does not end."""
         deadline = time.monotonic() + seconds
         codes = []
@@ -194,7 +194,7 @@ class LoopbackGang:
                 raise AssertionError(f"rank {rank} still runs:\n{self.pod_log(rank)}") from None
         return codes
 
-    def until(self, condition: Any, seconds: float = 15) -> None:
+    def until(self, condition: Any, seconds: float = 45) -> None:
         """Waits for `condition()`."""
         deadline = time.monotonic() + seconds
         while not condition():
