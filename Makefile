@@ -31,7 +31,7 @@ image: ## the launcher image, in every node of the cluster
 sources: ## the examples' data into the folder sources/, for the uploads of a stack of target aws
 	@$(LOCAL) sources --to sources
 
-demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
+demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation|ctr, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
 
 try: ## an example trained here and now by three launchers on loopback: no root, no Kubernetes; CONFIG=

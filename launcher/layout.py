@@ -156,6 +156,11 @@ class Output:
         return self.root / "metrics.csv"
 
     @property
+    def before_json(self) -> Path:
+        """What the model of `training.initFrom` scored before this run trained."""
+        return self.root / "before.json"
+
+    @property
     def curve_png(self) -> Path:
         return self.root / "curve.png"
 

@@ -113,7 +113,9 @@ def sources(
 
 @app.command()
 def demo(
-    config: Annotated[str, typer.Option(help="An example: quick_start or recommendation.")] = "quick_start",
+    config: Annotated[
+        str, typer.Option(help="An example: quick_start, recommendation, ctr.")
+    ] = "quick_start",
     nodes: Nodes = 3,
     cluster_kubeconfig: Annotated[
         str, typer.Option(help="A cluster of your own, instead of the local one.")

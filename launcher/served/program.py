@@ -11,6 +11,7 @@ import importlib.util
 import sys
 import threading
 import traceback
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -62,26 +63,23 @@ class Program:
                 made[name] = np.zeros((len(rows), kind.width), np.float32)
         for number, row in enumerate(rows):
             sample = self._parse(row, number + 1)
-            for name, array in made.items():
+            for name, column in made.items():
                 try:
-                    _fill(array[number], sample[name], self.inputs[name])
+                    _fill(column[number], sample[name], self.inputs[name])
                 except (KeyError, TypeError, ValueError, OverflowError) as error:
                     raise RowError(f"row {number + 1}: input {name}: {error}") from error
-        return {n: a.view(np.int64) if a.dtype == np.uint64 else a for n, a in made.items()}
+        return {n: c.view(np.int64) if c.dtype == np.uint64 else c for n, c in made.items()}
 
     def _parse(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
         full = {**self.blank, **row}
-        if missing := [column for column in self.columns if column not in full]:
+        try:
+            texts = {c: v if type(v := full[c]) is str else _text(v, c, number) for c in self.columns}
+        except KeyError:
+            missing = [column for column in self.columns if column not in full]
             raise RowError(
                 f"row {number} has no {', '.join(missing)}: it has {', '.join(row) or 'no column'}, but the "
                 f"model reads {', '.join(self.needed)}"
-            )
-        texts = {}
-        for column in self.columns:
-            value = full[column]
-            if isinstance(value, bool) or not isinstance(value, str | int | float):
-                raise RowError(f"row {number}: column {column} is {value!r}, but must be a text or a number")
-            texts[column] = str(value)
+            ) from None
         with self._calling("parse()"):
             try:
                 sample: dict[str, Any] | None = self.module.parse(texts, self.job)
@@ -113,6 +111,12 @@ class Program:
             ) from error
 
 
+def _text(value: Any, column: str, number: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(f"row {number}: column {column} is {value!r}, but must be a text or a number")
+    return str(value)
+
+
 def _fill(into: NDArray[Any], value: Any, kind: Any) -> None:
     """One row of an input, as the launcher's samples.py makes it. Raises `ValueError`, `TypeError`."""
     if not hasattr(kind, "length"):
@@ -121,18 +125,19 @@ def _fill(into: NDArray[Any], value: Any, kind: Any) -> None:
             raise ValueError(f"{len(numbers)} numbers where {len(into)} belong")
         with np.errstate(over="ignore"):
             into[:] = numbers
-        for number, kept in zip(numbers, into, strict=True):
-            if not np.isfinite(kept):
-                raise ValueError(f"{number} is not a number that float32 holds")
+        if not np.isfinite(into).all():
+            wrong = next(n for n, kept in zip(numbers, into, strict=True) if not np.isfinite(kept))
+            raise ValueError(f"{wrong} is not a number that float32 holds")
         return
     ids = [value] if isinstance(value, int) else list(value)
     if len(ids) > kind.length and not kind.cut:
         raise ValueError(f"{len(ids)} ids, but Ids({kind.length}) takes {kind.length} a row")
     ids = ids[: kind.length]
-    for each in ids:
-        if not 0 <= each < LARGEST:
-            raise ValueError(f"{each} is no id: ids are whole numbers from 0 to 2**64-1")
-    into[: len(ids)] = ids
+    try:
+        into[: len(ids)] = array("Q", ids)
+    except OverflowError:
+        wrong = next(each for each in ids if not 0 <= each < LARGEST)
+        raise ValueError(f"{wrong} is no id: ids are whole numbers from 0 to 2**64-1") from None
 
 
 def _load(path: Path, interface: Path) -> ModuleType:

@@ -31,14 +31,14 @@ from launcher.storage.lock import LockLostError, RunLock
 def fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
     """What two runs must share for one to go on where the other ended.
 
-    Not in it: passes, image, resources, log periods. `portsNum` is in it because it is the number of pservers
-    a pod, and each saves its own part of the tables.
+    Not in it: passes, image, resources, log periods, and the number of pservers a pod (`portsNum`) with a
+    runtime whose saves any number of them can load.
     """
     return {
         "program": program_sha256,
         "dataDigest": settings.data_digest,
         "trainers": settings.trainers,
-        "portsNum": settings.ports_num,
+        **({} if settings.runtime == "fleet" else {"portsNum": settings.ports_num}),
         "runtime": settings.runtime,
         "mode": settings.mode,
         "batchSize": settings.batch_size,

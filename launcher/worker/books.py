@@ -9,10 +9,16 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher import files
+from launcher.errors import DivergedError
 from launcher.layout import Output
+
+if TYPE_CHECKING:
+    from launcher.worker.samples import Arrays
 
 COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second", "train_loss")
 LEAST_SECONDS = 0.5  # between two writes of progress.json
@@ -105,6 +111,56 @@ class Log:
         sys.stdout.write(f"{chr(10) if self._dots else ''}[{time.monotonic() - self._began:8.2f}s] {text}\n")
         sys.stdout.flush()
         self._dots = False
+
+
+@dataclass
+class Sums:
+    """What one rank has seen of the pass that it is in."""
+
+    samples: float = 0.0
+    seconds: float = 0.0
+    loss: float = 0.0
+    """Times samples."""
+
+
+class Meter:
+    """Adds up a pass. `told` hears of one batch after the other, as they end in the trainer's threads."""
+
+    def __init__(self, log: Log, progress: Progress, number: int, done: int, sums: Sums) -> None:
+        """`sums`: of the first `done` batches of pass `number`; what is told is added to it."""
+        self.batch = done
+        self._log, self._progress, self._number, self._sums = log, progress, number, sums
+        self._samples = 0.0
+        self._seconds = 0.0
+        self._began = 0.0
+
+    def go(self) -> None:
+        """Batches follow."""
+        self._began = time.monotonic()
+
+    def told(self, batch: Arrays, loss: float) -> None:
+        """Raises `DivergedError` for a loss that is no number."""
+        self.batch += 1
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"the loss is {loss} at pass {self._number}, batch {self.batch}: training diverged. "
+                "Lower the learning rate (training.extraArgs, --learning_rate=…)."
+            )
+        rows = len(next(iter(batch.values())))
+        self._sums.loss += loss * rows
+        self._sums.samples += rows
+        self._samples += rows
+        average = self._sums.loss / self._sums.samples
+        self._log.batch(self._number, self.batch, int(self._sums.samples), average, loss)
+        seconds = self._seconds + time.monotonic() - self._began
+        self._progress.stepped(samples_per_second=round(self._samples / seconds, 1), loss=average)
+
+    def pause(self) -> float:
+        """Seconds since `go`."""
+        seconds = time.monotonic() - self._began
+        self._seconds += seconds
+        self._sums.seconds += seconds
+        return seconds
 
 
 def add_metrics(

@@ -2,6 +2,7 @@
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   tables/<id>/part-…       async, sync: each server's part of each table, with its optimizer's state
+  ids/<id>-<rank>.npy      the ids that a rank's servers have of a table: the model is made of them
   params.npz               dense parameters (geo: embedding tables too)
   optimizer-<rank>.npz     geo: each trainer's own optimizer state
   path.txt, <config>.py    where it was saved, and the program's config
@@ -75,6 +76,18 @@ class Save:
             np.savez(file, **dict(values))
             file.flush()
             os.fsync(file.fileno())  # `done` must not outlive what it stands for
+        return {name: {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}}
+
+    def ids(self, table: str, rank: int, ids: NDArray[np.uint64]) -> dict[str, Any]:
+        """Writes the ids that a rank's servers have of a table; returns the entry for `add`."""
+        path = self.folder / f"ids/{table}-{rank}.npy"
+        with files.storage(path):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                np.save(file, np.sort(ids))
+                file.flush()
+                os.fsync(file.fileno())
+        name = path.relative_to(self.folder).as_posix()
         return {name: {"bytes": path.stat().st_size, "sha256": files.sha256_file(path)}}
 
     def add(self, rank: int, entries: Mapping[str, Any], rows: Mapping[str, Any]) -> None:

@@ -5,14 +5,15 @@ Nothing here loads Paddle: a program's columns and parser can be tried without i
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-__all__ = ["Ids", "Job", "Real", "bucket", "choice", "real_number", "whole_number"]
+__all__ = ["Ids", "Job", "Real", "bucket", "choice", "hash64", "real_number", "whole_number"]
 
 T = TypeVar("T")
 
@@ -46,17 +47,47 @@ class Job:
     """The side tables: name → file."""
     side: Any = None
     """What the program's own `prepare(job)` returned, the same on every rank."""
-    embed: Callable[[Any, int, int, str, float], Any] | None = field(default=None, repr=False)
+    embed: Callable[..., Any] | None = field(default=None, repr=False)
 
-    def embedding(self, ids: Any, rows: int, width: int, name: str, spread: float = 0.01) -> Any:
-        """Looks ids up in a table that lives on the parameter servers.
+    def embedding(
+        self,
+        ids: Any,
+        width: int,
+        name: str,
+        *,
+        rows: int | None = None,
+        spread: float = 0.01,
+        weights: Any = None,
+        pool: Literal["sum", "mean"] | None = None,
+        optimizer: Any = None,
+        admit: int = 1,
+        evict: int | None = None,
+    ) -> Any:
+        """Looks ids up in a table that lives on the parameter servers, and grows with the ids that come.
 
-        `ids`: an `Ids` input, shape [batch, length]. Returns [batch, length, width]. Rows begin uniform
-        within ±`spread`. All ids must be below `rows`.
+        `ids`: int64, shape [batch, length], such as an `Ids` input. Any 64-bit id; 0 is padding, whose vector
+        is zeros for ever. Ids that are unknown when testing or predicting read as zeros. The same `name` in
+        two calls is one table for both; it must then be told in the same way.
+        Returns float32 [batch, length, width], or [batch, width] with `pool`: the sum of a row's vectors, or
+        their mean, padding left out.
+        `rows`: only geo and one process need it, whose tables are plain arrays: all ids are below it there.
+        `spread`: a vector begins uniform within ±`spread`, once its id has been trained on.
+        `weights`: float32 [batch, length], such as a `Real(length)` input: each vector times its weight; the
+        mean is then the weighted one.
+        `optimizer`: this table's own: paddle.optimizer.Adam, SGD or Adagrad; else that of optimizer(job).
+        `admit`: a vector begins with its id's `admit`-th appearance; before, only its first number learns.
+        `evict`: an id that did not come between so many saves is forgotten.
+        Raises `ValueError` for what cannot be (the program's name and line are added).
         """
         if self.embed is None:
             raise RuntimeError("embedding() can only be called from network()")
-        return self.embed(ids, rows, width, name, spread)
+        return self.embed(ids, width, name, rows, spread, weights, pool, optimizer, admit, evict)
+
+
+def hash64(text: str) -> int:
+    """A number in 1..2**64-1 for a text, the same on every rank and run: an id for `Job.embedding`."""
+    digest = hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
 
 
 def bucket(text: str, buckets: int) -> int:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from launcher import files
 from launcher.errors import DataError, DivergedError, GangError, SettingsError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import checkpoint, outputs, parts
-from launcher.worker.books import Log
+from launcher.worker.books import Log, Sums
 from launcher.worker.checkpoint import PARAMETERS, TABLES, Save
 from launcher.worker.initial import Initial
 from launcher.worker.network import Table
@@ -36,17 +35,9 @@ from launcher.worker.trainer import Trainer
 
 LOADS = 2  # tries: a save is refused for ever only when the servers fail twice to read what is there
 Rows = dict[int, NDArray[np.float32]]
+Keys = NDArray[np.uint64]
+KEYS = {"width": "the width", "rule": "the optimizer"}
 PROBES = 1000  # rows that are looked up after parameters were brought in from another run
-
-
-@dataclass
-class Sums:
-    """What one rank has seen of the pass that it is in."""
-
-    samples: float = 0.0
-    seconds: float = 0.0
-    loss: float = 0.0
-    """Times samples."""
 
 
 class Keeper:
@@ -91,6 +82,7 @@ class Keeper:
                 "batches": steps,
                 "mode": self.settings.mode,
                 "servers": len(trainer.servers),
+                "shards": trainer.shards,
                 "ranks": ranks.tolist(),
                 "dense": checkpoint.digest(parameters),
                 "tables": {
@@ -98,6 +90,7 @@ class Keeper:
                         "folder": "" if self.geo else trainer.table_folder(table.name),
                         "rows": table.rows,
                         "width": table.width,
+                        "rule": trainer.rules[table.name].kind,
                     }
                     for table in trainer.network.tables
                 },
@@ -122,8 +115,10 @@ class Keeper:
         tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}
         try:
             for folder in [*tables, self.trainer.dense_folder]:
-                found, keys = self._read_back(save.folder, folder, tables.get(folder))
+                found, keys, ids = self._read_back(save.folder, folder, tables.get(folder))
                 entries |= found
+                if folder in tables:
+                    entries |= save.ids(folder, self.settings.rank, ids)
                 if keys:
                     rows[tables[folder].name] = self._ask(tables[folder].name, keys)
         except DivergedError:
@@ -136,25 +131,29 @@ class Keeper:
             ) from error
         return entries, rows
 
-    def _read_back(self, save: Path, folder: str, table: Table | None) -> tuple[dict[str, Any], Rows]:
-        """The entries and some rows of a table's parts; `table` is None for the dense one."""
+    def _read_back(self, save: Path, folder: str, table: Table | None) -> tuple[dict[str, Any], Rows, Keys]:
+        """The entries, some rows and all ids of a table's parts; `table` is None for the dense one."""
         place, own = save / TABLES / folder, self.trainer.own_servers
         paths = parts.of_servers(place, own)
-        expected = len(own) * (parts.SHARD_FILES if table else 1)
+        shards, servers = self.trainer.shards, len(self.trainer.servers)
+        expected = sum(len(parts.held(shards, servers, server)) for server in own) if table else len(own)
         if len(paths) != expected:
             found = f"{len(paths)} parts are in {place}"
             raise DataError(f"of servers {own[0]} to {own[-1]}, {found}, not {expected}")
         entries: dict[str, Any] = {}
         keys: Rows = {}
+        ids = []
         for path in paths:
-            part = files.patient(path, partial(parts.read_back, path, table.width if table else 0))
+            width, rule = (table.width, self.trainer.rules[table.name].kind) if table else (0, "adam")
+            part = files.patient(path, partial(parts.read_back, path, width, rule))
             entries[path.relative_to(save).as_posix()] = {"bytes": part.size, "sha256": part.sha256}
             keys |= part.rows
-        return entries, keys
+            ids.append(part.keys)
+        return entries, keys, np.concatenate(ids)
 
     def _ask(self, table: str, keys: Rows) -> dict[str, Any]:
         """What the servers give for these rows. Raises `DataError` when it is not what they wrote."""
-        ids = np.array(list(keys), np.int64)
+        ids = np.array(list(keys), np.uint64).view(np.int64)
         given = self.trainer.rows(table, ids)
         if not np.isfinite(given).all():
             raise DivergedError(f"{table} has rows that are no numbers. Lower the learning rate.")
@@ -170,16 +169,16 @@ class Keeper:
         folder = Output(self.settings.output_dir).save(at)
         contents = outputs.contents(folder)
         self.bytes = outputs.save_bytes(folder)
-        if contents["servers"] != len(self.trainer.servers):
+        if reason := self._other_tables(contents):
             raise SettingsError(
-                f"{folder.name} was saved by {contents['servers']} pservers, now there are "
-                f"{len(self.trainer.servers)} (trainers x portsNum): they cannot read each other's parts of "
-                "the tables. Set portsNum back, or set a new runId to begin anew."
+                f"{folder.name} cannot be gone on from: {reason}. Set program and training.extraArgs back, "
+                "or set a new runId to begin anew."
             )
-        own = self.trainer.own_servers
-        names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS] if self.geo else []
+        names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
         if not self.geo:
-            names = [name for name in contents["files"] if parts.server(name) in own]
+            # Each rank looks at its share, whichever servers will load it.
+            tables = sorted(name for name in contents["files"] if name.startswith(f"{TABLES}/"))
+            names = tables[self.settings.rank :: self.settings.trainers]
             names += [PARAMETERS] if self.first else []
         if reason := checkpoint.check_files(folder, names, contents):
             raise checkpoint.refuse(folder, reason, self.settings.attempt)
@@ -187,6 +186,20 @@ class Keeper:
             # Trainer 0's parameters become the servers', so they are set before everybody meets.
             self.trainer.set_parameters(checkpoint.load_arrays(folder / PARAMETERS))
             self.trainer.set_parameters(checkpoint.load_arrays(folder / names[0]))
+        return None
+
+    def _other_tables(self, contents: Mapping[str, Any]) -> str | None:
+        """What is other about the network's tables than when they were saved."""
+        saved, present = contents["tables"], {table.name: table for table in self.trainer.network.tables}
+        if list(saved) != list(present):
+            return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
+        for name, table in present.items():
+            for key, value in (("width", table.width), ("rule", self.trainer.rules[name].kind)):
+                if saved[name][key] != value:
+                    said = f"its table {name} has {KEYS[key]} {saved[name][key]}"
+                    return f"{said}, but the program's has {value}"
+            if self.geo and saved[name]["rows"] != table.rows:
+                return f"its table {name} has rows={saved[name]['rows']}, but the program's has {table.rows}"
         return None
 
     def load(self, initial: Initial | None) -> Sums:
@@ -211,13 +224,28 @@ class Keeper:
 
     def _load_tables(self, folder: Path, contents: Mapping[str, Any]) -> None:
         for _ in range(LOADS):
-            self.trainer.load_tables(folder / TABLES)
+            self._load_all(folder, contents["servers"])
             self.trainer.pull_dense()
             reason = self._dense_fault(folder, contents) or self._rows_fault(contents)
             if reason is None:
                 return
             self.log.line(f"the load of {folder.name} does not fit: {reason}")
         raise checkpoint.refuse(folder, reason or "", self.settings.attempt)
+
+    def _load_all(self, folder: Path, saved_by: int) -> None:
+        trainer, servers = self.trainer, len(self.trainer.servers)
+        if saved_by == servers:
+            trainer.load_tables(folder / TABLES)
+            return
+        temp = self.settings.output_dir / f".dense.attempt-{self.settings.attempt}.tmp"
+        with files.storage(temp):
+            shutil.rmtree(temp, ignore_errors=True)
+            place = trainer.dense_folder
+            parts.deal_dense(folder / TABLES / place, temp / place, trainer.rule, servers)
+            trainer.load_dense(temp)
+            for table in trainer.network.tables:
+                trainer.load_table(table.name, folder / TABLES)
+            shutil.rmtree(temp)
 
     def _dense_fault(self, folder: Path, contents: Mapping[str, Any]) -> str | None:
         given = self.trainer.parameters()
@@ -237,7 +265,7 @@ class Keeper:
             expected = np.array(saved["values"], np.float32)
             wrong = [n for n in range(len(given)) if parts.differ(given[n], expected[n])]
             if wrong:
-                ids = ", ".join(str(saved["ids"][n]) for n in wrong[:5])
+                ids = ", ".join(str(saved["ids"][n] % 2**64) for n in wrong[:5])
                 return f"after the load {len(wrong)} of {len(given)} rows of {name} are others, such as {ids}"
         return None
 
@@ -246,8 +274,9 @@ class Keeper:
             return None
         initial = Initial.find(self.settings)
         initial.check(self.trainer.network)
-        names = initial.values if self.geo else self.trainer.network.dense()
-        self.trainer.set_parameters({name: initial.values[name] for name in names})
+        self.trainer.set_parameters(initial.values)
+        if self.geo:
+            self.trainer.set_parameters({t.name: initial.whole(t) for t in self.trainer.network.tables})
         return initial
 
     def _bring_in(self, initial: Initial | None) -> None:
@@ -258,7 +287,8 @@ class Keeper:
             with files.storage(folder):
                 for table in trainer.network.tables:
                     place = folder / trainer.table_folder(table.name)
-                    parts.write_table(place, initial.values[table.name], len(trainer.servers))
+                    rule, servers = trainer.rules[table.name], len(trainer.servers)
+                    parts.write_table(place, initial.tables[table.name], rule, trainer.shards, servers)
                     trainer.load_table(table.name, folder)
                 shutil.rmtree(folder)
         trainer.barrier()
@@ -276,11 +306,15 @@ class Keeper:
         """Raises `GangError` unless the servers give what was brought in."""
         given = self.trainer.parameters()
         for table in self.trainer.network.tables:
-            trained = np.flatnonzero(initial.values[table.name].any(axis=1))
-            ids = trained[:: max(1, len(trained) // PROBES)]
-            if parts.differ(self.trainer.rows(table.name, ids), initial.values[table.name][ids]):
+            ids, vectors = initial.tables[table.name]
+            some = slice(None, None, max(1, len(ids) // PROBES))
+            if parts.differ(self.trainer.rows(table.name, ids[some].view(np.int64)), vectors[some]):
                 given[table.name] = np.zeros(0, np.float32)
-        wrong = [name for name, values in given.items() if parts.differ(values, initial.values[name])]
+        wrong = [
+            name
+            for name, values in given.items()
+            if parts.differ(values, initial.values.get(name, values[:0]))
+        ]
         if wrong:
             raise GangError(
                 f"training.initFrom: the servers do not give what was read from {initial.source}: "

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-import time
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from launcher.errors import DataError, DivergedError
+from launcher import files
 from launcher.layout import Output, Position
-from launcher.worker import model, outputs, samples
-from launcher.worker.books import Log, Progress, add_metrics
-from launcher.worker.keeping import Keeper, Sums
+from launcher.worker import convert, exporting, outputs
+from launcher.worker.books import Log, Meter, Progress, Sums, add_metrics
+from launcher.worker.keeping import Keeper
 from launcher.worker.program import Program
+from launcher.worker.records import Records
+from launcher.worker.samples import Arrays
 from launcher.worker.schedule import Schedule
 from launcher.worker.settings import WorkerSettings
+from launcher.worker.testing import Tester
 from launcher.worker.trainer import Trainer
 
 
@@ -32,6 +34,9 @@ class Loop:
         self.seed = int(program.worker_options["seed"])
         self.trainer = Trainer(settings, program)
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
+        # geo: each trainer's parameters are a little different, and the model is trainer 0's.
+        tests = self.test and (self.first or settings.mode != "geo")
+        self.tester = Tester(program, self.trainer, settings.rank, self.test[0] if tests else None)
         self.config = settings.program_dir / settings.config_file
         self.keeper = Keeper(settings, self.trainer, log, self.config, self.seed)
         self.schedule = Schedule(settings.save_every_batches, settings.save_every_minutes, self._slowest)
@@ -41,18 +46,18 @@ class Loop:
     def _slowest(self, value: float) -> float:
         return float(self.trainer.gather([value]).max())
 
-    def _read(self) -> list[samples.Samples]:
-        data = self.settings.data_dir
-        found = []
-        for file in ("train.txt", "test.txt") if self.first else ("train.txt",):  # rank 0 alone tests
-            name = f"{self.settings.rank}/data/{file}"  # as it is called below the job's folder
-            rows = samples.read(data / file, self.program, self.progress.write, name)
-            samples.check_labels(rows, name, self.program)
-            found.append(rows)
-        train = found[0]
-        tested = f", {found[1].rows} to test with" if self.first else ""
-        self.log.line(f"read {train.rows} rows to train with ({train.skipped} skipped){tested}")
-        return found
+    def _read(self) -> list[Records]:
+        """The rows to train with and, on the first rank at least, those to test with."""
+        settings = self.settings
+        return convert.staged(
+            self.program,
+            settings.data_dir,
+            settings.work_dir / "records",
+            settings.rank,
+            test=(settings.data_dir / "test.txt").is_file(),  # where it is staged
+            say=self.log.line,
+            check=self.progress.write,
+        )
 
     def run(self) -> None:
         """Everything, from meeting the servers to leaving them."""
@@ -64,6 +69,8 @@ class Loop:
             f"training begins at pass {start.passes}, batch {start.batches}: {self.steps} batches a pass, "
             f"{self.settings.trainer_count} thread(s) a trainer"
         )
+        if self.settings.init_from and self.settings.resume is None:
+            self._test_first()
         for number in range(start.passes, passes):
             if number > start.passes:
                 sums = Sums()
@@ -94,36 +101,29 @@ class Loop:
 
     def _pass(self, number: int, done: int, sums: Sums) -> None:
         """Trains pass `number` behind its first `done` batches, of which `sums` tells."""
-        trainer, progress = self.trainer, self.progress
-        seed = (self.seed, number, self.settings.rank)
-        batches = enumerate(samples.batches(self.train.rows, self.steps, seed), 1)
-        rate_samples = rate_seconds = 0.0
-        progress.going_on()
-        for batch, rows in itertools.islice(batches, done, None):
-            progress.note(**{"pass": number}, batch=batch, batches=self.steps)  # also where a failure happens
-            began = time.monotonic()
-            loss = trainer.step(self.train.take(rows))
-            if not np.isfinite(loss):
-                raise DivergedError(
-                    f"the loss is {loss} at pass {number}, batch {batch}: training diverged. "
-                    "Lower the learning rate (training.extraArgs, --learning_rate=…)."
-                )
-            seconds = time.monotonic() - began
-            self.spent += seconds
-            sums.seconds += seconds
-            sums.loss += loss * len(rows)
-            sums.samples += len(rows)
-            rate_samples += len(rows)
-            rate_seconds += seconds
-            average = sums.loss / sums.samples
-            self.log.batch(number, batch, int(sums.samples), average, loss)
-            progress.stepped(samples_per_second=round(rate_samples / rate_seconds, 1), loss=average)
-            if self.schedule.stepped(self.spent) and batch < self.steps:
-                progress.set(state="saving")
-                trainer.settle(last=False)
-                self._save(Position(number, batch), sums)
-                progress.going_on()
+        batches = self._noted(number, done)
+        meter = Meter(self.log, self.progress, number, done, sums)
+        self.progress.going_on()
+        while meter.batch < self.steps:
+            span = self.schedule.span(self.steps - meter.batch)
+            meter.go()
+            self.trainer.train(batches, span, meter.told)
+            self.spent += meter.pause()
+            if self.schedule.trained(span, self.spent) and meter.batch < self.steps:
+                self.progress.set(state="saving")
+                self.trainer.settle(last=False)
+                self._save(Position(number, meter.batch), sums)
+                self.progress.going_on()
         self._finish_pass(number, sums)
+
+    def _noted(self, number: int, done: int) -> Iterator[Arrays]:
+        """The batches of a pass behind the first `done`; each is noted as it is taken."""
+        seed = (self.seed, number, self.settings.rank)
+        batches = self.train.batches(self.steps, seed, done)
+        for batch, arrays in enumerate(batches, done + 1):
+            # Also where a failure happens.
+            self.progress.note(**{"pass": number}, batch=batch, batches=self.steps)
+            yield arrays
 
     def _finish_pass(self, number: int, sums: Sums) -> None:
         last = number == self.settings.passes - 1
@@ -135,12 +135,9 @@ class Loop:
             for a, b, c in self.trainer.gather([sums.samples, sums.seconds, loss])
         ]
         shown = ""
+        tests = self.tester.score()
         if self.first:
-            [test] = self.test
-            prediction = self.trainer.predict(test.arrays)
-            with self.program.calling("metrics()"):
-                tests = self.program.module.metrics(prediction, test.arrays[self.program.label])
-            shown = "".join(f" test_{name}={value:.4f}" for name, value in tests.items())
+            shown = _shown(tests)
             add_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
         self.log.line(
             f"Pass={number} samples={int(sums.samples)} AvgCost={loss:.6g} seconds={sums.seconds:.2f}{shown}"
@@ -148,22 +145,26 @@ class Loop:
         if last or (number + 1) % self.settings.saving_period == 0 or self.schedule.due:
             self._save(Position(number + 1), Sums())
 
+    def _test_first(self) -> None:
+        """What the earlier run's model says of the new data, before it trains on any of it."""
+        self.progress.set(state="testing")
+        tests = self.tester.score()
+        if self.first:
+            source = self.settings.init_from
+            about = {"from": source, "attempt": self.settings.attempt, "score": tests}
+            files.write_json(Output(self.settings.output_dir).before_json, about)
+            self.log.line(f"before training, with the parameters of {source}:{_shown(tests)}")
+        self.trainer.barrier()
+
     def _save(self, at: Position, sums: Sums) -> None:
         self.progress.set(state="saving")
         self.keeper.save(at, sums, self.steps)
         self._note_save(at)
 
     def _export(self) -> None:
-        if self.first:
-            self.progress.set(state="exporting")
-            began = time.monotonic()
-            values = self.trainer.parameters() | self.trainer.tables()
-            folder = Output(self.settings.output_dir).model
-            result = model.export(
-                folder, self.program, self.config, values, self.settings.data_dir / "test.txt"
-            )
-            if not result:
-                raise DataError(f"metrics() of the program {self.program.path} gave nothing")
-            shown = " ".join(f"{name}={value:.4f}" for name, value in result.items())
-            self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
-        self.trainer.barrier()
+        self.progress.set(state="exporting")
+        exporting.export(self.settings, self.program, self.trainer, self.config, self.log)
+
+
+def _shown(tests: Mapping[str, float]) -> str:
+    return "".join(f" test_{name}={value:.4f}" for name, value in tests.items())

@@ -1,13 +1,15 @@
-"""The model that stands alone: written by trainer 0, read without any server.
+"""The model that stands alone: written by all trainers, read without any server (launcher/served).
 
 model/
-  network.pdmodel, network.pdiparams   Paddle's inference program, embedding tables inside
-  model.json                           columns, inputs, label, options
-  program/, tables/                    the program's files and side tables: they turn a row into numbers
-  score.json                           the metrics of this model on the test set
+  network.pdmodel, .pdiparams   Paddle's inference program; looked-up vectors are inputs of it
+  ids.pdmodel, .pdiparams       only where network() computes ids: inputs → ids
+  embeddings/<table>/           ids.npy (uint64, ascending) and vectors.npy (float32), to be mapped
+  model.json                    version, columns, inputs, options, lookups, tables, score
+  program/, tables/             the program's files and side tables: they turn a row into numbers
+  interface.py                  what the program was written with
+  score.json                    the metrics of this model on the test set
 
-    python -m launcher.worker.model score output/model test.txt
-    python -m launcher.worker.model predict output/model text="what a lovely day"
+    python -m launcher.worker.model score output/model test.txt        # or a folder of records (records.py)
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,163 +28,224 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.data import escape
-from launcher.errors import DataError, LauncherError
+from launcher.errors import DataError, LauncherError, StorageError
+from launcher.served.errors import ServedError
+from launcher.served.model import CHUNK, EMBEDDINGS, VERSION, Model, table_folder
+from launcher.worker import interface, samples, shares
 from launcher.worker import program as programs
-from launcher.worker import samples
+from launcher.worker.parts import Rows
+from launcher.worker.records import INDEX, Records
+from launcher.worker.samples import Arrays
 
 if TYPE_CHECKING:
+    from launcher.worker.network import Network
     from launcher.worker.program import Program
+    from launcher.worker.single import Single
 
-VERSION = 1
-CHUNK = 65536  # rows that are predicted at once
 SCORE_SECONDS = 1800
+MARGIN_BYTES = 64 << 20  # the network, the program's files and its side tables
+Values = Mapping[str, NDArray[np.float32]]
 
 
-def export(
-    folder: Path, program: Program, config: Path, values: Mapping[str, NDArray[Any]], test_file: Path
+class Export:
+    """One model being written beside its name: trainer 0 begins and ends, all fill tables between."""
+
+    def __init__(self, folder: Path, attempt: int = 0) -> None:
+        self.folder = folder
+        self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
+
+    def begin(self, tables: Mapping[str, tuple[int, int]]) -> None:
+        """`tables`: name → (rows, width). Raises `StorageError` before anything is made without room."""
+        need = MARGIN_BYTES + sum(rows * (8 + 4 * width) for rows, width in tables.values())
+        with files.storage(self.folder):
+            for left in self.folder.parent.glob(f".{self.folder.name}.attempt-*.tmp"):
+                shutil.rmtree(left)
+            if (free := files.free_bytes(self.folder)) < need:
+                raise StorageError(
+                    f"no space left to write {self.folder}: the model needs about {need:,} bytes, and "
+                    f"{free:,} are free. Make room on that volume (earlier runs are in runs/), then start "
+                    "the run again."
+                )
+            self.temp.mkdir(parents=True)
+            for name, (rows, width) in tables.items():
+                shares.create(table_folder(self.temp, name), rows, width)
+
+    def end(
+        self,
+        program: Program,
+        config: Path,
+        values: Values,
+        tables: Mapping[str, tuple[int, int]],
+        judge: Callable[[Path], dict[str, float]],
+    ) -> dict[str, float]:
+        """Writes all but the tables, lets `judge` score the folder, renames. Returns the score.
+
+        `values`: dense parameters by name. Raises `StorageError`, `DataError`.
+        """
+        temp = self.temp
+        with files.storage(self.folder):
+            lookups, computed = _write_networks(temp, program, values)
+            files.copy_folder(config.parent, temp / "program")
+            files.copy_file(Path(interface.__file__), temp / "interface.py")
+            (temp / "tables").mkdir()
+            for name in getattr(program.module, "TABLES", ()):
+                files.copy_file(program.job.tables[name], temp / "tables" / name)
+            about = {
+                "version": VERSION,
+                "config": config.name,
+                "columns": list(program.columns),
+                "features": program.features,
+                "label": program.label,
+                "options": dict(program.job.options),
+                "lookups": lookups,
+                "ids": computed,
+                "tables": {name: {"rows": rows, "width": width} for name, (rows, width) in tables.items()},
+                "files": {
+                    path.relative_to(temp).as_posix(): path.stat().st_size
+                    for path in files.folder_files(temp)
+                    if temp / EMBEDDINGS not in path.parents
+                },
+            }
+            files.write_json(temp / "model.json", about)
+            found = judge(temp)
+            if not found:
+                raise DataError(f"metrics() of the program {program.path} gave nothing")
+            files.write_json(temp / "model.json", about | {"score": found})
+            files.write_json(temp / "score.json", found)
+            files.fsync_tree(temp)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            temp.rename(self.folder)
+            files.fsync_dir(self.folder.parent)
+        return found
+
+
+def export_held(
+    folder: Path,
+    program: Program,
+    config: Path,
+    values: Values,
+    *,
+    tables: Mapping[str, Rows],
+    judge: Callable[[Path], dict[str, float]],
 ) -> dict[str, float]:
-    """Writes the model beside `folder`, scores it in a process of its own, renames. Returns the score.
+    """A model of tables that this process holds: its own, or a geo trainer's. Returns the score.
 
-    `values`: every trained parameter, embedding tables included, by name. Raises `StorageError`, `DataError`.
+    `values`: dense parameters by name. `tables`: the rows of each.
     """
+    sizes = {name: (len(rows.ids), rows.vectors.shape[1]) for name, rows in tables.items()}
+    export = Export(folder)
+    export.begin(sizes)
+    for name, (ids, vectors) in tables.items():
+        shares.fill(table_folder(export.temp, name), 0, ids, vectors)
+    return export.end(program, config, values, sizes, judge)
+
+
+def export_single(
+    folder: Path, program: Program, config: Path, single: Single, test: Records
+) -> dict[str, float]:
+    """The model of a program that was trained in this process. Returns the score."""
+    tables = {name: Rows(*heap.rows()) for name, heap in single.tables.items()}
+
+    def judge(folder: Path) -> dict[str, float]:
+        return _score(Model(folder), program, test.blocks(CHUNK))
+
+    return export_held(folder, program, config, single.parameters(), tables=tables, judge=judge)
+
+
+def _write_networks(folder: Path, program: Program, values: Values) -> tuple[list[dict[str, str]], list[str]]:
+    """The inference programs. Returns the lookups and the ids that are computed, as model.json has them."""
     import paddle
 
     from launcher.worker.network import build
 
-    temp = folder.with_name(f".{folder.name}.tmp")
-    network = build(program, "alone")
-    scope = paddle.static.Scope()
-    exe = paddle.static.Executor(paddle.CPUPlace())
-    with files.storage(folder):
-        shutil.rmtree(temp, ignore_errors=True)
-        temp.mkdir(parents=True)
-        with paddle.static.scope_guard(scope):
-            exe.run(network.startup)
-            for name in [*network.dense(), *(table.name for table in network.tables)]:
-                scope.find_var(name).get_tensor().set(values[name], paddle.CPUPlace())
-            block = network.main.global_block()
-            inputs = [block.var(name) for name in program.features]
-            paddle.static.save_inference_model(
-                str(temp / "network"), inputs, [network.prediction], exe, program=network.main
-            )
-        files.copy_folder(config.parent, temp / "program")
-        (temp / "tables").mkdir()
-        for name in getattr(program.module, "TABLES", ()):
-            files.copy_file(program.job.tables[name], temp / "tables" / name)
-        description = {
-            "version": VERSION,
-            "config": config.name,
-            "columns": list(program.columns),
-            "features": program.features,
-            "label": program.label,
-            "options": dict(program.job.options),
-        }
-        files.write_json(temp / "model.json", description)
-        result = score_apart(temp, test_file)
-        files.write_json(temp / "score.json", result)
-        files.fsync_tree(temp)
-        shutil.rmtree(folder, ignore_errors=True)
-        temp.rename(folder)
-        files.fsync_dir(folder.parent)
-    return result
+    network = build(program, "served")
+    dense = network.dense()
+    computed = {ids.name: ids for _, ids, _ in network.lookups if ids.name not in program.inputs}
+    scope, exe = paddle.static.Scope(), paddle.static.Executor(paddle.CPUPlace())
+    with paddle.static.scope_guard(scope), paddle.static.program_guard(network.main, network.startup):
+        outputs = []
+        if computed:
+            # Paddle's inference opens no program that is without parameters.
+            zero = paddle.static.create_global_var([1], 0, "int64", persistable=True, name="zero@ids")
+            with paddle.utils.unique_name.guard("computed_"):  # build() had names of its own
+                outputs = [ids + zero for ids in computed.values()]
+        exe.run(network.startup)
+        for name in dense:
+            scope.find_var(name).get_tensor().set(values[name], paddle.CPUPlace())
+        vectors = [vectors.name for _, _, vectors in network.lookups]
+        _save(folder / "network", network, [*program.features, *vectors], [network.prediction], exe)
+        if computed:
+            _save(folder / "ids", network, program.features, outputs, exe)
+    lookups = [{"table": t, "ids": ids.name, "vectors": vectors.name} for t, ids, vectors in network.lookups]
+    return lookups, list(computed)
 
 
-def score_apart(folder: Path, test_file: Path) -> dict[str, float]:
+def _save(path: Path, network: Network, inputs: Sequence[str], outputs: list[Any], exe: Any) -> None:
+    """Of the inputs, those that the outputs depend on: Paddle takes no others."""
+    import paddle
+
+    block = network.main.global_block()
+    needed = {output.name for output in outputs}
+    for operator in reversed(block.ops):
+        if needed.intersection(operator.output_arg_names):
+            needed.update(operator.input_arg_names)
+    feeds = [block.var(name) for name in inputs if name in needed]
+    paddle.static.save_inference_model(str(path), feeds, outputs, exe, program=network.main)
+
+
+def score_apart(folder: Path, test: Path) -> dict[str, float]:
     """`score` in a fresh process that knows of no server."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))}
-    command = [sys.executable, "-m", "launcher.worker.model", "score", str(folder), str(test_file)]
+    command = [sys.executable, "-m", "launcher.worker.model", "score", str(folder), str(test)]
     done = subprocess.run(
         command, env=env, capture_output=True, text=True, timeout=SCORE_SECONDS, check=False
     )
     if done.returncode:
         tail = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
         raise DataError(
-            f"the model in {folder} cannot be scored with {test_file} (exit code {done.returncode}):\n{tail}"
+            f"the model in {folder} cannot be scored with {test} (exit code {done.returncode}):\n{tail}"
         )
     result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-class Model:
-    """A model in memory."""
-
-    def __init__(self, folder: Path) -> None:
-        import paddle
-
-        description = files.read_json(folder / "model.json")
-        if description is None or description.get("version") != VERSION:
-            raise DataError(
-                f"{folder} holds no model of this version: model.json is missing or of another version"
-            )
-        options = tuple(f"--{key}={value}" for key, value in description["options"].items())
-        self.program = programs.load(folder / "program" / description["config"], folder / "tables", options)
-        paddle.enable_static()
-        self._scope = paddle.static.Scope()
-        self._exe = paddle.static.Executor(paddle.CPUPlace())
-        with paddle.static.scope_guard(self._scope):
-            self._main, self._feeds, self._fetches = paddle.static.load_inference_model(
-                str(folder / "network"), self._exe
-            )
-
-    def predict_samples(self, rows: samples.Samples) -> NDArray[np.float32]:
-        """Predictions of parsed rows, shape [rows, …]."""
-        found = []
-        for first in range(0, rows.rows, CHUNK):
-            part = rows.take(slice(first, first + CHUNK))
-            feed = {name: part[name] for name in self._feeds}
-            found += self._exe.run(self._main, feed=feed, fetch_list=self._fetches, scope=self._scope)
-        return np.concatenate(found)
-
-    def predict(self, rows: Sequence[Mapping[str, str]]) -> NDArray[np.float32]:
-        """Predictions of rows given as {column: text}; a column that is to be predicted may be left out."""
-        blank = getattr(self.program.module, "BLANK", {})
-        lines = []
-        for row in rows:
-            full = {**blank, **row}
-            if missing := [column for column in self.program.columns if column not in full]:
-                raise DataError(f"a row to predict lacks {', '.join(missing)}: it has only {', '.join(row)}")
-            lines.append(escape(full[column] for column in self.program.columns))
-        return self.predict_samples(samples.parse(lines, "the rows to predict", self.program))
-
-    def score(self, test_file: Path) -> dict[str, float]:
-        """The program's metrics on a file of rows."""
-        rows = samples.read(test_file, self.program)
-        prediction = self.predict_samples(rows)
-        with self.program.calling("metrics()"):
-            result = self.program.module.metrics(prediction, rows.arrays[self.program.label])
-        return {name: float(value) for name, value in result.items()}
+def score(folder: Path, test: Path) -> dict[str, float]:
+    """The metrics of the model in `folder`: {metric: value}. `test`: text, or records. Raises `DataError`."""
+    try:
+        model = Model(folder)
+    except ServedError as error:
+        raise DataError(str(error)) from error
+    options = tuple(f"--{key}={value}" for key, value in model.about["options"].items())
+    program = programs.load(folder / "program" / model.about["config"], folder / "tables", options)
+    if not test.is_dir():
+        return _score(model, program, [samples.read(test, program).arrays])
+    key = (files.read_json(test / INDEX) or {}).get("key", "")
+    records = Records.open(test, samples.row_type(program.inputs), key)
+    if records is None:
+        raise DataError(f"{test} holds no whole records of {program.path.name}")
+    return _score(model, program, records.blocks(CHUNK))
 
 
-def score(folder: Path, test_file: Path) -> dict[str, float]:
-    """The metrics of the model in `folder` on `test_file`: {metric: value}."""
-    return Model(folder).score(test_file)
-
-
-def predict(folder: Path, rows: Sequence[Mapping[str, str]]) -> NDArray[np.float32]:
-    """What the model in `folder` says of each row."""
-    return Model(folder).predict(rows)
+def _score(model: Model, program: Program, blocks: Iterable[Arrays]) -> dict[str, float]:
+    predictions, labels = [], []
+    for block in blocks:
+        predictions.append(model.predict_arrays(block).predictions)
+        labels.append(block[program.label])
+    with program.calling("metrics()"):
+        result = program.module.metrics(np.concatenate(predictions), np.concatenate(labels))
+    return {name: float(value) for name, value in result.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line in the module's docstring. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m launcher.worker.model", description="Use a trained model."
-    )
+    parser = argparse.ArgumentParser(prog="python -m launcher.worker.model", description="Score a model.")
     commands = parser.add_subparsers(dest="command", required=True)
     scoring = commands.add_parser("score", help="the metrics on a file of rows, as one line of JSON")
     scoring.add_argument("model", type=Path)
-    scoring.add_argument("file", type=Path)
-    one = commands.add_parser("predict", help="what the model says of one row")
-    one.add_argument("model", type=Path)
-    one.add_argument("columns", nargs="+", metavar="column=value")
+    scoring.add_argument("test", type=Path)
     given = parser.parse_args(arguments)
     try:
-        if given.command == "score":
-            sys.stdout.write(json.dumps(score(given.model, given.file)) + "\n")
-        else:
-            row = dict(pair.partition("=")[::2] for pair in given.columns)
-            sys.stdout.write(f"{float(predict(given.model, [row]).reshape(-1)[0]):.6g}\n")
+        sys.stdout.write(json.dumps(score(given.model, given.test)) + "\n")
     except LauncherError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code

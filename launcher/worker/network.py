@@ -1,12 +1,14 @@
-"""Builds a program's network three times from one source: for the servers, for geo, and alone.
+"""Builds a program's network from one source: for the servers, for geo, and for the model.
 
-`remote`: embedding tables live on the parameter servers only, rows are made when first touched.
+`remote`: embedding tables live on the parameter servers only, which make a row when its id is first trained.
 `copied`: each trainer has the whole table and exchanges differences (geo).
-`alone`: plain parameters, no server: the exported model and the one-process baseline.
+`served`: no tables at all, looked-up vectors are inputs: the exported model, and training in one process.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,17 +17,24 @@ import paddle
 from launcher.errors import SettingsError
 from launcher.worker.interface import Ids
 from launcher.worker.program import Program
+from launcher.worker.rules import Rule
 
-Kind = Literal["remote", "copied", "alone"]
+Kind = Literal["remote", "copied", "served"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """One embedding table: rows x width, float32."""
+    """One embedding table, float32. What a program says of it: `Job.embedding`."""
 
     name: str
-    rows: int
     width: int
+    rows: int | None
+    """Of a plain array (geo); None: not said."""
+    spread: float
+    rule: Rule | None
+    """Its own optimizer; None: the program's."""
+    admit: int
+    evict: int | None
 
 
 @dataclass
@@ -37,6 +46,10 @@ class Network:
     prediction: Any
     loss: Any
     tables: list[Table] = field(default_factory=list)
+    ids: Mapping[str, int] = field(default_factory=dict)
+    """Ids that a row looks up in each table, padding included."""
+    lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
+    """`served`: table, ids and vectors (an input) of each use of a table."""
 
     def dense(self) -> list[str]:
         """Names of the trained parameters that are no embedding table."""
@@ -47,20 +60,30 @@ class Network:
 def build(program: Program, kind: Kind) -> Network:
     """Calls the program's network(). Parameters get the same names in every kind. Raises `SettingsError`."""
     main, startup = paddle.static.Program(), paddle.static.Program()
-    tables: list[Table] = []
+    tables: dict[str, Table] = {}
+    lookups: list[tuple[str, Any, Any]] = []
+    asked: Counter[str] = Counter()
 
-    def embed(ids: Any, rows: int, width: int, name: str, spread: float) -> Any:
-        if name in {table.name for table in tables}:
-            raise ValueError(f"two embeddings are called {name!r}")
-        tables.append(Table(name, rows, width))
+    def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
+        rows, spread, weights, pool, optimizer, admit, evict = more
+        rule = None if optimizer is None else Rule.of(optimizer)
+        table = Table(name, width, rows, spread, rule, admit, evict)
+        _check(table, tables.setdefault(name, table), kind)
+        asked[name] += ids.shape[1]
+        if kind == "served":
+            vectors = paddle.static.data(f"vectors@{len(lookups)}", [None, ids.shape[1], width], "float32")
+            vectors.stop_gradient = False  # launcher/worker/single.py trains what is put in here
+            lookups.append((name, ids, vectors))
+            return _pooled(vectors, ids, weights, pool)
         attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-spread, spread))
         flat = paddle.reshape(ids, [-1, 1])  # the servers' lookup wants a last dimension of 1
         if kind == "remote":
-            found = paddle.static.nn.sparse_embedding(flat, [rows, width], param_attr=attr)
+            found = paddle.static.nn.sparse_embedding(flat, [1, width], padding_idx=0, param_attr=attr)
         else:
-            sparse = kind == "copied"
-            found = paddle.static.nn.embedding(flat, [rows, width], is_sparse=sparse, param_attr=attr)
-        return paddle.reshape(found, [-1, ids.shape[1], width])
+            found = paddle.static.nn.embedding(
+                flat, [rows, width], is_sparse=True, padding_idx=0, param_attr=attr
+            )
+        return _pooled(paddle.reshape(found, [-1, ids.shape[1], width]), ids, weights, pool)
 
     program.job.embed = embed
     try:
@@ -73,12 +96,58 @@ def build(program: Program, kind: Kind) -> Network:
                     variables[name] = paddle.static.data(name, [None, shape.width], "float32")
             with program.calling("network()"):
                 prediction, loss = program.module.network(variables, program.job)
+                loss = paddle.add_n(list(loss.values())) if isinstance(loss, dict) else loss
     finally:
         program.job.embed = None
-    network = Network(main, startup, prediction, loss, tables)
+    network = Network(main, startup, prediction, loss, list(tables.values()), asked, lookups)
     if not network.dense():
         raise SettingsError(
             f"network() of the program {program.path} has no parameter besides its embeddings, but Paddle's "
             "servers need at least one: add a bias, as launcher/programs/quick_start/trainer_config.py does."
         )
     return network
+
+
+def _check(table: Table, first: Table, kind: Kind) -> None:
+    """Raises `ValueError` for a table that cannot be."""
+    if table != first:
+        raise ValueError(f"embedding {table.name!r} is told in two ways: {first} and {table}. Tell it in one")
+    for key, value in (("width", table.width), ("admit", table.admit), ("evict", table.evict)):
+        if value is not None and value < 1:
+            raise ValueError(f"embedding {table.name!r} has {key}={value}, but it must be at least 1")
+    if kind != "copied":
+        return
+    if table.rows is None:
+        raise ValueError(
+            f"embedding {table.name!r} has no rows, but with training.mode geo each trainer keeps the whole "
+            "table: give rows=…, a number above all ids, or take training.mode async or sync"
+        )
+    for key, given in (
+        ("optimizer", table.rule is not None),
+        ("admit", table.admit > 1),
+        ("evict", table.evict is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"embedding {table.name!r} has {key}, but training.mode is geo: each trainer keeps the table "
+                f"itself and has no such thing. Leave {key} out, or take training.mode async or sync"
+            )
+
+
+def _pooled(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
+    """[batch, length, width] times [batch, length], and to [batch, width] if it is to be pooled."""
+    if pool not in (None, "sum", "mean"):
+        raise ValueError(f"embedding() has pool={pool!r}, but it must be 'sum', 'mean' or None")
+    if weights is not None:
+        vectors = vectors * paddle.unsqueeze(weights, -1)
+    if pool is None:
+        return vectors
+    total = paddle.sum(vectors, axis=1)
+    if pool == "sum":
+        return total
+    each = paddle.cast(ids != 0, "float32")
+    if weights is not None:
+        each = each * weights
+        count = paddle.sum(each, axis=1, keepdim=True)
+        return total / paddle.where(count == 0, paddle.ones_like(count), count)
+    return total / paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0)

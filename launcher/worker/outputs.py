@@ -10,9 +10,9 @@ from launcher.errors import DataError
 from launcher.layout import Output, Position, position
 
 CONTENTS = "contents.json"
-VERSION = 2  # of contents.json; saves without a number were made before they proved themselves
+VERSION = 3  # of contents.json; 2 had as many shards as suited its number of servers
 REFUSED = "refused.json"
-MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "model.json", "score.json")
+MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
 
 
 def contents(folder: Path) -> dict[str, Any]:

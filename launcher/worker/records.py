@@ -113,6 +113,7 @@ class Records:
             window = _Window([self._map(part) for part in parts], shuffled)
             while not window.empty:
                 yield window
+            del window  # its files, before the next ones are mapped
 
     def blocks(self, rows: int, first: int = 0, last: int | None = None) -> Iterator[Arrays]:
         """Rows `first` to `last` in the order of the text, at most `rows` at once."""

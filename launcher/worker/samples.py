@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,10 +32,6 @@ class Samples:
     skipped: int
     """Rows that the program chose not to use."""
 
-    def take(self, rows: NDArray[np.int64] | slice) -> Arrays:
-        """These rows of every input."""
-        return {name: array[rows] for name, array in self.arrays.items()}
-
 
 def row_type(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
     """One row: int64 [length] of each `Ids`, float32 [width] of each `Real`, in the program's order."""
@@ -60,30 +56,10 @@ def parse(lines: Iterable[str], name: str, program: Program) -> Samples:
     return Samples(split(found), len(found), skipped)
 
 
-def read(path: Path, program: Program, check: Callable[[], None] = lambda: None, name: str = "") -> Samples:
+def read(path: Path, program: Program) -> Samples:
     """A whole file in memory: for a test set, not for what is trained on. Raises as `records`."""
-    check()
     with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return parse(file, name or str(path), program)
-
-
-def check_labels(samples: Samples, name: str, program: Program) -> None:
-    """Lets the program's own `check_labels(labels)` judge all labels of a file. Raises `DataError`."""
-    judge = getattr(program.module, "check_labels", None)
-    if judge is None:
-        return
-    try:
-        judge(samples.arrays[program.label])
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from error
-
-
-def batches(rows: int, steps: int, seed: tuple[int, ...]) -> list[NDArray[np.int64]]:
-    """The rows of one pass in a shuffled order, cut into exactly `steps` batches."""
-    order = np.random.default_rng(seed).permutation(rows).astype(np.int64)
-    if rows < steps:
-        order = np.resize(order, steps)
-    return np.array_split(order, steps)
+        return parse(file, str(path), program)
 
 
 def no_rows(name: str, program: Program, rows: int) -> DataError:

@@ -8,7 +8,7 @@ MEASURED_SECONDS = 5.0  # of steps, before minutes are made batches: the first b
 
 
 class Schedule:
-    """Counts batches since the last save. Every rank asks it after each batch, with the same outcome."""
+    """Counts batches since the last save. Every rank asks it at the same batches, with the same outcome."""
 
     def __init__(self, batches: int, minutes: float, slowest: Callable[[float], float]) -> None:
         """`slowest`: the greatest of all ranks' values; a meeting of all ranks."""
@@ -18,11 +18,19 @@ class Schedule:
         self._steps = 0
         self._since = 0
 
-    def stepped(self, seconds: float) -> bool:
-        """After a batch; `seconds`: of all steps of this attempt. Whether a save is due."""
-        self._since += 1
-        self._steps += 1
-        # At the 1st, 2nd, 4th, 8th… batch the ranks meet, until they have seen enough to agree on a speed.
+    def span(self, most: int) -> int:
+        """How many batches, of `most`, may be trained before it must hear of them."""
+        if self.every:
+            most = min(most, max(1, self.every - self._since))
+        if self._seconds:  # at the 1st, 2nd, 4th, 8th… batch
+            most = min(most, (1 << self._steps.bit_length()) - self._steps)
+        return most
+
+    def trained(self, batches: int, seconds: float) -> bool:
+        """After a span; `seconds`: of all batches of this attempt. Whether a save is due."""
+        self._since += batches
+        self._steps += batches
+        # The ranks meet until they have seen enough to agree on a speed.
         if self._seconds and self._steps & (self._steps - 1) == 0:
             spent = self._slowest(seconds)
             if spent >= min(MEASURED_SECONDS, self._seconds / 2):

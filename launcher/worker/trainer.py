@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import paddle
 from numpy.typing import NDArray
 from paddle.distributed import fleet
 
+from launcher.errors import DataError
+from launcher.worker.crew import Crew, Told
 from launcher.worker.program import Program
 from launcher.worker.samples import Arrays
-from launcher.worker.session import Session, await_ports
+from launcher.worker.session import COUNTING, WHOLE, Session, await_ports
 from launcher.worker.settings import WorkerSettings
 
 LOOK_SECONDS = 0.2  # between two looks whether geo's exchange is over: four times what it waits for more
 LOOKS = 15
 QUIET = 1e-3  # of the sum of all values: what still moves then is the exchange's own rounding
-CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once
+CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once: both are below 64 MiB
+OUT_OF_TABLE = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")  # geo's own lookup says so
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
 
@@ -36,18 +40,10 @@ class Trainer(Session):
         self.features = program.features
         self.label = program.label
         self.test = self._test_program()
-        self.pool = (
-            ThreadPoolExecutor(settings.trainer_count, "trainer") if settings.trainer_count > 1 else None
-        )
-        self.seats = [self._seat() for _ in range(settings.trainer_count)] if self.pool else []
+        self._unscale()
+        apply = {"async": self.pull_dense, "sync": self._meet, "geo": lambda: None}[self.mode]
+        self.crew = Crew(settings.trainer_count, self.exe, self.scope, self._step, apply)
         self.runtime: Any = None
-
-    def _seat(self) -> tuple[Any, Any]:
-        """An executor and a scope for one thread: parameters are found in the parent, all else is its own."""
-        scope = self.scope.new_scope()
-        for name in ("feed", "fetch"):
-            scope.var(name)
-        return paddle.static.Executor(paddle.CPUPlace()), scope
 
     def join(self) -> None:
         """Meets servers and other trainers; trainer 0's parameters become everybody's."""
@@ -110,28 +106,58 @@ class Trainer(Session):
             block._remove_op(index)
         return clone
 
-    def step(self, batch: Arrays) -> float:
-        """Trains on one batch, its parts side by side in `trainer_count` threads. Returns the mean loss."""
-        rows = len(batch[self.label])
-        if self.pool is None or rows < len(self.seats):
-            loss = self._run(batch, self.exe, self.scope)
-        else:
-            cuts = np.array_split(np.arange(rows), len(self.seats))
-            parts = [{name: array[cut] for name, array in batch.items()} for cut in cuts]
-            runs = [
-                self.pool.submit(self._run, part, *seat) for part, seat in zip(parts, self.seats, strict=True)
-            ]
-            loss = float(np.average([run.result() for run in runs], weights=[len(cut) for cut in cuts]))
-        if self.mode == "sync":
-            self.runtime._worker.client_flush()  # sleeps 100 ms: else a gradient may count for the next step
-            self.barrier()  # two server barriers in a row can hang: a fast trainer would enter the next one
-            self.runtime._worker.barrier(0)  # the servers apply what all trainers have sent
-        if self.mode != "geo":
-            self.pull_dense()
-        return loss
+    def _unscale(self) -> None:
+        """Gradients go to the tables as they are. Paddle multiplies them by the number of ids in the batch.
 
-    def _run(self, batch: Arrays, exe: Any, scope: Any) -> float:
-        [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
+        It does so where all ids of a push have one shape, and nothing turns that off. So each push gets
+        paddings of two more shapes, which it leaves out.
+        """
+        block = self.network.main.global_block()
+        for push in [op for op in block.ops if op.type == "distributed_push_sparse"]:
+            ids, gradients = push.input("Ids"), push.output("Outputs")
+            width = block.var(gradients[0]).shape[-1]
+            for rows in (1, 2):
+                ids.append(self._zeros(rows, 1, "int64"))
+                gradients.append(self._zeros(rows, width, "float32"))
+            push.desc.set_input("Ids", ids)
+            push.desc.set_output("Outputs", gradients)
+            push._set_attr("slots", [*push.attr("slots"), 0, 0])
+
+    def _zeros(self, rows: int, width: int, dtype: str) -> str:
+        """The name of a constant of the network."""
+        block = self.network.main.global_block()
+        name = f"zeros.{rows}.{width}.{dtype}"
+        if not block.has_var(name):
+            block.create_var(name=name, shape=[rows, width], dtype=dtype)
+            kind = paddle.base.framework.convert_np_dtype_to_dtype_(dtype)
+            attributes = {"shape": [rows, width], "dtype": kind, "value": 0.0}
+            block._insert_op(0, type="fill_constant", outputs={"Out": [name]}, attrs=attributes)
+        return name
+
+    def train(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
+        """Trains on the next `count` batches; `told` hears of each batch and its mean loss."""
+        train = self.crew.train_in_step if self.mode == "sync" else self.crew.train
+        train(batches, count, told)
+
+    def _meet(self) -> None:
+        """sync: returns when the servers have applied what all trainers have sent."""
+        self.runtime._worker.client_flush()  # sleeps 100 ms: else a gradient may count for the next step
+        self.barrier()  # two server barriers in a row can hang: a fast trainer would enter the next one
+        self.runtime._worker.barrier(0)
+        self.pull_dense()
+
+    def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
+        try:
+            [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
+        except ValueError as error:
+            if wrong := OUT_OF_TABLE.search(str(error)):
+                tables = [table.name for table in self.network.tables if str(table.rows) == wrong[1]]
+                raise DataError(
+                    f"a batch has the id {wrong[2]}, but the table {' or '.join(tables)} has rows={wrong[1]} "
+                    "in the program's network(), and with training.mode geo all ids are below it. Raise "
+                    "rows, or see what parse() gives."
+                ) from error
+            raise
         return float(np.asarray(loss).reshape(-1)[0])
 
     def pull_dense(self) -> None:
@@ -189,16 +215,17 @@ class Trainer(Session):
         """Every rank's values, shape [trainers, len(values)], on every rank."""
         mine = np.zeros((self.settings.trainers, len(values)))
         mine[self.settings.rank] = values
-        return np.asarray(self.role._all_reduce(mine, "sum")).reshape(mine.shape)
+        return self.total(mine)
+
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of all ranks' arrays, of one shape, on every rank."""
+        return np.asarray(self.role._all_reduce(values, "sum")).reshape(values.shape)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """The network's prediction for these rows with the servers' present tables; changes nothing."""
-        found = []
-        rows = len(arrays[self.label])
-        for first in range(0, rows, CHUNK):
-            feed = {name: arrays[name][first : first + CHUNK] for name in self.feeds}
-            found += self.exe.run(self.test, feed=feed, fetch_list=[self.network.prediction.name])
-        return np.concatenate(found)
+        feed = {name: arrays[name] for name in self.feeds}
+        [found] = self.exe.run(self.test, feed=feed, fetch_list=[self.network.prediction.name])
+        return np.asarray(found)
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """All dense parameters, by name."""
@@ -260,12 +287,22 @@ class Trainer(Session):
         return self.table_folder("")
 
     def save_tables(self, folder: Path) -> None:
-        """Every server writes its part below `folder`, which must be on the shared storage."""
-        self.runtime._worker.save_all_model(str(folder), 0)
+        """Every server writes its part below `folder`, which must be on the shared storage.
+
+        Before, rows that were unseen for too many saves are forgotten; each save counts for the next ones.
+        """
+        evicting = [table.name for table in self.network.tables if table.evict is not None]
+        for name in evicting:
+            self.runtime._worker.shrink_sparse_table(self._table(name), 0)
+        self.runtime._worker.save_all_model(str(folder), COUNTING if evicting else WHOLE)
 
     def load_tables(self, folder: Path) -> None:
         """Every server reads its part back, Adam's state with it. Paddle only logs when that fails."""
         self.runtime._worker.load_model(str(folder), 0)
+
+    def load_dense(self, folder: Path) -> None:
+        """`load_tables` of the dense parameters."""
+        self.load_table("", folder)
 
     def load_table(self, name: str, folder: Path) -> None:
         """`load_tables` of one table."""

@@ -44,7 +44,7 @@ def test_each_scenario_passes_strict_lint_and_renders(scenario):
 def test_each_example_renders_over_what_a_stack_sets(example):
     """The jobName of an example is the name that documents and other parts use."""
     manifests = render(ONE_MACHINE, example)
-    job_name = {"quick_start": "quick-start", "recommendation": "recommendation"}[example.stem]
+    job_name = example.stem.replace("_", "-")
     assert [item["kind"] for item in manifests].count("Job") == 2
     assert all(
         item["metadata"]["name"].startswith(job_name) for item in manifests if item["kind"] == "Job"

@@ -28,7 +28,7 @@ def test_choices_lie_over_the_clones_stack_file_and_leave_it_alone():
 
 
 def test_an_unknown_example_is_refused_with_those_there_are():
-    with pytest.raises(LocalError, match=r"CONFIG=vision: .*quick_start, recommendation"):
+    with pytest.raises(LocalError, match=r"CONFIG=vision: .*ctr, quick_start, recommendation"):
         stack.check_config("vision")
 
 
@@ -59,9 +59,24 @@ def test_the_examples_data_is_pinned_by_hash_and_names_no_host():
 def test_the_examples_name_the_very_files_that_are_fetched():
     for name in stack.examples():
         values = yaml.safe_load((CLONE / stack.EXAMPLES / f"{name}.yaml").read_text())["data"]
+        if name == "ctr":
+            assert values["source"] == f"file://{data.PLANTED}"
+            continue
         assert values["sha256"] in data.LOCK.read_text()
         package, version = values["source"].removeprefix("file://").split("-")[:2]
         assert (package, version) in data.pinned(data.LOCK.read_text())
+
+
+def test_the_rows_of_the_example_ctr_are_made_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "PLANTED_ROWS", 50)
+    data.ensure_planted(tmp_path / "sources")
+    file = tmp_path / "sources" / data.PLANTED
+    lines = file.read_text().splitlines()
+    assert len(lines) == 50
+    assert {line.count("\t") for line in lines} == {39}, "Criteo's columns"
+    file.write_text("a person's own")
+    data.ensure_planted(tmp_path / "sources")
+    assert file.read_text() == "a person's own"
 
 
 def test_only_the_oldest_images_of_the_same_repository_are_superseded():

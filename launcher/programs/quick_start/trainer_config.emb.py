@@ -9,10 +9,8 @@ OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_r
 
 def network(data, job):
     words, label = data["words"], data["label"]
-    vectors = job.embedding(words, job.options["buckets"], job.options["width"], "word_vector", spread=0.05)
-    present = paddle.cast(words > 0, "float32")
-    total = paddle.sum(vectors * paddle.unsqueeze(present, -1), axis=1)
-    mean = total / paddle.clip(paddle.sum(present, axis=1, keepdim=True), min=1.0)
+    rows, width = job.options["buckets"], job.options["width"]
+    mean = job.embedding(words, width, "word_vector", rows=rows, spread=0.05, pool="mean")
     hidden = paddle.static.nn.fc(mean, job.options["hidden"], activation="relu", name="hidden")
     score = paddle.static.nn.fc(hidden, 1, name="score")
     loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))

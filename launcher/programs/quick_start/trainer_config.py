@@ -9,9 +9,7 @@ OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.03}
 
 def network(data, job):
     words, label = data["words"], data["label"]
-    weights = job.embedding(words, job.options["buckets"], 1, "word_weight", spread=0.001)
-    present = paddle.cast(words > 0, "float32")
-    score = paddle.sum(paddle.squeeze(weights, -1) * present, axis=1, keepdim=True)
+    score = job.embedding(words, 1, "word_weight", rows=job.options["buckets"], spread=0.001, pool="sum")
     bias = paddle.static.create_parameter(
         [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
     )

@@ -69,9 +69,7 @@ def parse(row: dict, job: Job) -> dict:
 
 def network(data, job):
     features, rating = data["features"], data["rating"]
-    table = job.embedding(features, job.side["rows"], 1 + job.options["factors"], "feature", spread=0.02)
-    present = paddle.unsqueeze(paddle.cast(features > 0, "float32"), -1)
-    table = table * present
+    table = job.embedding(features, 1 + job.options["factors"], "feature", rows=job.side["rows"], spread=0.02)
     weights = paddle.slice(table, axes=[2], starts=[0], ends=[1])
     vectors = paddle.slice(table, axes=[2], starts=[1], ends=[1 + job.options["factors"]])
     linear = paddle.sum(weights, axis=[1, 2])

@@ -65,12 +65,6 @@ def test_gradient_num_is_paddles_number_of_trainers_and_nothing_else_is_taken(tm
         RUNTIME.check(replace(here.settings, gradient_num=2))
 
 
-def test_more_threads_than_rows_of_a_batch_are_refused(tmp_path: Path) -> None:
-    settings = gang(tmp_path, TRAINER_COUNT="9", PADDLE_LAUNCHER_BATCH_SIZE="8").settings
-    with pytest.raises(SettingsError, match="trainerCount"):
-        RUNTIME.check(settings)
-
-
 def test_paddles_variables_of_the_pod_do_not_leak_in(tmp_path: Path) -> None:
     dirty = {
         "PADDLE_TRAINER_ID": "7",

@@ -11,6 +11,7 @@ import pytest
 from launcher import files
 from launcher.errors import DataError
 from launcher.worker import parts
+from launcher.worker.rules import Rule
 
 WIDE = b"16 0 0 8.8 88 0 -0.0846907 8.34727 170.871 0.478297 0.993021 -0.105741 0.25 1 2 3 4 0.53 0.99\n"
 YOUNG = b"7 0 0 1 1 0 0.5 1 2 0.81 0.998\n"
@@ -26,30 +27,57 @@ def test_a_row_is_read_as_the_servers_give_it_also_when_it_is_young() -> None:
         parts.row(b"16 0 0\n", 3)
 
 
+RULES = {
+    "adam": Rule("adam", 0.1, 0.9, 0.999, 1e-8),
+    "sgd": Rule("sgd", 0.1),
+    "adagrad": Rule("adagrad", 0.1, initial=0.1),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("width", [1, 4])
 def test_a_table_that_is_written_reads_back_bit_by_bit_and_lies_where_each_server_looks(
-    tmp_path: Path,
+    tmp_path: Path, rule: str, width: int
 ) -> None:
-    table = np.random.default_rng(1).normal(size=(100, 4)).astype(np.float32)
-    table[10:20] = 0
-    parts.write_table(tmp_path / "000", table, 3)
-    assert np.array_equal(parts.read_table(tmp_path / "000", 100, 4), table)
+    ids = np.array([*range(1, 100), 2**63, 2**64 - 1], np.uint64)
+    vectors = np.random.default_rng(1).normal(size=(len(ids), width)).astype(np.float32)
+    parts.write_table(tmp_path / "000", parts.Rows(ids, vectors), RULES[rule], 12, 5)
+    found = parts.read_table(tmp_path / "000", width, rule)
+    assert np.array_equal(found.ids, ids)
+    assert np.array_equal(found.vectors, vectors)
     names = [path.name for path in parts.of_servers(tmp_path / "000", range(1, 2))]
-    assert names == [f"part-001-{shard:05d}.gz" for shard in range(4, 8)]
+    assert names == [f"part-001-{shard:05d}" for shard in range(3, 6)]
     lines = gzip.decompress((tmp_path / "000" / names[1]).read_bytes()).splitlines()
-    keys = [int(line.split()[0]) for line in lines]
-    assert keys == [key for key in range(100) if key % 12 == 5 and not 10 <= key < 20]
-    with pytest.raises(DataError, match="but the table has 50 rows"):
-        parts.read_table(tmp_path / "000", 50, 4)
+    assert [int(line.split()[0]) for line in lines] == [key for key in ids.tolist() if key % 12 == 4]
+    assert {len(line.split()) for line in lines} == {
+        6 + width + parts.state(rule, 1) + parts.state(rule, width - 1)
+    }
+
+
+def test_any_number_of_servers_deals_out_every_shard_once() -> None:
+    for servers in range(1, 70):
+        own = [parts.held(parts.shards(servers), servers, server) for server in range(servers)]
+        assert [shard for each in own for shard in each] == list(range(parts.shards(servers)))
+        assert all(own), "a server without a shard reads beyond its files"
+    assert {parts.shards(servers) for servers in (1, 2, 3, 4, 6, 10, 30)} == {60}
+    assert not parts.suits(60, 11)
+
+
+def test_rows_of_a_plain_array_leave_out_padding_and_what_was_never_trained() -> None:
+    table = np.array([[5, 5], [0, 0], [1, 0]], np.float32)
+    found = parts.Rows.held(table)
+    assert found.ids.tolist() == [2]
+    assert found.vectors.tolist() == [[1, 0]]
 
 
 def test_what_is_read_back_is_told_by_size_sum_and_rows(tmp_path: Path) -> None:
-    path = tmp_path / "part-000-00000.gz"
+    path = tmp_path / "part-000-00000"
     path.write_bytes(gzip.compress(WIDE + YOUNG * 3 + WIDE.replace(b"16 ", b"32 ", 1)))
     part = parts.read_back(path, 3)
     assert (part.size, part.sha256) == (path.stat().st_size, files.sha256_file(path))
     assert sorted(part.rows) == [16, 32], "the first and the last row"
     assert parts.read_back(path, 0).rows == {}
-    empty = tmp_path / "part-000-00001.gz"
+    empty = tmp_path / "part-000-00001"
     empty.write_bytes(gzip.compress(b""))
     assert parts.read_back(empty, 3).rows == {}
 
@@ -60,9 +88,9 @@ def test_a_torn_part_is_told_by_its_name(tmp_path: Path, broken: str) -> None:
     data = bytearray(gzip.compress(lines))
     if broken == "flipped":
         data[len(data) // 2] ^= 0xFF
-    path = tmp_path / "part-001-00004.gz"
+    path = tmp_path / "part-001-00004"
     path.write_bytes({"cut": bytes(data[:-20]), "flipped": bytes(data), "not gzip": lines}[broken])
-    with pytest.raises(DataError, match=r"part-001-00004.gz is torn|no row of"):
+    with pytest.raises(DataError, match=r"part-001-00004 is torn|no row of"):
         parts.read_back(path, 1)
 
 

@@ -140,6 +140,30 @@ def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Sta
     assert peaks[6] >= peaks[1] + 5, peaks
 
 
+@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+def test_threads_count_every_batch_once_and_a_save_inside_a_pass_holds_those_before_it(
+    tmp_path: Path, staged: Staged, port: int, mode: str
+) -> None:
+    values = {
+        **FEW,
+        "PADDLE_LAUNCHER_MODE": mode,
+        "PADDLE_LAUNCHER_PASSES": "1",
+        "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "4",
+        "CONF_PADDLE_PORT": str(port),
+        "TRAINER_COUNT": "3",
+    }
+    gang = Loopback(tmp_path, staged(), QUICK, values=values)
+    run(gang)
+    [row] = rows(gang)
+    used = sum(not line.startswith("neutral") for line in (gang.data[0] / "train.txt").open())
+    assert int(row["samples"]) == used
+    even, more = divmod(used, 9)
+    for batches in (4, 8):
+        [samples, _, _] = outputs.contents(gang.output.save(Position(0, batches)))["ranks"][0]
+        assert samples == batches * even + min(more, batches)
+    assert float(row["train_loss"]) < 1
+
+
 def test_gradient_num_is_what_a_synchronous_step_waits_for(tmp_path: Path, staged: Staged, port: int) -> None:
     """Without its second trainer a job of two never begins; with it, both take the same number of steps."""
     data = staged(ranks=2)
@@ -183,25 +207,12 @@ def test_a_persons_own_program_runs_and_predicts(tmp_path: Path, staged: Staged,
     gang = Loopback(tmp_path, staged(), own, "words.py", {**FEW, "CONF_PADDLE_PORT": str(port)})
     run(gang)
     program = Path(__file__).parents[3]
-    said = [
-        float(
-            subprocess.run(
-                [
-                    gang.python,
-                    "-m",
-                    "launcher.worker.model",
-                    "predict",
-                    str(gang.output.model),
-                    f"text={text}",
-                ],
-                env={**os.environ, "PYTHONPATH": str(program)},
-                capture_output=True,
-                check=True,
-                text=True,
-            ).stdout
-        )
-        for text in ("great lovely happy", "awful sad terrible")
-    ]
+    said = []
+    for text in ("great lovely happy", "awful sad terrible"):
+        asked = ["-m", "launcher", "predict", str(gang.output.model), f"text={text}"]
+        env = {**os.environ, "PYTHONPATH": str(program)}
+        told = subprocess.run([gang.python, *asked], env=env, capture_output=True, check=True, text=True)
+        said.append(float(told.stdout))
     assert said[0] > 0.5 > said[1]
 
 

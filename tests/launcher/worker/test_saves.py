@@ -30,7 +30,7 @@ from .loopback import PROGRAMS, Loopback
 pytestmark = needs_paddle
 Staged = Callable[..., list[Path]]
 QUICK, RECOMMENDATION = PROGRAMS / "quick_start", PROGRAMS / "recommendation"
-NAME = "tables/000/part-000-00001.gz"
+NAME = "tables/000/part-000-00001"
 
 
 def started(tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, **values: str) -> Loopback:

@@ -8,8 +8,11 @@ from launcher.worker.schedule import Schedule
 def saves(schedule: Schedule, batches: int, seconds: float) -> list[int]:
     """The batches after which a save is due, each of which is made."""
     found = []
-    for batch in range(1, batches + 1):
-        if schedule.stepped(batch * seconds):
+    batch = 0
+    while batch < batches:
+        span = schedule.span(batches - batch)
+        batch += span
+        if schedule.trained(span, batch * seconds):
             found.append(batch)
             schedule.saved()
     return found
@@ -27,6 +30,7 @@ def test_without_a_setting_nothing_is_saved_and_nobody_meets() -> None:
         raise AssertionError("the ranks met")
 
     assert saves(Schedule(0, 0, met), 100, 1) == []
+    assert Schedule(0, 0, met).span(100) == 100, "the threads never wait for each other"
 
 
 def test_minutes_become_a_number_of_batches_that_suits_the_slowest_and_stays() -> None:

@@ -1,0 +1,68 @@
+"""DeepFM of program ctr in PyTorch, one process: `python benchmarks/_ctr_torch.py ROWS.npz HIDDEN BATCH`.
+
+Needs nothing but torch and numpy. Prints {"rate": samples a second of the second pass, "loss"} as JSON.
+"""
+
+import itertools
+import json
+import sys
+import time
+
+import numpy as np
+import torch
+from torch import nn
+
+WIDTH, PASSES = 16, 2
+
+
+class DeepFm(nn.Module):
+    """As launcher/programs/ctr/trainer_config.py has it."""
+
+    def __init__(self, known: int, slots: int, counts: int, hidden: list[int]) -> None:
+        super().__init__()
+        self.table = nn.Embedding(known, WIDTH, sparse=True)
+        nn.init.uniform_(self.table.weight, -0.01, 0.01)
+        self.wide = nn.Linear(counts, 1)
+        sizes = [slots * (WIDTH - 1) + counts, *hidden]
+        layers = [
+            part
+            for before, after in itertools.pairwise(sizes)
+            for part in (nn.Linear(before, after), nn.ReLU())
+        ]
+        self.deep = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
+
+    def forward(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The score, [batch, 1]."""
+        rows = self.table(ids)
+        vectors = rows[:, :, 1:]
+        pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True)
+        deep = self.deep(torch.cat([vectors.flatten(1), counts], 1))
+        return rows[:, :, :1].sum(1) + self.wide(counts) + pairs + deep
+
+
+def main(file: str, hidden: str, batch: int) -> None:
+    """Two passes; the second is measured."""
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    data = np.load(file)
+    ids, counts, label = (torch.from_numpy(data[name]) for name in ("ids", "counts", "label"))
+    model = DeepFm(int(data["known"]), ids.shape[1], counts.shape[1], [int(n) for n in hidden.split(",")])
+    table = torch.optim.SparseAdam([model.table.weight], 0.001)
+    rest = torch.optim.Adam([p for p in model.parameters() if p is not model.table.weight], 0.001)
+    loss_of = nn.BCEWithLogitsLoss()
+    for _ in range(PASSES):
+        began, total = time.monotonic(), 0.0
+        for part in torch.randperm(len(ids)).split(batch):
+            loss = loss_of(model(ids[part], counts[part]), label[part])
+            for optimizer in (table, rest):
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in (table, rest):
+                optimizer.step()
+            total += loss.item() * len(part)
+        rate = len(ids) / (time.monotonic() - began)
+    print(json.dumps({"rate": rate, "loss": total / len(ids)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,231 @@
+"""Program ctr: how fast, at what cost, and how well it learns.
+
+`python -m benchmarks.ctr` prints, on planted rows of Criteo's shape (launcher/programs/ctr/planted.py):
+
+- `ctr_<network>_<servers>+<trainers>_<threads>t`: samples/s of all trainers together, by our loop over
+  records, and by Paddle's own `train_from_dataset` over its text form, on the same program and servers;
+  at least 1.
+  Then CPU microseconds a sample of both (`_cpu`), trainers and servers together. Both read their rows in the
+  measured pass; ours were parsed once, before (lines `parse_…`), while Paddle parses in each pass.
+- `ctr_torch`: samples/s of one process of ours beside the same network in PyTorch (sparse embedding,
+  SparseAdam), if BENCH_TORCH names a Python that has it.
+- `ctr_auc_limit`, `ctr_auc_one_process`: AUC of the model of three pods after a million rows, beside the
+  planted model's own on the same test rows, and that of one process of ours. Limit: 0.005 below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks._lines import say
+from launcher.programs.ctr import planted, scores
+from launcher.runtimes.base import ProcessSpec
+from launcher.worker import program as programs
+from launcher.worker import samples
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+
+CTR = programs.load(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
+PORT = "23640"
+NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer
+BATCH = 512
+GAP = 0.005
+LEARN = {"rows": 1_000_000, "passes": 1}
+
+
+@dataclass
+class Bench(Loopback):
+    """A gang whose trainers are benchmarks/_ctr_trainer.py."""
+
+    how: str = "ours"
+    files: list[str] = field(default_factory=list)
+
+    def start(self, specs: list[ProcessSpec]) -> list[tuple[ProcessSpec, subprocess.Popen[bytes]]]:
+        pids = self.root / "pids.json"
+        told = json.dumps({"how": self.how, "files": self.files, "pids": str(pids)})
+        started = []
+        for spec in specs:
+            changed = spec
+            if spec.role == "trainer":
+                env = {**spec.env, "BENCH_CTR": told, "PYTHONPATH": str(ROOT)}
+                changed = ProcessSpec(
+                    **{**spec.__dict__, "argv": ("", "-m", "benchmarks._ctr_trainer"), "env": env}
+                )
+            started += super().start([changed])
+        known = json.loads(pids.read_text()) if pids.exists() else []
+        known += [process.pid for spec, process in started if spec.role == "pserver"]
+        pids.write_text(json.dumps(known))
+        return started
+
+
+def slots(rows: Path, files: list[Path]) -> None:
+    """The rows of a file in Paddle's MultiSlot text, as the program ctr sees them, dealt to some files."""
+    arrays = samples.read(rows, CTR).arrays
+    columns = [
+        [f"{array.shape[1]} {' '.join(map(str, row))}" for row in array.tolist()]
+        for array in (arrays[name] for name in CTR.inputs)
+    ]
+    lines = [" ".join(parts) + "\n" for parts in zip(*columns, strict=True)]
+    for number, file in enumerate(files):
+        file.write_text("".join(lines[number :: len(files)]))
+
+
+def shards(folder: Path, ranks: int, rows: int, threads: int) -> list[Path]:
+    """One staged folder a rank, with its rows as our text and as Paddle's."""
+    made = []
+    for rank in range(ranks):
+        place = folder / str(rank)
+        (place / "tables").mkdir(parents=True)
+        planted.make(place / "train.txt", rows, seed=rank)
+        slots(place / "train.txt", [place / f"slots-{i}.txt" for i in range(threads)])
+        made.append(place)
+    return made
+
+
+def measure(how: str, folder: Path, data: list[Path], hidden: str, threads: int) -> tuple[float, float]:
+    """Samples a second of all trainers, and CPU microseconds a sample."""
+    values = {
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
+        "TRAINER_COUNT": str(threads),
+        "CONF_PADDLE_PORT": PORT,
+        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--hidden={hidden}"]),
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    gang = Bench(folder, data, PROGRAMS / "ctr", values=values, how=how)
+    gang.files = [f"slots-{i}.txt" for i in range(threads)]
+    folder.mkdir(parents=True)
+    codes = gang.run(300)
+    if set(codes.values()) != {0}:
+        sys.exit(f"{how} failed: {codes}\n{gang.log()[-3000:]}")
+    found = [
+        json.loads(next(line for line in gang.log(rank).splitlines() if line.startswith('{"samples"')))
+        for rank in range(len(data))
+    ]
+    samples = sum(one["samples"] for one in found)
+    cpu = sum(one["cpu"] for one in found) + max(one["servers"] for one in found)
+    return samples / max(one["seconds"] for one in found), 1e6 * cpu / samples
+
+
+def speed(folder: Path, repeats: int) -> Iterator[bool]:
+    """All combinations, ours and theirs in turn; the median of `repeats`."""
+    for network, (hidden, rows) in NETWORKS.items():
+        for ranks in (1, 2):
+            for threads in (1, 2):
+                place = folder / f"{network}-{ranks}-{threads}"
+                data = shards(place / "data", ranks, rows, threads)
+                pairs = [
+                    [measure(how, place / how, data, hidden, threads) for how in ("ours", "theirs")]
+                    for _ in range(repeats)
+                ]
+                (ours, ours_cpu), (theirs, theirs_cpu) = np.median(pairs, axis=0).tolist()
+                name = f"ctr_{network}_{ranks}+{ranks}_{threads}t"
+                kept = ours >= theirs
+                print(
+                    f"{name} ratio={ours / theirs:.3f} ours={ours:.0f}/s theirs={theirs:.0f}/s least=1 "
+                    f"{'ok' if kept else 'TOO LITTLE'}",
+                    flush=True,
+                )
+                say(f"{name}_cpu", ours_cpu, theirs_cpu, "us")
+                shutil.rmtree(place)
+                yield kept
+
+
+def torch(folder: Path) -> None:
+    """One process of ours and of PyTorch's, on the same rows."""
+    python = os.environ.get("BENCH_TORCH", "")
+    if not python:
+        print("# ctr_torch was not measured: BENCH_TORCH names no Python that has PyTorch and numpy")
+        return
+    hidden, rows = NETWORKS["large"]
+    planted.make(folder / "torch.txt", rows)
+    arrays = samples.read(folder / "torch.txt", CTR).arrays
+    unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
+    np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
+    theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
+    one = _try(folder / "torch.txt", folder / "torch.txt", folder / "one", 2, f"--set=hidden={hidden}")
+    ours = one["passes"][-1]["samples"] / one["passes"][-1]["seconds"]
+    print(
+        f"ctr_torch ratio={ours / theirs['rate']:.3f} ours={ours:.0f}/s theirs={theirs['rate']:.0f}/s",
+        flush=True,
+    )
+
+
+def _try(train: Path, test: Path, to: Path, passes: int, *more: str) -> dict[str, Any]:
+    """`python -m launcher try`: the program in one process."""
+    command = [sys.executable, "-m", "launcher", "try", "ctr", "--data", str(train), "--test", str(test)]
+    command += ["--passes", str(passes), "--batch-size", str(BATCH), "--to", str(to), "-o", "json", *more]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout))
+
+
+def _json(argv: list[str]) -> dict[str, float]:
+    done = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def learning(folder: Path) -> Iterator[bool]:
+    """Three pods and one process on a million planted rows."""
+    rows, passes = LEARN["rows"], LEARN["passes"]
+    test = folder / "test.txt"
+    planted.make(test, rows // 10, seed=99)
+    data = []
+    for rank in range(3):
+        data.append(folder / "learn" / str(rank))
+        (data[-1] / "tables").mkdir(parents=True)
+        planted.make(data[-1] / "train.txt", rows // 3, seed=rank)
+        (data[-1] / "test.txt").symlink_to(test)
+    whole = folder / "whole.txt"
+    whole.write_bytes(b"".join((place / "train.txt").read_bytes() for place in data))
+    best = scores.metrics(*planted.limit(test))["auc"]
+    values = {
+        "PADDLE_LAUNCHER_PASSES": str(passes),
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
+        "CONF_PADDLE_PORT": PORT,
+    }
+    gang = Loopback(folder / "gang", data, PROGRAMS / "ctr", values=values)
+    codes = gang.run(580)
+    if set(codes.values()) != {0}:
+        sys.exit(f"three pods failed: {codes}\n{gang.log()[-3000:]}")
+    ours = json.loads((gang.output.model / "score.json").read_text())["auc"]
+    one = _try(whole, test, folder / "one", passes)
+    for name, theirs in (("ctr_auc_limit", best), ("ctr_auc_one_process", one["score"]["auc"])):
+        kept = ours >= theirs - GAP
+        print(
+            f"{name} ratio={ours / theirs:.4f} ours={ours:.4f} theirs={theirs:.4f} limit={theirs - GAP:.4f} "
+            f"{'ok' if kept else 'TOO LITTLE'}",
+            flush=True,
+        )
+        yield kept
+
+
+def main() -> int:
+    """Returns 1 when a limit is not kept."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr", description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=["speed", "learning", "torch"])
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="paddle-training-ctr.") as made:
+        folder = Path(made)
+        kept = []
+        if given.only in (None, "speed"):
+            kept += speed(folder, given.repeats)
+        if given.only in (None, "torch"):
+            torch(folder)
+        if given.only in (None, "learning"):
+            kept += learning(folder)
+    return 0 if all(kept) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

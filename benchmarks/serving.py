@@ -1,0 +1,267 @@
+"""A model of many ids: out of the servers, into a process that answers, and what an answer costs.
+
+`python -m benchmarks.serving [--millions 20]` prints
+
+- `export_cpu`: CPU of the trainers an id, all of the export, beside the look-up alone (the transfer). The
+  rest has a limit of 1 us. Two servers and two trainers on loopback, ids of 64 bits, width 16.
+- `export_wall`: seconds a million ids, scoring in a process of its own included, beside the save before it.
+- `serve_start`: `python -m launcher serve` until it answers, beside `import paddle` alone in a new process;
+  limit 2 s.
+- `serve_open`: of it, what opening the model takes (mapped files, the network, the program) when its files
+  were read before, beside the first time.
+- `serve_rows`: predictions a second and core of parsed rows (DeepFM: 26 ids, 13 counts), beside the network
+  alone with its vectors at hand.
+- `serve_texts`: the same of rows of text, through the program's own parse(), beside those of parsed rows.
+- `serve_http_p50`, `serve_http_p99`: one row over HTTP, beside one row without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from benchmarks._lines import say
+from launcher.served import Model
+from launcher.served.model import table_folder
+from launcher.worker import model as models
+from launcher.worker import program as programs
+from launcher.worker import shares
+from launcher.worker.network import build
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+
+WIDTH = 16
+SLOTS = 26
+A_ROW = 1000  # ids in a row of the program that fills a table
+BATCH = 50
+PATTERN = re.compile(r"filled: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) to look them up, ([\d.]+) for")
+FILLING = f"""
+import numpy as np
+import paddle
+from launcher.worker.interface import Ids, Real
+
+COLUMNS = ("first",)
+LABEL = "label"
+
+def inputs(job):
+    return {{"ids": Ids({A_ROW}), "label": Real()}}
+
+def parse(row, job):
+    first = int(row["first"])
+    mixed = np.arange(first, first + {A_ROW}, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return {{"ids": mixed.tolist(), "label": 0.0}}
+
+def network(data, job):
+    total = job.embedding(data["ids"], {WIDTH}, "filled", pool="mean")
+    guess = paddle.static.nn.fc(total, 1, name="guess")
+    return guess, paddle.mean(paddle.square(guess - data["label"]))
+
+def metrics(prediction, label):
+    return {{"error": float(np.mean(np.square(prediction - label)))}}
+
+def optimizer(job):
+    return paddle.optimizer.Adam(0.001)
+"""
+
+
+def export(root: Path, millions: float) -> bool:
+    """Trains every id once and prints the export's lines."""
+    program = root / "filling"
+    program.mkdir(parents=True)
+    (program / "trainer_config.py").write_text(FILLING)
+    rows = int(millions * 1e6) // A_ROW
+    data = []
+    for rank in range(2):
+        folder = root / "data" / str(rank)
+        (folder / "tables").mkdir(parents=True)
+        lines = "".join(f"{1 + row * A_ROW}\n" for row in range(rank, rows, 2))
+        (folder / "train.txt").write_text(lines)
+        (folder / "test.txt").write_text("1\n")
+        data.append(folder)
+    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
+    gang = Loopback(root, data, program, values=values)
+    codes = gang.run(600 + 60 * millions)
+    if set(codes.values()) != {0}:
+        sys.exit(f"the export's run failed: {codes}\n{gang.log()[-3000:]}")
+    found = [PATTERN.search(log) for log in (gang.log(0), gang.log(1))]
+    assert all(found)
+    counts, transfer, beside = (sum(float(each[n]) for each in found if each) for n in range(1, 4))
+    whole, alone = (transfer + beside) / counts * 1e6, transfer / counts * 1e6
+    saved = float(re.findall(r"saved .* in ([\d.]+) s", gang.log())[-1])
+    wall = float(re.findall(r"model in .*\(([\d.]+) s\)", gang.log())[-1])
+    print(f"# {counts:,.0f} ids of width {WIDTH}; beside the transfer {whole - alone:.2f} us an id (limit 1)")
+    kept = say("export_cpu", whole, alone, "us", limit=alone + 1)
+    say("export_wall", wall / millions, saved / millions, "s")
+    return kept
+
+
+def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], list[dict[str, str]]]]:
+    """A DeepFM of made-up ids, and rows that it knows."""
+    paddle.enable_static()
+    config = PROGRAMS / "ctr" / "trainer_config.py"
+    program = programs.load(config, root / "tables")
+    network = build(program, "served")
+    rng = np.random.default_rng(1)
+    block = network.main.global_block()
+    values = {n: rng.normal(0, 0.1, block.var(n).shape).astype(np.float32) for n in network.dense()}
+    [table] = network.tables
+    each = int(millions * 1e6) // SLOTS
+    export = models.Export(root / "model")
+    export.begin({table.name: (each * SLOTS, table.width)})
+    folder = table_folder(export.temp, table.name)
+    for slot in range(SLOTS):  # as the program's parse() numbers them
+        ids = (np.uint64(slot + 1) << np.uint64(40)) + np.arange(1, each + 1, dtype=np.uint64)
+        shares.fill(folder, slot * each, ids, rng.normal(0, 0.05, (each, table.width)).astype(np.float32))
+    export.end(program, config, values, {table.name: (each * SLOTS, table.width)}, lambda _: {"auc": 0.5})
+
+    columns = [column for column in program.columns if column != program.label]
+
+    def rows(count: int, seed: int) -> list[dict[str, str]]:
+        random = np.random.default_rng(seed)
+        ids = random.integers(0, each, (count, SLOTS)).tolist()
+        counts = random.integers(0, 500, (count, 13)).tolist()
+        return [
+            dict(zip(columns, [*map(str, numbers), *(f"{value:08x}" for value in own)], strict=True))
+            for numbers, own in zip(counts, ids, strict=True)
+        ]
+
+    return root / "model", rows
+
+
+def cpu(work: Callable[[], Any], times: int) -> float:
+    """Median CPU seconds of this process."""
+    spent = []
+    for _ in range(times):
+        began = time.process_time()
+        work()
+        spent.append(time.process_time() - began)
+    return statistics.median(spent)
+
+
+def wall(work: Callable[[], Any], times: int) -> list[float]:
+    """Seconds of each, ascending."""
+    spent = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        spent.append(time.perf_counter() - began)
+    return sorted(spent)
+
+
+def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -> list[float]:
+    """Prints what predictions cost; returns the sorted seconds of one row."""
+    began = time.perf_counter()
+    model = Model(folder)
+    opened = time.perf_counter() - began
+    own = sorted(wall(lambda: Model(folder), 5))[2]
+    say("serve_open", own, opened, "s")
+    count = 8192
+    texts = rows(count, 2)
+    parsed = model.program.arrays(texts)
+    features = {name: parsed[name] for name in model.program.features}
+    model.predict_arrays(features)
+    [lookup] = model.about["lookups"]
+    vectors, unknown = model.tables[lookup["table"]].look_up(parsed[lookup["ids"]])
+    assert unknown == 0
+    alone = cpu(lambda: model._network.run(features | {lookup["vectors"]: vectors}), 9)
+    fresh = iter(rows(count, 10 + n) for n in range(9))
+    arrays = iter([model.program.arrays(each) for each in fresh])  # other ids each time
+    whole = cpu(lambda: model.predict_arrays(next(arrays)), 9)
+    say("serve_rows", count / whole, count / alone, "/s")
+    say("serve_texts", count / cpu(lambda: model.predict(texts), 3), count / whole, "/s")
+    one = rows(400, 3)
+    singles = iter(one)
+    return wall(lambda: model.answer([next(singles)]), 400)
+
+
+def start(folder: Path) -> tuple[subprocess.Popen[bytes], int, float]:
+    """The server, its port, and the seconds until it answered."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "launcher", "serve", "--model", str(folder), "--workers", "1"]
+    command += ["--port", str(port)]
+    began = time.perf_counter()
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            return process, port, time.perf_counter() - began
+        except OSError:
+            if process.poll() is not None:
+                sys.exit("the server ended")
+            time.sleep(0.01)
+
+
+def spent(pid: int) -> float:
+    """CPU seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], singles: list[float]) -> bool:
+    """Prints start and latency."""
+    starts = []
+    for _ in range(3):
+        process, port, seconds = start(folder)
+        starts.append(seconds)
+        if len(starts) < 3:
+            process.kill()
+            process.wait()
+    imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
+    print(f"# CPU seconds until it answers: {spent(process.pid):.2f}")
+    kept = say("serve_start", statistics.median(starts), imports, "s", limit=2)
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        bodies = iter([json.dumps({"rows": [row]}) for row in rows(1200, 4)])
+
+        def ask() -> None:
+            connection.request("POST", "/predict", next(bodies), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            answer.read()
+
+        wall(ask, 200)
+        asked = wall(ask, 1000)
+    finally:
+        process.kill()
+        process.wait()
+    for part in (50, 99):
+        ours, theirs = (times[len(times) * part // 100] * 1e3 for times in (asked, singles))
+        say(f"serve_http_p{part}", ours, theirs, "ms")
+    return kept
+
+
+def main() -> int:
+    """Prints all lines; returns how many limits were missed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--millions", type=float, default=1.0, help="of ids")
+    millions = parser.parse_args().millions
+    with tempfile.TemporaryDirectory(prefix="serving-") as folder:
+        root = Path(folder)
+        kept = [export(root / "export", millions)]
+        model, rows = make_model(root, millions)
+        kept.append(over_http(model, rows, in_process(model, rows)))
+    return kept.count(False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

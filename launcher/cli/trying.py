@@ -1,0 +1,103 @@
+"""`try`: train a program in this process, write its model, and predict a row with it; no cluster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher import files
+from launcher.cli.problems import CliError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is asked for."""
+
+    program: Path
+    data: Path
+    test: Path | None
+    held_out: float
+    """Share of the rows that are tested with, where there is no `test`."""
+    tables: Sequence[Path]
+    options: Sequence[str]
+    """`key=value`, as training.extraArgs."""
+    passes: int
+    batch_size: int
+    csv: bool
+    delimiter: str
+    header: bool
+    columns: tuple[str | int, ...]
+    encoding: str
+    to: Path
+    """Where the model goes."""
+
+
+def columns(given: str) -> tuple[str | int, ...]:
+    """`--columns a,b` or `--columns 0,3`."""
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
+
+
+def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
+    """Trains, exports, predicts; what happens is told line by line. Raises `LauncherError`.
+
+    Returns {"passes": [{"pass", "samples", "seconds", "loss", metric…}], "model", "score", "row",
+    "prediction", "words"}.
+    """
+    if asked.to.exists() and not (asked.to / "model.json").is_file() and any(asked.to.iterdir()):
+        raise UsageError(f"--to {asked.to} is there and holds no model. Name a new folder.")
+    os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's notes on its executors
+    try:
+        import paddle  # noqa: F401
+    except ImportError as error:
+        raise CliError(
+            f"try trains here, and Paddle cannot be loaded ({error}). Install it with "
+            "pip install '.[model]' in the project's folder, or run this in the launcher's image."
+        ) from error
+    from launcher.served import Model
+    from launcher.worker import model, trial
+    from launcher.worker import program as programs
+    from launcher.worker.single import Single
+
+    form = trial.Form(asked.csv, asked.delimiter, asked.header, asked.columns, asked.encoding)
+    config = trial.config(asked.program)
+    with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as made:
+        work = Path(made)
+        (work / "tables").mkdir()
+        for table in asked.tables:
+            files.copy_file(table, work / "tables" / table.name)
+        program = programs.load(config, work / "tables", tuple(f"--{option}" for option in asked.options))
+        dealt = trial.records(program, asked.data, form, work / "data", 0.0 if asked.test else asked.held_out)
+        if asked.test:
+            dealt |= trial.records(program, asked.test, form, work / "data", 1.0)
+        train, test = dealt["train"], dealt["test"]
+        say(f"{train.rows:,} rows to train with, {test.rows:,} to test with ({train.skipped:,} skipped)")
+        single = Single(program)
+        passes = []
+        for done in single.passes(train, test, asked.passes, asked.batch_size):
+            passes.append(done)
+            rate = done["samples"] / max(done["seconds"], 1e-9)
+            shown = " ".join(
+                f"{k}={v:.4f}" for k, v in done.items() if k not in ("pass", "samples", "seconds")
+            )
+            say(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
+        score = model.export_single(asked.to, program, config, single, test)
+        tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in single.tables.items())
+        say(f"model in {asked.to} ({tables or 'no tables'})")
+        row = trial.first_row(program, asked.test or asked.data, form)
+    answer = Model(asked.to).answer([row])
+    words = answer.words[0] if answer.words else None
+    said = words or " ".join(f"{value:.4f}" for value in answer.predictions[0].reshape(-1))
+    say(f"its prediction of the first row: {said}")
+    return {
+        "passes": passes,
+        "model": str(asked.to),
+        "score": score,
+        "row": row,
+        "prediction": answer.predictions[0].tolist(),
+        "words": words,
+    }

@@ -1,0 +1,85 @@
+"""An embedding table in this process' own memory, trained as the parameter servers train theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.worker.parts import Rows
+from launcher.worker.rules import Rule
+
+FIRST = 1024
+"""Rows that there is room for at first; it is doubled as they come."""
+
+
+class Heap:
+    """Rows by 64-bit id, made when their id is first trained on. The id 0 is padding: zeros, never a row."""
+
+    def __init__(self, width: int, spread: float, rule: Rule, seed: int) -> None:
+        self.width = width
+        self._spread, self._rule = spread, rule
+        self._random = np.random.default_rng(seed)
+        self._place: dict[int, int] = {0: 0}
+        self._values = np.zeros((FIRST, width), np.float32)
+        self._first = np.zeros_like(self._values)
+        """Adam's mean gradients, Adagrad's sums of squares."""
+        self._second = np.zeros_like(self._values)
+        """Adam's mean squares."""
+        self._steps = np.zeros((FIRST, 1))
+
+    def __len__(self) -> int:
+        return len(self._place) - 1
+
+    def _grow(self, ids: list[int]) -> None:
+        """Makes the rows that are not there yet."""
+        before = len(self._place)
+        for each in ids:
+            self._place.setdefault(each, len(self._place))
+        count = len(self._place)
+        if count > len(self._values):
+            more = max(count, 2 * len(self._values)) - len(self._values)
+            names = ("_values", "_first", "_second", "_steps")
+            for name in names:
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros((more, array.shape[1]), array.dtype)]))
+        size = (count - before, self.width)
+        self._values[before:count] = self._random.uniform(-self._spread, self._spread, size)
+
+    def look_up(self, ids: NDArray[np.int64], train: bool) -> NDArray[np.float32]:
+        """The rows, shape [*ids.shape, width]. Unknown ids are made with `train`, else they are zeros."""
+        unique, back = np.unique(ids, return_inverse=True)
+        wanted = unique.tolist()
+        if train:
+            self._grow(wanted)
+        places = np.array([self._place.get(each, 0) for each in wanted], np.int64)
+        found: NDArray[np.float32] = self._values[places][back.reshape(-1)]
+        return found.reshape(*ids.shape, self.width)
+
+    def step(self, ids: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
+        """One step of the optimizer with the sum of each id's gradients; `look_up` has made the rows."""
+        unique, back, times = np.unique(ids, return_inverse=True, return_counts=True)
+        total = np.zeros((len(unique), self.width), np.float32)
+        np.add.at(total, back.reshape(-1), gradients.reshape(-1, self.width))
+        used = unique != 0
+        total, times = total[used], times[used]
+        at = np.array([self._place[each] for each in unique[used].tolist()], np.int64)
+        rule = self._rule
+        if rule.kind == "sgd":
+            self._values[at] -= rule.rate * total
+        elif rule.kind == "adagrad":
+            mean = total / times[:, None]
+            self._values[at] -= rule.rate * mean / np.sqrt(rule.initial + self._first[at])
+            self._first[at] += np.square(mean)
+        else:
+            self._steps[at] += 1
+            self._first[at] = rule.beta1 * self._first[at] + (1 - rule.beta1) * total
+            self._second[at] = rule.beta2 * self._second[at] + (1 - rule.beta2) * np.square(total)
+            late = np.sqrt(1 - rule.beta2 ** self._steps[at])
+            rate = rule.rate * late / (1 - rule.beta1 ** self._steps[at])
+            self._values[at] -= rate * self._first[at] / (np.sqrt(self._second[at]) + rule.epsilon * late)
+
+    def rows(self) -> Rows:
+        """All of them, by their ids in ascending order."""
+        ids = np.array(list(self._place), np.int64).view(np.uint64)
+        order = np.argsort(ids)[1:]  # without 0
+        return Rows(ids[order], self._values[order])

@@ -1,0 +1,132 @@
+"""What `python -m launcher try` does: a program on a file of rows, in this one process, without a cluster."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher import files
+from launcher.data import fields, text
+from launcher.errors import DataError, SettingsError
+from launcher.worker import samples
+from launcher.worker.program import Program
+from launcher.worker.records import Part, Records, rows_a_file
+
+CONFIG = "trainer_config.py"
+OWN = Path(__file__).parent.parent / "programs"
+"""The programs that come with the launcher."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a file is written: as the `data` values of the chart have it."""
+
+    csv: bool = False
+    delimiter: str = ","
+    header: bool = True
+    columns: tuple[str | int, ...] = ()
+    encoding: str = "utf-8"
+
+
+def config(given: Path) -> Path:
+    """The program's file: `given`, or trainer_config.py in that folder or in the one so called of ours.
+
+    Raises `SettingsError`.
+    """
+    places = [given, given / CONFIG, OWN / given, OWN / given / CONFIG]
+    for place in places:
+        if place.is_file():
+            return place.resolve()
+    ours = ", ".join(sorted(path.parent.name for path in OWN.glob(f"*/{CONFIG}")))
+    raise SettingsError(
+        f"there is no program {given}: neither a file, nor a folder with a {CONFIG}. "
+        f"Those that come with the launcher: {ours}."
+    )
+
+
+def lines(file: Path, form: Form) -> Iterator[str]:
+    """The rows of a file, plain or .gz, as a data Job passes them on. Raises `DataError`."""
+    opened = gzip.open if file.suffix == ".gz" else open
+    try:
+        with opened(file, "rb") as stream:
+            runs = text.segments(stream, str(file), form.encoding, crlf=form.csv)
+            if form.csv:
+                reader = text.Csv(form.delimiter, form.header, form.columns)
+                runs = reader.segments(runs, str(file))
+            for run in runs:
+                yield from run.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    except FileNotFoundError:
+        raise DataError(f"there is no file {file}. Name one that is there with --data or --test.") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{file} is no whole gzip file ({error}). Bring it again.") from error
+
+
+@dataclass
+class _Writer:
+    """Records on their way to a folder."""
+
+    folder: Path
+    row: np.dtype[Any]
+    parts: list[Part] = field(default_factory=list)
+    labels: list[NDArray[np.float32]] = field(default_factory=list)
+
+    def add(self, found: NDArray[Any], label: str) -> None:
+        """One more file."""
+        if not len(found):
+            return
+        raw = found.tobytes()
+        path = self.folder / f"{len(self.parts):05d}.rec"
+        with files.storage(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(raw)
+        self.parts.append(Part(path.name, len(found), len(raw), zlib.crc32(raw)))
+        self.labels.append(found[label].copy())
+
+    def close(self, program: Program, name: str, skipped: int) -> Records:
+        """All of it; the program's own check_labels() has seen the labels. Raises `DataError`."""
+        if not self.parts:
+            raise samples.no_rows(name, program, skipped)
+        judge = getattr(program.module, "check_labels", None)
+        if judge is not None:
+            try:
+                judge(np.concatenate(self.labels))
+            except ValueError as error:
+                raise DataError(f"{name}: {error}") from error
+        return Records(self.folder, self.row, tuple(self.parts), skipped)
+
+
+def records(program: Program, file: Path, form: Form, folder: Path, held_out: float) -> dict[str, Records]:
+    """A file's rows to train with, `train`, and those that the dice hold out, `test`.
+
+    `held_out`: the share of rows; with 0 or 1 there is only one of both. Raises `DataError` that names row
+    and column.
+    """
+    row = samples.row_type(program.inputs)
+    names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
+    writers = {name: _Writer(folder / name, row) for name in names}
+    dice = np.random.default_rng(int(program.worker_options["seed"]))
+    rows = lines(file, form)
+    first, skipped = 1, 0
+    while chunk := list(itertools.islice(rows, rows_a_file(row))):
+        found, left_out = samples.records(chunk, str(file), program, first)
+        first, skipped = first + len(chunk), skipped + left_out
+        tested = dice.random(len(found)) < held_out
+        for name, writer in writers.items():
+            writer.add(found[tested if name == "test" else ~tested], program.label)
+    return {name: writer.close(program, str(file), skipped) for name, writer in writers.items()}
+
+
+def first_row(program: Program, file: Path, form: Form) -> dict[str, str]:
+    """The columns of a file's first row that the program uses."""
+    for line in lines(file, form):
+        if len(samples.records([line], str(file), program)[0]):
+            return dict(zip(program.columns, fields(line), strict=True))
+    raise samples.no_rows(str(file), program, 0)

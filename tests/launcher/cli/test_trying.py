@@ -1,0 +1,133 @@
+"""`try`, as a person types it: one process trains a program, writes its model and predicts."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "launcher" / "programs" / "README.md").read_text()
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="paddlepaddle is not here"),
+    # Paddle warns of its own expressions, and here it runs in the tests' process.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def launch(capsys, monkeypatch, tmp_path):
+    """Runs a command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        code = main.run([str(part) for part in argv])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def block(language: str) -> str:
+    """The first block of a language on the interface's page."""
+    return re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """The page's example, as a person copies it."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "trainer_config.py").write_text(block("python"))
+    return folder
+
+
+def visits(rows: int) -> list[list[str]]:
+    """Who looks for shoes buys."""
+    rng = random.Random(1)  # noqa: S311
+    found = []
+    for _ in range(rows):
+        bought = rng.random() < 0.5
+        words = [rng.choice(["red", "blue", "cheap"]), "shoes" if bought else "weather"]
+        found.append([str(int(bought)), str(rng.randint(0, 20)), " ".join(words)])
+    return found
+
+
+def lines(rows: list[list[str]]) -> str:
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def test_the_pages_first_example_runs_as_it_stands(launch, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "visits.txt").write_text(block("text") + lines(visits(6000)))
+    command = re.search(r"python -m launcher (try .*?)  +#", block("sh"))[1]
+    code, out, err = launch(*command.split())
+    assert (code, err) == (0, "")
+    assert re.search(r"[\d,]+ rows to train with, \d+ to test with", out)
+    assert "pass 3: " in out
+    assert "error=0.0" in out, "shoes are learnt"
+    assert "model in tried-model (word: 5 ids)" in out, "red, blue, cheap, shoes, weather"
+    assert re.search(r"prediction of the first row: buys with a chance of (9\d|100|\d)%", out)
+
+
+def test_the_model_scores_as_the_training_did_and_unknown_words_read_as_zeros(
+    launch, shop: Path, tmp_path: Path
+) -> None:
+    from launcher.served import Model
+
+    (tmp_path / "train.txt").write_text(lines(visits(800)))
+    (tmp_path / "test.txt").write_text(lines(visits(300)))
+    told = ["--data", "train.txt", "--test", "test.txt", "--to", "model", "-o", "json"]
+    code, out, _ = launch("try", shop, *told, "--set", "width=4")
+    done = json.loads(out)
+    assert code == 0
+    assert done["passes"][-1]["samples"] == 800
+    assert done["score"]["error"] == pytest.approx(done["passes"][-1]["error"])
+    assert done["score"] == json.loads(Path("model/score.json").read_text())
+    model = Model("model")
+    assert model.tables["word"].width == 4
+    assert np.allclose(model.predict([done["row"]])[0], done["prediction"])
+    assert model.answer([{"visits": "3", "words": "umbrella"}]).unknown == {"word": 1}
+
+
+def test_a_packed_csv_with_names_is_taken_and_a_model_is_replaced(launch, shop: Path, tmp_path: Path) -> None:
+    records = "who,words,visits,bought\n" + "".join(f"x,{w},{v},{b}\n" for b, v, w in visits(400))
+    (tmp_path / "visits.csv.gz").write_bytes(gzip.compress(records.encode()))
+    told = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
+    for _ in range(2):
+        code, out, err = launch("try", shop, *told)
+        assert (code, err) == (0, "")
+    assert "pass 1: " in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("nowhere", "--data", "good.txt"), "there is no program nowhere.*ctr, quick_start, recommendation"),
+        (("shop", "--data", "absent.txt"), "there is no file absent.txt"),
+        (("shop", "--data", "bad.txt"), "bad.txt, row 61: column visits is '-1', but must be a whole number"),
+        (("shop", "--data", "cut.txt.gz"), "cut.txt.gz is no whole gzip file"),
+        (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* knows only"),
+        (("shop", "--data", "good.txt", "--to", "shop"), "--to shop is there and holds no model"),
+    ],
+)
+def test_what_cannot_be_is_one_message_and_leaves_nothing(
+    launch, shop: Path, tmp_path: Path, argv: tuple[str, ...], message: str
+) -> None:
+    rows = visits(60)
+    (tmp_path / "good.txt").write_text(lines(rows))
+    (tmp_path / "bad.txt").write_text(lines([*rows, ["1", "-1", "x"]]))
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(lines(rows).encode())[:-20])
+    code, out, err = launch("try", *argv)
+    assert code != 0
+    assert re.search(message, err), err
+    assert "Traceback" not in out + err
+    assert not Path("tried-model").exists()

@@ -1,0 +1,178 @@
+"""What a model folder says, and how a wrong one or a wrong row is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from launcher.served import Model, ModelError, RowError
+from launcher.served import model as model_of
+from launcher.worker import samples
+
+from .conftest import HIGH
+
+ROOT = Path(__file__).parents[3]
+UNKNOWN = 12345
+
+
+def test_predictions_are_whole_vectors_in_the_programs_own_words(made: SimpleNamespace) -> None:
+    answer = Model(made.folder).answer([{"words": "5 77", "size": "0.5"}, {"words": "", "size": -2}])
+    assert answer.predictions.shape == (2, 3)
+    assert answer.predictions[0] == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)
+    assert answer.predictions[1] == pytest.approx(made.expected([], -2.0), rel=1e-5)
+    likely = ["abc"[int(row.argmax())] for row in answer.predictions]
+    assert answer.words == [f"most likely {letter}" for letter in likely]
+
+
+def test_ids_of_all_64_bits_are_found_and_unknown_ones_are_zeros_and_counted(made: SimpleNamespace) -> None:
+    model = Model(made.folder)
+    rows = [
+        {"words": f"{2**63} {HIGH}", "size": 1},
+        {"words": f"{UNKNOWN} 5 {UNKNOWN}", "size": 1},
+        {"words": "77", "size": 1},
+    ]
+    answer = model.answer(rows)
+    assert answer.predictions[0] == pytest.approx(made.expected([2**63, HIGH], 1.0), rel=1e-5)
+    assert answer.predictions[1] == pytest.approx(made.expected([UNKNOWN, 5, UNKNOWN], 1.0), rel=1e-5)
+    assert answer.unknown == {"word/vector": 2, "first": 2}, "padding is not unknown"
+    model.predict(rows[2:])
+    assert model.unknown == {"word/vector": 2, "first": 2}
+    assert model.ids == {"word/vector": 16, "first": 4}
+
+
+def test_many_rows_are_predicted_in_pieces_and_by_many_threads(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(made.folder)
+    rows = [{"words": f"{5 if n % 2 else 77}", "size": n / 10} for n in range(30)]
+    expected = np.array([made.expected([5 if n % 2 else 77], n / 10) for n in range(30)])
+    monkeypatch.setattr(model_of, "CHUNK", 7)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(model.predict, [rows] * 8):
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_row_becomes_the_same_numbers_as_a_line_of_the_training(made: SimpleNamespace) -> None:
+    words = ["great lovely 5", "77", "", f"{HIGH} x y z"]
+    lines = [f"a\t{text}\t{n / 3}" for n, text in enumerate(words)]
+    trained = samples.parse(lines, "rows", made.program).arrays
+    rows = [{"words": text, "size": n / 3} for n, text in enumerate(words)]
+    served = Model(made.folder).program.arrays(rows)
+    assert set(served) == {"words", "size"}
+    for name, array in served.items():
+        assert array.dtype == trained[name].dtype
+        assert (array == trained[name]).all(), name
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"words": "5"}, r"^row 2 has no size: it has words, but the model reads words, size$"),
+        ({}, r"^row 2 has no words, size: it has no column"),
+        ({"words": "5", "size": None}, r"^row 2: column size is None, but must be a text or a number$"),
+        ({"words": "5", "size": "x"}, r"^row 2: could not convert string to float: 'x'$"),
+        ({"words": "5", "size": "nan"}, r"^row 2: input size: nan is not a number that float32 holds$"),
+        ({"words": "5", "size": "1e39"}, r"^row 2: input size: 1e\+39 is not a number that float32 holds$"),
+        ({"words": "5", "size": "wide"}, r"^row 2: input size: 2 numbers where 1 belong$"),
+        ({"words": "1 2 3 4 5", "size": 1}, r"^row 2: input words: 5 ids, but Ids\(4\) takes 4 a row"),
+        ({"words": str(2**64), "size": 1}, r"^row 2: input words: 18446744073709551616 is no id"),
+        ({"words": "5", "size": 1, "kind": "neutral"}, r"^row 2 is one that the program leaves out"),
+    ],
+)
+def test_a_wrong_row_is_told_by_number_and_column(made: SimpleNamespace, row: dict, told: str) -> None:
+    with pytest.raises(RowError, match=told):
+        Model(made.folder).predict([{"words": "5", "size": 1}, row])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def version(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "told"),
+    [
+        ("model.json", Path.unlink, r"holds no model: there is no model\.json in it"),
+        ("model.json", cut, r"model\.json cannot be read: .*Copy the model again"),
+        ("model.json", version, r"holds a model of version 1, but this package reads version 2"),
+        ("embeddings/word%2Fvector/vectors.npy", cut, r"vectors\.npy cannot be read .*Copy the model again"),
+        ("embeddings/first/ids.npy", Path.unlink, r"first/ids\.npy is missing"),
+        ("network.pdiparams", Path.unlink, r"network\.pdiparams is missing: .*Copy it again"),
+        ("network.pdiparams", cut, r"network\.pdiparams is \d+ bytes long, but was \d+"),
+        ("program/trainer_config.py", Path.unlink, r"trainer_config\.py is missing"),
+        ("interface.py", Path.unlink, r"interface\.py is missing"),
+        ("program/helper.py", Path.unlink, r"helper\.py is missing"),
+    ],
+)
+def test_a_model_that_is_not_whole_is_one_message(
+    made: SimpleNamespace, tmp_path: Path, file: str, harm: Callable[[Path], None], told: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    harm(folder / file)
+    with pytest.raises(ModelError, match=told):
+        Model(folder)
+
+
+def test_tables_of_another_model_are_refused(made: SimpleNamespace, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    shutil.copy(folder / "embeddings/word%2Fvector/ids.npy", folder / "embeddings/first/ids.npy")
+    with pytest.raises(ModelError, match=r"holds uint64 of shape \(4,\), but model.json says .* \(2,\)"):
+        Model(folder)
+
+
+def test_two_models_in_one_process_keep_their_own_files(
+    made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "helper")  # the launcher loaded it before
+    other = tmp_path / "model"
+    shutil.copytree(made.folder, other)
+    (other / "program" / "helper.py").write_text('LABELS = ["x", "y", "z"]\n')
+    config = other / "program" / "trainer_config.py"
+    config.write_text(config.read_text().replace('"kind": "a"', '"kind": "x"'))
+    row = [{"words": "5", "size": 1}]
+    first, second = Model(made.folder), Model(other)
+    said = [model.answer(row).words for model in (first, second, first)]
+    assert said[0] == said[2]
+    assert said[0] is not None and said[1] is not None
+    assert said[0][0][-1] in "abc"
+    assert said[1][0][-1] in "xyz"
+    assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
+
+
+def test_an_installed_package_needs_nothing_of_the_launcher(made: SimpleNamespace, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "launcher" / "served", source / "launcher" / "served")
+    site = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", site, source], check=True, capture_output=True)
+    script = (
+        "import importlib.util, sys\n"
+        "from paddle_served import Model\n"
+        "assert importlib.util.find_spec('launcher') is None\n"
+        f"print(Model({str(made.folder)!r}).predict([{{'words': '5 77', 'size': 0.5}}])[0].tolist())\n"
+        "assert not {m.split('.')[0] for m in sys.modules} & {'fastapi', 'uvicorn', 'prometheus_client'}\n"
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)

@@ -1,0 +1,192 @@
+"""The model over HTTP, and the process that `python -m launcher serve` is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from launcher.served import Model, server
+
+ROOT = Path(__file__).parents[3]
+ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
+
+
+class Client:
+    """Asks an application without a socket."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._transport = httpx.ASGITransport(app)
+
+    def get(self, path: str) -> httpx.Response:
+        return self._ask("GET", path)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self._ask("POST", path, **body)
+
+    def _ask(self, *request: str, **body: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://model") as client:
+                return await client.request(*request, **body)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def client(made: SimpleNamespace) -> Client:
+    return Client(server.application(Model(made.folder), workers=2, start_seconds=0.25))
+
+
+def test_rows_are_answered_with_vectors_words_and_the_unknown_ids(
+    client: Client, made: SimpleNamespace
+) -> None:
+    answer = client.post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["predictions"][0] == pytest.approx(made.expected([5, 12345], 0.5), rel=1e-5)
+    assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
+    assert all(word.startswith("most likely ") for word in found["words"])
+    assert found["unknownIds"] == {"word/vector": 1, "first": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ({"rows": [ROWS[0], {"words": "5"}]}, 422, "row 2 has no size: it has words, but the model reads"),
+        ({"rows": []}, 422, "rows: List should have at least 1 item"),
+        ({"rows": [ROWS[0]] * 10_001}, 422, "rows: List should have at most 10000 items"),
+        ({"lines": []}, 422, "rows: Field required"),
+        ({"rows": [{"words": ["5"], "size": 1}]}, 422, "rows.0.words"),
+        ("no object", 422, "the body: "),
+    ],
+)
+def test_a_wrong_request_is_one_sentence(client: Client, body: object, code: int, told: str) -> None:
+    answer = client.post("/predict", json=body)
+    assert (answer.status_code, list(answer.json())) == (code, ["error"])
+    assert told in answer.json()["error"]
+    assert f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
+
+
+def test_a_body_that_is_too_large_or_of_no_length_is_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_BYTES", 100)
+    answer = client.post("/predict", content=b" " * 101)
+    assert (answer.status_code, answer.json()["error"][:9]) == (413, "a request")
+
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{}"
+
+    assert client.post("/predict", content=pieces()).status_code == 413
+
+
+def test_a_program_that_fails_is_the_servers_fault(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(made.folder)
+    monkeypatch.setattr(model.program.module, "describe", lambda _: 1 / 0)
+    answer = Client(server.application(model, workers=1)).post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 500
+    assert "describe() of the model's program trainer_config.py failed" in answer.json()["error"]
+
+
+def test_metrics_count_rows_ids_and_those_that_are_unknown(client: Client) -> None:
+    client.post("/predict", json={"rows": ROWS})
+    text = client.get("/metrics").text
+    for line in (
+        'paddle_serve_requests_total{code="200"} 1.0',
+        "paddle_serve_rows_total 2.0",
+        'paddle_serve_ids_total{table="word/vector"} 8.0',
+        'paddle_serve_unknown_ids_total{table="word/vector"} 1.0',
+        'paddle_serve_unknown_ids_total{table="first"} 0.0',
+        "paddle_serve_seconds_count 1.0",
+        "paddle_serve_start_seconds 0.25",
+    ):
+        assert line in text
+
+
+def test_the_openapi_page_names_the_models_own_columns(client: Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/docs").status_code == 200
+    about = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]
+    schema = about["content"]["application/json"]["schema"]
+    assert list(schema["examples"][0]["rows"][0]) == ["words", "size"]
+    assert schema["description"] == "Rows with the columns words, size."
+    found = client.get("/model").json()
+    assert found["columns"] == ["words", "size"]
+    assert found["tables"]["first"] == {"rows": 2, "width": 2}
+    assert found["score"] == {"mean": 0.5}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PADDLE_LAUNCHER_TERMINATION_LOG": os.devnull}
+    command = [sys.executable, "-m", "launcher", "serve", *arguments]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+def test_a_served_model_answers_until_it_is_told_to_stop(made: SimpleNamespace) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start("--model", str(made.folder), "--port", str(port))
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).read()
+                break
+            except urllib.error.URLError:
+                assert time.monotonic() < deadline
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                time.sleep(0.1)
+        body = json.dumps({"rows": ROWS}).encode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"}
+        )
+        found = json.loads(urllib.request.urlopen(asked, timeout=30).read())  # noqa: S310
+        assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_what_is_no_model_ends_with_one_message(tmp_path: Path) -> None:
+    _, told = start("--model", str(tmp_path)).communicate(timeout=60)
+    assert told == (
+        f"launcher serve: {tmp_path} holds no model: there is no model.json in it. Name the folder `model` "
+        "of a run's output, or of what `python -m launcher results --to DIR` copied.\n"
+    )
+
+
+def test_no_other_command_of_the_pods_loads_the_http_server() -> None:
+    script = (
+        "import sys, launcher.gang.agent, launcher.data.prepare, launcher.runtimes.fleet, launcher.reader, "
+        "launcher.export, launcher.worker.loop, launcher.worker.session\n"
+        "heavy = {'fastapi', 'starlette', 'uvicorn', 'pydantic'}\n"
+        "sys.exit(','.join(sorted(heavy & {name.split('.')[0] for name in sys.modules})) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

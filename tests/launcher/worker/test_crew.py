@@ -1,0 +1,114 @@
+"""Threads that share a trainer's batches, without Paddle's own steps."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.worker.samples import Arrays
+
+from .conftest import needs_paddle
+
+pytestmark = needs_paddle
+
+
+class Scope:
+    """What a crew needs of Paddle's."""
+
+    def new_scope(self) -> Scope:
+        return Scope()
+
+    def var(self, name: str) -> None: ...
+
+
+def crew(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
+    from launcher.worker.crew import Crew
+
+    return Crew(threads, None, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
+
+
+def numbers(last: int) -> Iterator[Arrays]:
+    return ({"n": np.array([n])} for n in range(1, last + 1))
+
+
+def test_threads_take_whole_batches_at_once_each_once_and_no_more_than_told() -> None:
+    at_once = threading.Barrier(3, timeout=10)
+    told: list[int] = []
+
+    def step(number: int) -> float:
+        at_once.wait()
+        return float(number)
+
+    batches = numbers(12)
+    crew(3, step).train(batches, 9, lambda batch, loss: told.append(int(loss)))
+    assert sorted(told) == list(range(1, 10))
+    assert int(next(batches)["n"][0]) == 10, "the next time goes on behind them"
+
+
+def test_one_thread_keeps_the_order_and_brings_in_after_each() -> None:
+    events: list[object] = []
+
+    def step(number: int) -> float:
+        events.append(number)
+        return 0.0
+
+    crew(1, step, lambda: events.append("in")).train(numbers(3), 3, lambda *_: events.append("told"))
+    assert events == [1, "in", "told", 2, "in", "told", 3, "in", "told"]
+
+
+def test_only_one_thread_brings_in_and_only_one_tells() -> None:
+    inside = {"in": 0, "told": 0}
+    brought = []
+
+    def enter(name: str) -> None:
+        inside[name] += 1
+        assert inside[name] == 1, f"two were at {name}"
+        time.sleep(0.001)
+        inside[name] -= 1
+
+    def apply() -> None:
+        enter("in")
+        brought.append(1)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        crew(4, lambda n: 0.0, apply).train(numbers(200), 200, lambda *_: enter("told"))
+    finally:
+        sys.setswitchinterval(before)
+    assert 1 <= len(brought) <= 200
+
+
+def test_in_step_all_threads_batches_are_applied_before_the_next_begin() -> None:
+    events: list[str] = []
+
+    def step(number: int) -> float:
+        events.append("step")
+        return 0.0
+
+    told = lambda *_: events.append("told")  # noqa: E731
+    crew(2, step, lambda: events.append("apply")).train_in_step(numbers(5), 5, told)
+    whole = ["step", "step", "apply", "told", "told"]
+    assert events == [*whole, *whole, "step", "apply", "told"]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_after_a_failure_no_batch_is_begun_and_the_failure_is_raised(threads: int) -> None:
+    begun: list[int] = []
+
+    def step(number: int) -> float:
+        begun.append(number)
+        if number == 5:
+            raise ValueError("five")
+        time.sleep(0.005)
+        return 0.0
+
+    with pytest.raises(ValueError, match="five"):
+        crew(threads, step).train(numbers(100), 100, lambda *_: None)
+    assert max(begun) < 5 + threads + 1

@@ -1,0 +1,66 @@
+"""How ranks divide a table's rows among themselves, and write two files side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.errors import DataError
+from launcher.served.table import Table
+from launcher.worker import shares
+
+HIGH = 2**64 - 1
+
+
+@given(
+    st.sets(st.integers(1, HIGH), max_size=60),
+    st.integers(1, 5),
+    st.integers(1, 7),
+    st.integers(1, 4),
+    st.randoms(),
+)
+def test_shares_are_all_ids_once_and_in_order_whoever_saved_them(ids, savers, ranks, aligned, random) -> None:
+    found = [[] for _ in range(savers)]
+    for each in ids:
+        random.choice(found).append(each)
+    arrays = [np.array(sorted(own), np.uint64) for own in found]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shares, "ALIGNED", aligned)
+        cut = [shares.share(arrays, rank, ranks) for rank in range(ranks)]
+    assert [each for _, own in cut for each in own.tolist()] == sorted(ids)
+    place = 0
+    for first, own in cut:
+        assert first == place
+        assert first % aligned == 0 or first == len(ids)
+        place += len(own)
+
+
+def test_an_id_that_two_servers_saved_is_no_table() -> None:
+    twice = [np.array([3, 5], np.uint64), np.array([5, 9], np.uint64)]
+    with pytest.raises(DataError, match="an id is twice"):
+        shares.share(twice, 0, 1)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5000])
+def test_files_that_ranks_fill_are_those_that_a_model_maps(tmp_path: Path, rows: int) -> None:
+    rng = np.random.default_rng(1)
+    ids = np.unique(rng.integers(1, HIGH, rows, np.uint64, endpoint=True))
+    vectors = rng.normal(size=(rows, 3)).astype(np.float32)
+    folder = tmp_path / "table"
+    shares.create(folder, rows, 3)
+    for rank in (2, 0, 1):  # in any order
+        first, own = shares.share([ids[::2], ids[1::2]], rank, 3)
+        shares.look_up(
+            folder, first, own, 3, lambda asked: vectors[np.searchsorted(ids, asked.view(np.uint64))]
+        )
+    table = Table(folder, rows, 3)
+    assert (table.ids == ids).all()
+    assert (np.load(folder / "vectors.npy") == vectors).all()
+    assert (folder / "ids.npy").stat().st_size == shares.PAGE + 8 * rows, "whole pages are a rank's own"
+    found, unknown = table.look_up(np.array([[0, 7]], np.int64))
+    assert (found == 0).all()
+    assert unknown == 1
