@@ -133,7 +133,7 @@ def run(config: str) -> None:
     folder = cache() / "try" / config
     need_space(cache(), 2, "make try")
     shutil.rmtree(folder, ignore_errors=True)
-    data.ensure(folder.parent / "sources")
+    (data.ensure_planted if config == "ctr" else data.ensure)(folder.parent / "sources")
     (folder / "shared").mkdir(parents=True)
     (folder / "shared" / "sources").symlink_to(folder.parent / "sources")
     told = environment(values(config), folder)
