@@ -7,8 +7,8 @@
   at least 1.
   Then CPU microseconds a sample of both (`_cpu`), trainers and servers together. Both read their rows in the
   measured pass; ours were parsed once, before (lines `parse_…`), while Paddle parses in each pass.
-- `ctr_torch`: samples/s of one process of ours beside the same network in PyTorch (sparse embedding,
-  SparseAdam), if BENCH_TORCH names a Python that has it.
+- `ctr_torch`: samples/s of one server and one trainer, large network, beside the same network in one process
+  of PyTorch (sparse embedding, SparseAdam), if BENCH_TORCH names a Python that has it.
 - `ctr_auc_limit`, `ctr_auc_one_process`: AUC of the model of three pods after a million rows, beside the
   planted model's own on the same test rows, and that of one process of ours. Limit: 0.005 below.
 """
@@ -142,19 +142,18 @@ def speed(folder: Path, repeats: int) -> Iterator[bool]:
 
 
 def torch(folder: Path) -> None:
-    """One process of ours and of PyTorch's, on the same rows."""
+    """One server and one trainer of ours, and one process of PyTorch's, on the same rows."""
     python = os.environ.get("BENCH_TORCH", "")
     if not python:
         print("# ctr_torch was not measured: BENCH_TORCH names no Python that has PyTorch and numpy")
         return
     hidden, rows = NETWORKS["large"]
-    planted.make(folder / "torch.txt", rows)
-    arrays = samples.read(folder / "torch.txt", CTR).arrays
+    data = shards(folder / "torch", 1, rows, 1)
+    arrays = samples.read(data[0] / "train.txt", CTR).arrays
     unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
     np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
     theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
-    one = _try(folder / "torch.txt", folder / "torch.txt", folder / "one", 2, f"--set=hidden={hidden}")
-    ours = one["passes"][-1]["samples"] / one["passes"][-1]["seconds"]
+    ours, _ = measure("ours", folder / "torch-ours", data, hidden, 1)
     print(
         f"ctr_torch ratio={ours / theirs['rate']:.3f} ours={ours:.0f}/s theirs={theirs['rate']:.0f}/s",
         flush=True,

@@ -58,8 +58,9 @@ class Heap:
     def step(self, ids: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """One step of the optimizer with the sum of each id's gradients; `look_up` has made the rows."""
         unique, back, times = np.unique(ids, return_inverse=True, return_counts=True)
-        total = np.zeros((len(unique), self.width), np.float32)
-        np.add.at(total, back.reshape(-1), gradients.reshape(-1, self.width))
+        order = np.argsort(back.reshape(-1), kind="stable")
+        first = np.cumsum(times) - times
+        total = np.add.reduceat(gradients.reshape(-1, self.width)[order], first, axis=0)
         used = unique != 0
         total, times = total[used], times[used]
         at = np.array([self._place[each] for each in unique[used].tolist()], np.int64)

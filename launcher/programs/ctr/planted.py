@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-SIZES = (1000, 500, 100_000, 50_000, 300, 20, 10_000, 600, 3, 20_000, 5000, 80_000, 3000)
-SIZES += (25, 10_000, 40_000, 10, 4000, 2000, 4, 60_000, 18, 15, 30_000, 100, 20_000)
+SIZES = (1000, 500, 10_000, 5000, 300, 20, 2000, 600, 3, 3000, 1000, 8000, 1000)
+SIZES += (25, 2000, 4000, 10, 1000, 800, 4, 6000, 18, 15, 3000, 100, 2000)
 """Values of each category column that are in use on one day."""
 COUNTS = 13
 POWER = 1.1  # the value of rank r comes about r**-POWER as often as the first one

@@ -18,7 +18,7 @@ COLUMNS = ("label", *COUNTS, *CATEGORIES)
 LABEL = "label"
 BLANK = {"label": "0"}  # any that parses: what is to be predicted has none
 MODELS = ("deepfm", "wide_deep")
-OPTIONS = {"model": "deepfm", "width": 16, "hidden": "128,64", "learning_rate": 0.002, "spread": 0.05}
+OPTIONS = {"model": "deepfm", "width": 16, "hidden": "128,64", "learning_rate": 0.002, "spread": 0.01}
 LARGEST = 1e15  # a count above it is a mistake
 SLOTS = tuple((column, number << 40) for number, column in enumerate(CATEGORIES, 1))
 

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from launcher.data import claims, part, plan, prepare
 from launcher.data.pieces import LIST, pieces
 from launcher.data.progress import Progress
+from launcher.data.stream import Ahead, FileStream
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.layout import Layout
 from tests.launcher.data.conftest import LINES, Pod
@@ -227,6 +228,23 @@ def test_a_file_that_changes_while_it_is_read_is_refused(pod: Pod, monkeypatch: 
     assert "changed while" in pod.failure()["reason"]
 
 
+def test_a_file_that_changes_behind_what_is_read_is_refused_too(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    read = FileStream.read
+
+    def then_changed(self: FileStream, size: int = -1, /) -> bytes:
+        data = read(self, size)
+        if not data:
+            self.path.write_bytes(LINES[:-1])
+        return data
+
+    monkeypatch.setattr(FileStream, "read", then_changed)
+    with pytest.raises(DataError, match=r"file://in\.txt changed while it was read"):
+        pod.prepare()
+
+
 def test_a_pod_ends_with_the_reason_that_another_pod_of_its_job_left(pod: Pod) -> None:
     pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-1"
     pod.source(LINES[:-5] + b"\xff\n")
@@ -359,8 +377,6 @@ def test_the_deadline_suits_the_size_when_none_is_given() -> None:
 
 
 def test_a_stream_is_read_ahead_and_tells_what_it_met(tmp_path: Path) -> None:
-    from launcher.data.stream import Ahead
-
     class Broken(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             data = super().read(size)

@@ -1,0 +1,131 @@
+"""The model out of the servers, by two trainers side by side: real Paddle on loopback."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from launcher.errors import StorageFailedError
+from launcher.layout import Output, Position
+from launcher.served import Model
+from launcher.worker import outputs, parts
+from launcher.worker.checkpoint import Save
+
+from .conftest import needs_paddle
+from .loopback import Loopback
+
+pytestmark = needs_paddle
+IDS_A_ROW = 100
+ROWS = 30  # of each rank
+PROGRAM = f"""
+import numpy as np
+import paddle
+from launcher.worker.interface import Ids, Real
+
+COLUMNS = ("first",)
+LABEL = "label"
+BLANK = {{}}
+
+def inputs(job):
+    return {{"ids": Ids({IDS_A_ROW}), "label": Real()}}
+
+def parse(row, job):
+    first = int(row["first"])
+    ids = [(n * 0x9E3779B97F4A7C15) % 2**64 for n in range(first, first + {IDS_A_ROW})]
+    return {{"ids": ids, "label": first / 6000}}
+
+def network(data, job):
+    whole = job.embedding(data["ids"], 3, "whole", pool="mean", spread=0.5)
+    first = job.embedding(data["ids"][:, :1], 1, "first", pool="sum", spread=0.5)
+    guess = paddle.static.nn.fc(paddle.concat([whole, first], 1), 1, name="guess")
+    return guess, paddle.mean(paddle.square(guess - data["label"]))
+
+def metrics(prediction, label):
+    return {{"error": float(np.mean(np.square(prediction - label)))}}
+
+def optimizer(job):
+    return paddle.optimizer.Adam(0.01)
+"""
+WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
+
+
+def run(gang: Loopback) -> None:
+    codes = gang.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+
+
+@pytest.fixture
+def gang(tmp_path: Path, port: int) -> Loopback:
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "trainer_config.py").write_text(PROGRAM)
+    data = []
+    for rank in range(2):
+        folder = tmp_path / "data" / str(rank)
+        (folder / "tables").mkdir(parents=True)
+        firsts = range(1 + rank * IDS_A_ROW, 1 + 2 * ROWS * IDS_A_ROW, 2 * IDS_A_ROW)
+        (folder / "train.txt").write_text("".join(f"{first}\n" for first in firsts))
+        (folder / "test.txt").write_text("1\n5901\n")
+        data.append(folder)
+    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": "8", "CONF_PADDLE_PORT": str(port)}
+    return Loopback(tmp_path, data, program, values=values)
+
+
+def test_two_trainers_write_every_row_of_the_servers_and_do_so_again_from_the_save(gang: Loopback) -> None:
+    run(gang)
+    count = 2 * ROWS * IDS_A_ROW
+    wrote = [{name: (int(own), int(all_)) for name, own, all_ in WROTE.findall(gang.log(n))} for n in (0, 1)]
+    assert all(each["whole"][0] > 1000 for each in wrote), "side by side"
+    assert sum(each["whole"][0] for each in wrote) == count
+    assert {each["first"][1] for each in wrote} == {2 * ROWS}
+    model = Model(gang.output.model)
+    whole = model.tables["whole"]
+    every = np.sort(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    assert (whole.ids == every).all()
+    save = gang.output.save(Position(1))
+    about = outputs.contents(save)["tables"]["whole"]
+    ids, vectors = parts.read_table(save / "tables" / about["folder"], 3, about["rule"])
+    assert (ids == every).all()
+    assert np.allclose(whole.vectors, vectors, rtol=parts.TOLERANCE)
+    live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
+    assert model.score["error"] == pytest.approx(live, rel=1e-4)
+    assert json.loads((gang.output.model / "score.json").read_text()) == model.score
+    before = whole.vectors.copy()
+
+    shutil.rmtree(gang.output.model)
+    again = replace(gang, resume=Position(1), attempt=1)
+    run(again)
+    assert "Pass=" not in again.log(), "nothing was left to train"
+    assert np.allclose(Model(gang.output.model).tables["whole"].vectors, before, rtol=parts.TOLERANCE)
+    assert not list(gang.output.root.glob(".model*"))
+
+
+def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> None:
+    from launcher.worker import exporting
+
+    output = tmp_path / "output"
+    save = Save(output, Position(1), 0)
+    save.begin(100)
+    held = [np.array(ids, np.uint64) for ids in ([7, 2**64 - 1, 3], [], [5])]
+    for rank, ids in enumerate(held):
+        save.add(rank, save.ids("000", rank, ids), {})
+    config = tmp_path / "trainer_config.py"
+    config.touch()
+    save.end(config, 3, {"tables": {"whole": {"folder": "000"}}})
+    table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="whole")]))
+    ranks = [SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2) for rank in (0, 1)]
+    found = exporting._ids(ranks[0], table)["whole"]
+    assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
+    flipped = Output(output).save(Position(1)) / "ids" / "000-0.npy"
+    content = flipped.read_bytes()
+    flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StorageFailedError, match=r"ids/000-0\.npy has other bytes than were saved"):
+        exporting._ids(ranks[0], table)
+    exporting._ids(ranks[1], table)  # each looks at its share of the files
