@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import ExportError, SettingsError, setting
+from launcher.errors import EXIT_UNFIT, ExportError, SettingsError, UnfitError, setting
 from launcher.export import Request, folder
 from launcher.gang import children
 from launcher.gang.children import Child
@@ -105,6 +105,8 @@ class Exporter:
         told = files.read_json(answer) or {}
         if isinstance(told.get("done"), dict):
             return dict(told["done"])
+        if child.returncode == EXIT_UNFIT:
+            raise UnfitError(f"export to {self.to}: {told.get('error')}")
         ended = describe_exit(child.returncode or 0)
         raise ExportError(
             str(
