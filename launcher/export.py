@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from launcher import files, runtimes, s3
-from launcher.errors import ExportError, LauncherError, StoppedError, UnfitError
+from launcher.errors import ExportError, LauncherError, StoppedError
 from launcher.gang.log import begin, log
 from launcher.layout import Output
 from launcher.retry import Retry
@@ -203,12 +203,10 @@ def main(arguments: list[str]) -> int:
         done = export.reserve() if request.do == "reserve" else export.copy()
     except StoppedError as error:
         return error.exit_code
-    except UnfitError as error:
-        files.write_json(Path(request.answer), {"error": str(error)})
-        return error.exit_code
     except (LauncherError, OSError) as error:
         files.write_json(Path(request.answer), {"error": str(error)})
-        return ExportError.exit_code
+        # 71 (a pod without keys) is no refusal of the bucket: another pod may export.
+        return getattr(error, "exit_code", ExportError.exit_code)
     files.write_json(Path(request.answer), {"done": done})
     return 0
 

@@ -35,7 +35,7 @@ from launcher.data.publish import (
 from launcher.data.space import require_space
 from launcher.data.stream import BLOCK
 from launcher.data.writers import Writers, Written
-from launcher.errors import DataError, LauncherError, StoppedError, UnfitError
+from launcher.errors import DataError, LauncherError, StoppedError
 from launcher.files import copy_file, fsync_tree, storage, write_json, write_whole
 from launcher.gang.log import begin, log
 from launcher.retry import Retry
@@ -71,8 +71,8 @@ def main(settings: DataSettings, *, retry: Retry | None = None, chunk: int = tex
                 remove(settings.layout.data_tmp(settings.data_digest))
                 remove_leftovers(settings.layout)
                 _prepare(settings, progress, retry or Retry(), chunk)
-    except (StoppedError, UnfitError):
-        raise  # the Job's next pod goes on: those that wait for the data need not end
+    except StoppedError:
+        raise
     except LauncherError as error:
         _leave_reason(settings, str(error))
         raise
