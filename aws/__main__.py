@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from botocore.exceptions import BotoCoreError, ClientError
@@ -12,12 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from aws import cost as costs
+from aws import destroy as destroying
 from aws import doctor as doctors
+from aws import plan as plans
 from aws import preview_comment as comments
 from aws import push as pushing
 from aws import smoke as smoking
 from aws import state as states
-from aws.stack import CommandError, Stack, clients, outputs, read, run
+from aws.stack import CommandError, Stack, clients, configuration, outputs, partition, read, run
+from infra import chart_values, policies
 from infra.problems import SettingsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What goes with a stack of target aws.")
@@ -52,11 +56,12 @@ def doctor(stack: StackName, folder: Folder = PROJECT) -> None:
 def cost(stack: StackName, changes: Changes = None, folder: Folder = PROJECT) -> None:
     """What this stack costs an hour by part, and with --set what a change does to it."""
     before = read(folder, stack)
-    columns = {"now": list(costs.parts(before.settings))}
-    if changes:
-        columns[", ".join(changes)] = list(costs.parts(read(folder, stack, changes).settings))
-    else:
-        columns["compute=off"] = list(costs.parts(read(folder, stack, ["compute=off"]).settings))
+    changes = changes or ["compute=off"]
+    columns = {}
+    for label, of in (("now", before), (", ".join(changes), read(folder, stack, changes))):
+        columns[label] = list(costs.parts(of.settings))
+        if of.settings.nodes.auto and of.settings.compute == "on":
+            columns[f"{label}, and nothing trains"] = list(costs.parts(of.settings, of.settings.nodes.min))
     table = Table("$ an hour", *columns)
     names = list(dict.fromkeys(part.name for parts in columns.values() for part in parts))
     for name in names:
@@ -71,6 +76,53 @@ def cost(stack: StackName, changes: Changes = None, folder: Folder = PROJECT) ->
     out.print("By use: " + "; ".join(f"{name} {price}" for name, price in costs.by_usage()))
     elsewhere = "" if before.region == known["region"] else f" {before.region} may cost more or less."
     out.print(f"List prices of {known['region']} as of {known['date']} (aws/prices.yaml).{elsewhere}")
+
+
+@app.command()
+def plan(
+    stack: StackName,
+    *,
+    rows: Annotated[float, typer.Option(help="Rows of the training data.")] = 0,
+    gigabytes: Annotated[float, typer.Option("--gb", help="Size of the source, 10⁹ bytes.")] = 0,
+    passes: int = 1,
+    ids: Annotated[float, typer.Option(help="Different ids over all tables.")] = 0,
+    rates: Annotated[Path | None, typer.Option(help="Your own rates, over aws/rates.yaml.")] = None,
+    after: Annotated[Path | None, typer.Option(help="Results of a run: what it did cost.")] = None,
+    changes: Changes = None,
+    folder: Folder = PROJECT,
+) -> None:
+    """What a training needs and costs, from rows, size, passes and ids; or what a run did cost."""
+    settings, known = read(folder, stack, changes or []).settings, plans.rates(rates)
+    if after is not None:
+        pods, hours, dollars, train_us = plans.spent(after, settings, known)
+        out.print(f"{pods} pods for {hours:.2f} h at the stack's price: ${dollars:.2f}")
+        out.print(f"a plan says the same of its training with train_us: {train_us:.3g} in RATES")
+        return
+    if min(rows, gigabytes, passes) <= 0 or ids < 0:
+        raise CommandError(
+            f"rows {rows:g}, GB {gigabytes:g} and passes {passes} must be above 0, ids {ids:g} not below"
+        )
+    job, room = plans.Job(rows, gigabytes, passes, ids), plans.node(settings)
+    trainers = int(chart_values.effective(settings, folder).get("trainers", 1))
+    least = max(plans.least_pods(job, room, known), trainers)
+    found = [plans.plan(job, settings, least * times, known) for times in (1, 2, 4)]
+    table = Table("pods, one a node", *(str(one.pods) for one in found))
+    table.add_row(
+        f"memory of a pod, GiB (of {room.memory / 2**30:.1f})", *(f"{p.memory_gib:.1f}" for p in found)
+    )
+    disk = settings.nodes.disk_gib
+    small = [f"{p.disk_gib:.0f}{' !!' if p.disk_gib > disk else ''}" for p in found]
+    table.add_row(f"disk of a node, GiB (nodes.diskGib {disk}; !! needs more)", *small)
+    for step in found[0].hours:
+        table.add_row(f"{step}, hours", *(f"{p.hours[step]:.2f}" for p in found))
+    table.add_section()
+    table.add_row("hours", *(f"{sum(p.hours.values()):.2f}" for p in found))
+    table.add_row("dollars", *(f"{p.dollars:.2f}" for p in found))
+    out.print(table)
+    out.print(
+        f"The stack's values have {trainers} trainers. Rates were measured on one machine (aws/rates.yaml): a"
+    )
+    out.print("network between pods costs more. After a run, make plan AFTER=results says what it was.")
 
 
 def _cell(part: costs.Part | None) -> str:
@@ -114,9 +166,29 @@ def state(stack: StackName, folder: Folder = PROJECT) -> None:
     """Makes a bucket for Pulumi's state and a key for its secrets, and prints the commands that use them."""
     known = read(folder, stack)
     prepared = states.prepare(clients(known.region), known.region)
-    out.print(f"# bucket {prepared.bucket} and key {states.ALIAS} are ready; next:")
+    out.print(f"# bucket {prepared.bucket} and key {policies.STATE_ALIAS} are ready; next:")
     for line in states.next_steps(prepared, stack):
         out.print(line, markup=False)
+
+
+@app.command(name="iam-policy")
+def iam_policy(
+    stack: StackName,
+    who: Annotated[Literal["deployer", "preview"], typer.Option("--for", help="Who gets it.")] = "deployer",
+    to: Annotated[Path, typer.Option("--to", help="Folder for the documents.")] = Path("iam-policies"),
+    folder: Folder = PROJECT,
+) -> None:
+    """Writes the IAM documents of the deployer, or of the role that previews pull requests."""
+    place = partition(configuration(folder, stack).get("aws:region", ""))
+    documents = policies.deployer() if who == "deployer" else policies.preview(place)
+    to.mkdir(parents=True, exist_ok=True)
+    for number, text in enumerate(documents, 1):
+        name = f"paddle-training-{who}-{number}"
+        path = to / f"{name}.json"
+        path.write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
+        out.print(f"aws iam create-policy --policy-name {name} --policy-document file://{path}")
+        arn = f"arn:{place}:iam::ACCOUNT:policy/{name}"
+        out.print(f"aws iam attach-role-policy --role-name ROLE --policy-arn {arn}")
 
 
 @app.command()
@@ -131,7 +203,7 @@ def smoke(
 ) -> None:
     """Up, train, results, destroy, residue by tag: in a real account."""
     known = read(folder, stack)
-    price = costs.total(list(costs.parts(known.settings)))
+    price = costs.total(costs.parts(known.settings))
     if not yes:
         raise CommandError(
             f"this makes real resources at some ${price:.2f} an hour; say YES=1 (--yes) to go on"
@@ -141,26 +213,35 @@ def smoke(
         raise CommandError(
             f"storage.protect is true, so a destroy would leave things behind by design: {mend}"
         )
-    findings = doctors.examine(known, clients(known.region))
-    bad = [f for f in findings if f.level == "bad"]
+    bad = [f for f in doctors.examine(known, clients(known.region)) if f.level == "bad"]
     if bad:
         raise CommandError("\n".join(f"{f.what}\n  → {f.mend}" for f in bad))
-
-    def say(text: str) -> None:
-        out.rule(text)
-
-    left = smoking.smoke(
-        known,
-        clients(known.region),
-        python=sys.executable,
-        base=base,
-        results=results.resolve(),
-        say=say,
-        keep=keep,
-    )
+    to, client = results.resolve(), clients(known.region)
+    left = smoking.smoke(known, client, base=base, results=to, say=out.rule, keep=keep)
     if left:
         raise CommandError("still there after destroy:\n" + "\n".join(left))
     out.print(f"done; results are in {results}")
+
+
+@app.command()
+def destroy(
+    stack: StackName,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    folder: Folder = PROJECT,
+) -> None:
+    """Says what goes and what stays, asks, and removes the stack."""
+    known = read(folder, stack)
+    exported = json.loads(run(["pulumi", "stack", "export", "--stack", stack], folder, capture=True))
+    planned = destroying.plan(exported, stack, known.settings.storage.protect)
+    out.print(
+        f"{planned.removed} resources of stack {stack} go: {outputs(folder, stack).get('destroyLoses')}"
+    )
+    for line in [f"  goes: {name}" for name in planned.goes] + [f"  stays: {name}" for name in planned.stays]:
+        out.print(line, markup=False)
+    if not yes and typer.prompt(f"type {stack} to go on", default="", show_default=False) != stack:
+        raise CommandError("nothing was removed")
+    run(destroying.argv(stack), folder)
 
 
 @app.command()

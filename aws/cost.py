@@ -5,7 +5,7 @@ Prices are in `prices.yaml`, with their date and region; nothing is asked from A
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,8 @@ HOURS_PER_MONTH = 730
 # Interface endpoints of `nat: none` in each zone. A test compares it with infra/network.py, which imports
 # the AWS SDK and takes seconds to load.
 ENDPOINTS = 11
+# What stays with `nodes.auto` while nothing trains; from infra/nodes.py, and compared with it.
+SYSTEM_NODE = "t3.medium"
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,26 @@ def instance(kind: str) -> float | None:
     return float(large) * machine.cpu / 2
 
 
-def parts(settings: Settings) -> Iterator[Part]:
-    """The parts that cost by the hour, whether used or not."""
+def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
+    """The parts that cost by the hour, whether used or not.
+
+    `count`: nodes; None: as many as the settings ask for, with `nodes.auto` those of a training.
+    """
     hour, month = prices()["hour"], prices()["month"]
     network, nodes = settings.network, settings.nodes
     zones = len(network.availability_zones) or network.zones
     on = settings.compute == "on"
     if on:
         yield Part("EKS control plane", 1, "cluster", hour["eks"])
+        if count is None:
+            count = nodes.max if nodes.auto else nodes.desired
         price = instance(nodes.instance_types[0])
-        each = None if price is None else price * nodes.desired
+        each = None if price is None else price * count
         spot = " (on demand; spot is cheaper)" if nodes.capacity == "SPOT" else ""
-        yield Part(f"nodes, {nodes.instance_types[0]}{spot}", nodes.desired, "node", each)
-        disks = nodes.desired * nodes.disk_gib
+        yield Part(f"nodes, {nodes.instance_types[0]}{spot}", count, "node", each)
+        if nodes.auto:
+            yield Part(f"system node, {SYSTEM_NODE}", 1, "node", instance(SYSTEM_NODE))
+        disks = (count + nodes.auto) * nodes.disk_gib
         yield Part("node disks, gp3", disks, "GiB", disks * month["gp3_gib"] / HOURS_PER_MONTH)
         if network.vpc_id == "":
             gateways = {"single": 1, "per-az": zones, "none": 0}[network.nat]
@@ -76,8 +85,9 @@ def parts(settings: Settings) -> Iterator[Part]:
                 per_gateway = hour["nat"] + hour["public_ipv4"]
                 yield Part("NAT gateway with its address", gateways, "gateway", gateways * per_gateway)
             else:
-                count = ENDPOINTS * zones
-                yield Part("interface endpoints", count, "endpoint", count * hour["interface_endpoint"])
+                endpoints = ENDPOINTS * zones
+                price = endpoints * hour["interface_endpoint"]
+                yield Part("interface endpoints", endpoints, "endpoint", price)
         if settings.bastion.enabled:
             kind = settings.bastion.instance_type
             yield Part(f"bastion, {kind}", 1, "machine", instance(kind))
@@ -86,7 +96,7 @@ def parts(settings: Settings) -> Iterator[Part]:
     yield Part("Route53 zone", 1, "zone", month["hosted_zone"] / HOURS_PER_MONTH)
 
 
-def total(listed: list[Part]) -> float:
+def total(listed: Iterable[Part]) -> float:
     """Sum of the known prices, US dollars an hour."""
     return sum(part.per_hour for part in listed if part.per_hour is not None)
 

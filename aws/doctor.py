@@ -6,17 +6,17 @@ failing. The checks run side by side.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from aws.stack import Client, Stack
-from infra import capacity, policies
+from infra import cidr, deployer_actions, versions
 
 # Quotas of an account in a region: service, code, what it is called.
 VCPU = {
@@ -27,6 +27,8 @@ ADDRESSES = ("ec2", "L-0263D0A3", "elastic addresses")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
 
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
+# Named by a setting, and not there: the code of each service's refusal.
+_ABSENT = ("InvalidKeyPair.NotFound", "NotFoundException", "NoSuchHostedZone", "NoSuchEntity")
 # The families that the standard vCPU quota counts.
 _STANDARD = "acdhimrtz"
 # IAM takes at most this many actions in one simulation.
@@ -42,7 +44,9 @@ class Finding:
     mend: str = ""
 
 
-Check = Callable[[Stack, Client], Iterator[Finding]]
+Findings = Iterator[Finding]
+Check = Callable[[Stack, Client], Findings]
+ok, warn, bad, unknown = (partial(Finding, level) for level in ("ok", "warn", "bad", "unknown"))
 
 
 def caller(client: Client) -> tuple[dict[str, str] | None, list[Finding]]:
@@ -50,65 +54,105 @@ def caller(client: Client) -> tuple[dict[str, str] | None, list[Finding]]:
     mend = "sign in (aws sso login, or AWS_PROFILE) and try again"
     try:
         who = client("sts").get_caller_identity()
+    except (ClientError, BotoCoreError, ValueError) as error:
+        said = " ".join(str(error).split())
+        return None, [bad(f"no credentials that AWS takes, or AWS cannot be reached: {said}", mend)]
+    return who, [ok(f"account {who['Account']} as {who['Arn']}")]
+
+
+def principal(client: Client, kind: str, name: str) -> str | None:
+    """The ARN that IAM has for the role or user of this name, its path included; None: there is none.
+
+    A session's ARN has lost its role's path, and EKS takes no ARN but the whole one.
+    """
+    iam = client("iam")
+    try:
+        if kind == "user":
+            return str(iam.get_user(UserName=name)["User"]["Arn"])
+        return str(iam.get_role(RoleName=name)["Role"]["Arn"])
     except ClientError as error:
-        said = error.response["Error"]
-        return None, [
-            Finding("bad", f"AWS refuses these credentials: {said['Code']}: {said['Message']}", mend)
-        ]
-    except (BotoCoreError, ValueError) as error:
-        said_so = " ".join(str(error).split())
-        return None, [Finding("bad", f"no credentials, or AWS cannot be reached: {said_so}", mend)]
-    return who, [Finding("ok", f"account {who['Account']} as {who['Arn']}")]
+        if error.response["Error"]["Code"] not in _ABSENT:
+            raise
+        return None
 
 
-def role_of(arn: str) -> str:
-    """The IAM role or user behind a caller's ARN, without its path: sessions become their role."""
-    found = re.fullmatch(r"(arn:[\w-]+):sts::(\d+):assumed-role/([^/]+)/.*", arn)
-    return f"{found[1]}:iam::{found[2]}:role/{found[3]}" if found else arn
+def myself(client: Client) -> str:
+    """The caller's own role or user, as IAM has it; the account's root as it is."""
+    arn = str(client("sts").get_caller_identity()["Arn"])
+    session = re.fullmatch(r"arn:[\w-]+:sts::\d+:assumed-role/([^/]+)/.*", arn)
+    return (principal(client, "role", session[1]) if session else None) or arn
 
 
-def check_admin(stack: Stack, client: Client) -> Iterator[Finding]:
-    """The person who deploys needs to be an administrator of the cluster, or the release cannot be made."""
-    mine = role_of(client("sts").get_caller_identity()["Arn"])
-    kind, _, name = mine.partition(":iam::")[2].partition(":")[2].partition("/")
-    wanted = f"{kind}/{name.rpartition('/')[2]}"
-    admins = stack.settings.cluster.admins
-    if any(
-        a.rpartition(":")[2].partition("/")[0] == kind and a.endswith(f"/{wanted.partition('/')[2]}")
-        for a in admins
-    ):
-        yield Finding("ok", f"{wanted} is an administrator of the cluster")
+def check_principals(stack: Stack, client: Client) -> Findings:
+    """Admins and viewers are in IAM by just that ARN, and who deploys is one of the admins.
+
+    EKS refuses a principal that is not there, when the cluster is up; without an administrator the release
+    cannot be made.
+    """
+    who, cluster, admins = client("sts").get_caller_identity(), stack.settings.cluster, set()
+    partition = who["Arn"].split(":")[1]
+    for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers)):
+        for index, name in enumerate(names):
+            arn = name if name.startswith("arn:") else f"arn:{partition}:iam::{who['Account']}:{name}"
+            admins |= {arn} if setting == "admins" else set()
+            if f":{who['Account']}:" not in arn:
+                yield unknown(f"cluster.{setting}: {arn} is another account's, so it was not looked for")
+                continue
+            kind, _, path = arn.rpartition(":")[2].partition("/")
+            found = principal(client, kind, path.rpartition("/")[2])
+            if found == arn:
+                yield ok(f"cluster.{setting}: {arn} is in IAM")
+            elif found is None:
+                yield bad(f"cluster.{setting}: {arn} is not in IAM", "name a role or user that is there")
+            else:
+                yield bad(
+                    f"cluster.{setting}: IAM has {found}, not {arn}, and EKS wants the whole name",
+                    f"pulumi config set --path 'cluster.{setting}[{index}]' {found} --stack {stack.name}",
+                )
+    mine = myself(client)
+    if mine in admins:
+        yield ok(f"{mine} is an administrator of the cluster")
     else:
-        listed = ", ".join(admins) or "none"
-        yield Finding(
-            "bad",
-            f"cluster.admins ({listed}) does not name {wanted}: the release could not be made",
-            f"pulumi config set --path 'cluster.admins[{len(admins)}]' {wanted} --stack {stack.name}",
+        yield bad(
+            f"cluster.admins does not name {mine}: the release could not be made",
+            f"pulumi config set --path 'cluster.admins[{len(cluster.admins)}]' {mine} --stack {stack.name}",
         )
 
 
-def check_region(stack: Stack, client: Client) -> Iterator[Finding]:
-    """The region is on for this account, and has the zones."""
+def check_api(stack: Stack, _: Client) -> Findings:
+    """Who reaches the API server."""
+    world = [network for network in stack.settings.cluster.public_cidrs if cidr.is_open(network)]
+    if world:
+        mend = f"pulumi config set --path 'cluster.publicCidrs[0]' YOUR.ADDRESS/32 --stack {stack.name}"
+        yield warn(f"the API server answers everybody ({', '.join(world)}): only IAM keeps them out", mend)
+
+
+def check_region(stack: Stack, client: Client) -> Findings:
+    """The region is on for this account, and has the zones that EKS wants."""
     ec2, network = client("ec2"), stack.settings.network
     regions = {r["RegionName"]: r["OptInStatus"] for r in ec2.describe_regions(AllRegions=True)["Regions"]}
     if regions.get(stack.region, "not-opted-in") == "not-opted-in":
         on = ", ".join(sorted(name for name, status in regions.items() if status != "not-opted-in"))
-        yield Finding("bad", f"aws:region {stack.region} is not on in this account", f"use one of {on}")
+        yield bad(f"aws:region {stack.region} is not on in this account", f"use one of {on}")
         return
     zones = offered_zones(client)
-    missing = sorted(set(network.availability_zones) - set(zones))
-    if missing or len(zones) < network.zones:
-        lacks = f"no zone {', '.join(missing)}" if missing else f"only {len(zones)} zones"
-        yield Finding("bad", f"{stack.region} has {lacks}", f"it has {', '.join(zones)}")
+    refused = sorted(set(used_zones(stack, client)) - set(zones))
+    if refused or len(zones) < network.zones:
+        lacks = f"no zone {', '.join(refused)} that EKS takes" if refused else f"only {len(zones)} zones"
+        yield bad(f"{stack.region} has {lacks}", f"it has {', '.join(zones)}")
     else:
-        yield Finding("ok", f"region {stack.region} with zones {', '.join(zones)}")
+        yield ok(f"region {stack.region} with zones {', '.join(zones)}")
 
 
 def offered_zones(client: Client) -> list[str]:
-    """Names of the region's ordinary zones."""
+    """Names of the region's ordinary zones in which EKS puts control planes."""
     asked = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
     found = client("ec2").describe_availability_zones(Filters=asked)["AvailabilityZones"]
-    return sorted(zone["ZoneName"] for zone in found if zone["State"] == "available")
+    return sorted(
+        zone["ZoneName"]
+        for zone in found
+        if zone["State"] == "available" and zone["ZoneId"] not in versions.ZONES_WITHOUT_CONTROL_PLANE
+    )
 
 
 def used_zones(stack: Stack, client: Client) -> list[str]:
@@ -120,25 +164,21 @@ def used_zones(stack: Stack, client: Client) -> list[str]:
     return list(network.availability_zones) or offered_zones(client)[: network.zones]
 
 
-def check_types(stack: Stack, client: Client) -> Iterator[Finding]:
+def check_types(stack: Stack, client: Client) -> Findings:
     """Every zone that nodes use offers an instance type of theirs."""
-    zones, types = used_zones(stack, client), stack.settings.nodes.instance_types
-    pages = (
-        client("ec2")
-        .get_paginator("describe_instance_type_offerings")
-        .paginate(
-            LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": list(types)}]
-        )
-    )
-    offered = {(o["InstanceType"], o["Location"]) for page in pages for o in page["InstanceTypeOfferings"]}
-    for kind in types:
+    zones, nodes = used_zones(stack, client), stack.settings.nodes
+    pages = client("ec2").get_paginator("describe_instance_type_offerings")
+    asked = [{"Name": "instance-type", "Values": list(nodes.instance_types)}]
+    found = pages.paginate(LocationType="availability-zone", Filters=asked)
+    offered = {(o["InstanceType"], o["Location"]) for page in found for o in page["InstanceTypeOfferings"]}
+    for kind in nodes.instance_types:
         missing = [zone for zone in zones if (kind, zone) not in offered]
         if missing:
-            other = any((t, z) in offered for t in types if t != kind for z in missing)
+            other = any((t, z) in offered for t in nodes.instance_types if t != kind for z in missing)
             mend = "choose another type, or list other zones under network.availabilityZones"
-            yield Finding("warn" if other else "bad", f"{kind} is not offered in {', '.join(missing)}", mend)
+            yield (warn if other else bad)(f"{kind} is not offered in {', '.join(missing)}", mend)
         else:
-            yield Finding("ok", f"{kind} is offered in {', '.join(zones)}")
+            yield ok(f"{kind} is offered in {', '.join(zones)}")
 
 
 def quota(client: Client, service: str, code: str) -> float:
@@ -159,7 +199,7 @@ def _room(stack: Stack, client: Client, of: tuple[str, str, str], used: float, n
         f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
         f"--desired-value {used + needed:g} --region {stack.region}"
     )
-    return Finding("ok", told) if used + needed <= limit else Finding("bad", told, mend)
+    return ok(told) if used + needed <= limit else bad(told, mend)
 
 
 def _others(stack: Stack, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -168,52 +208,41 @@ def _others(stack: Stack, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
-def check_vcpu(stack: Stack, client: Client) -> Iterator[Finding]:
-    """The vCPU quota holds the node group at its largest."""
-    nodes = stack.settings.nodes
+def check_vcpu(stack: Stack, client: Client) -> Findings:
+    """The vCPU quota holds the node group at its largest. Sizes are EC2's own."""
+    nodes, ec2 = stack.settings.nodes, client("ec2")
     spot = nodes.capacity == "SPOT"
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    pages = client("ec2").get_paginator("describe_instances").paginate(Filters=running)
-    instances = [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
+    pages = ec2.get_paginator("describe_instances").paginate(Filters=running)
     used = 0
-    for instance in _others(stack, instances):
+    for instance in _others(
+        stack, [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
+    ):
         same_market = (instance.get("InstanceLifecycle") == "spot") == spot
         if same_market and instance["InstanceType"][0] in _STANDARD:
             cpu = instance.get("CpuOptions") or {}
             used += int(cpu.get("CoreCount", 1)) * int(cpu.get("ThreadsPerCore", 2))
-    largest = max((m.cpu for m in map(capacity.machine, nodes.instance_types) if m is not None), default=None)
-    if largest is None:
-        yield Finding("unknown", f"vCPU of {', '.join(nodes.instance_types)} are not known to this program")
-        return
+    found = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
+    largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in found)
     yield _room(stack, client, VCPU[nodes.capacity], used, nodes.max * largest)
 
 
-def check_addresses(stack: Stack, client: Client) -> Iterator[Finding]:
-    """Elastic addresses of the NAT gateways."""
-    network = stack.settings.network
-    if network.vpc_id != "" or network.nat == "none" or stack.settings.compute == "off":
+def check_network(stack: Stack, client: Client) -> Findings:
+    """One more VPC with the addresses of its NAT gateways, or the existing one."""
+    network, ec2 = stack.settings.network, client("ec2")
+    found = [vpc for page in ec2.get_paginator("describe_vpcs").paginate() for vpc in page["Vpcs"]]
+    if network.vpc_id != "":
+        if network.vpc_id not in {vpc["VpcId"] for vpc in found}:
+            yield bad(f"network.vpcId {network.vpc_id} is not in {stack.region}", "correct it or aws:region")
         return
-    held = _others(stack, client("ec2").describe_addresses()["Addresses"])
-    needed = 1 if network.nat == "single" else len(network.availability_zones) or network.zones
-    yield _room(stack, client, ADDRESSES, len(held), needed)
+    yield _room(stack, client, VPCS, len(_others(stack, found)), 1)
+    if network.nat != "none" and stack.settings.compute == "on":
+        held = _others(stack, ec2.describe_addresses()["Addresses"])
+        needed = 1 if network.nat == "single" else len(network.availability_zones) or network.zones
+        yield _room(stack, client, ADDRESSES, len(held), needed)
 
 
-def check_vpcs(stack: Stack, client: Client) -> Iterator[Finding]:
-    """One more VPC, or the existing one."""
-    pages = client("ec2").get_paginator("describe_vpcs").paginate()
-    found = [vpc for page in pages for vpc in page["Vpcs"]]
-    wanted = stack.settings.network.vpc_id
-    if wanted == "":
-        yield _room(stack, client, VPCS, len(_others(stack, found)), 1)
-    elif wanted not in {vpc["VpcId"] for vpc in found}:
-        yield Finding("bad", f"network.vpcId {wanted} is not in {stack.region}", "correct it or aws:region")
-
-
-# Named by a setting, and not there: the code of each service's refusal.
-_ABSENT = ("InvalidKeyPair.NotFound", "NotFoundException", "NoSuchHostedZone")
-
-
-def check_existing(stack: Stack, client: Client) -> Iterator[Finding]:
+def check_existing(stack: Stack, client: Client) -> Findings:
     """What the settings name as being there already: key pair, key and public zone."""
     settings = stack.settings
     pair, key, zone = settings.nodes.ssh_key_name, settings.kms.key_arn, settings.dns.public_zone_id
@@ -231,61 +260,51 @@ def check_existing(stack: Stack, client: Client) -> Iterator[Finding]:
         except ClientError as error:
             if error.response["Error"]["Code"] not in _ABSENT:
                 raise
-            yield Finding("bad", f"{setting} {name} is not there", mend)
+            yield bad(f"{setting} {name} is not there", mend)
             continue
         state = found.get("KeyMetadata", {}).get("KeyState", "Enabled")
         if state == "Enabled":
-            yield Finding("ok", f"{setting} {name}")
+            yield ok(f"{setting} {name}")
         else:
-            yield Finding("bad", f"{setting} {name} is {state}", f"enable the key, or {mend}")
+            yield bad(f"{setting} {name} is {state}", f"enable the key, or {mend}")
 
 
-def check_actions(_: Stack, client: Client) -> Iterator[Finding]:
-    """The caller may do what the program does: asks IAM's simulator, which makes no call."""
-    arn = role_of(client("sts").get_caller_identity()["Arn"])
+def check_actions(_: Stack, client: Client) -> Findings:
+    """The caller may do what the program and these commands do: asks IAM's simulator, which makes no call."""
+    arn = myself(client)
     if arn.endswith(":root"):
-        yield Finding(
-            "warn",
-            "these are the account's root credentials",
-            "use a role; make iam-policy prints its policy",
-        )
+        yield warn("these are the account's root credentials", "use a role; make iam-policy has its policies")
         return
-    if ":role/" in arn:
-        # The session's ARN has lost the role's path, which the simulator wants.
-        arn = client("iam").get_role(RoleName=arn.rpartition("/")[2])["Role"]["Arn"]
-    statements = json.loads(policies.deployer())["Statement"]
-    actions = sorted({action for s in statements for action in s["Action"] if "Condition" not in s})
-    denied = []
+    # The simulator knows no service that a role is handed to, so it would deny this one.
+    actions = [action for action in deployer_actions.actions() if action != "iam:PassRole"]
+    denied: list[str] = []
     for start in range(0, len(actions), _ACTIONS_A_CALL):
         asked = {"PolicySourceArn": arn, "ActionNames": actions[start : start + _ACTIONS_A_CALL]}
         for page in client("iam").get_paginator("simulate_principal_policy").paginate(**asked):
-            denied += [
-                r["EvalActionName"] for r in page["EvaluationResults"] if r["EvalDecision"] != "allowed"
-            ]
+            results = page["EvaluationResults"]
+            denied += [r["EvalActionName"] for r in results if r["EvalDecision"] != "allowed"]
     if denied:
         more = f" and {len(denied) - 8} more" if len(denied) > 8 else ""
-        yield Finding(
-            "bad",
-            f"{len(denied)} of {len(actions)} IAM actions are missing: {', '.join(sorted(denied)[:8])}{more}",
-            "attach the policy that `make iam-policy` prints",
-        )
+        listed = ", ".join(sorted(denied)[:8])
+        told = f"{len(denied)} of {len(actions)} IAM actions are missing: {listed}{more}"
+        yield bad(told, "attach the policies that `make iam-policy` writes")
     else:
-        yield Finding("ok", f"all {len(actions)} IAM actions are allowed")
+        yield ok(f"all {len(actions)} IAM actions are allowed")
 
 
-def check_image(stack: Stack, client: Client) -> Iterator[Finding]:
+def check_image(stack: Stack, client: Client) -> Findings:
     """The image is set, and the registry has it."""
     image = stack.settings.image
     mend = f"make push STACK={stack.name}"
     if image == "":
         told = "no image is set: up makes everything but the release"
-        yield Finding("warn", told, f"pulumi up --stack {stack.name}, then {mend}, then pulumi up again")
+        yield warn(told, f"pulumi up --stack {stack.name}, then {mend}, then pulumi up again")
         return
     found = re.fullmatch(
         r"(\d+)\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^@:]+)(?:@(sha256:\w+)|:(.+))", image
     )
     if found is None:
-        yield Finding("unknown", f"{image} is not in ECR, so it was not looked for")
+        yield unknown(f"{image} is not in ECR, so it was not looked for")
         return
     account, _, name, digest, tag = found.groups()
     ecr = client("ecr")
@@ -293,36 +312,30 @@ def check_image(stack: Stack, client: Client) -> Iterator[Finding]:
         wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
         ecr.describe_images(registryId=account, repositoryName=name, imageIds=[wanted])
     except (ecr.exceptions.ImageNotFoundException, ecr.exceptions.RepositoryNotFoundException):
-        yield Finding("bad", f"{image} is not in the registry: pods could not pull it", mend)
+        yield bad(f"{image} is not in the registry: pods could not pull it", mend)
     else:
-        yield Finding("ok", f"image {image}")
+        yield ok(f"image {image}")
 
 
 CHECKS: tuple[Check, ...] = (
-    check_admin,
-    check_region,
-    check_types,
-    check_vcpu,
-    check_addresses,
-    check_vpcs,
-    check_existing,
-    check_actions,
-    check_image,
+    *(check_principals, check_api, check_region, check_types, check_vcpu, check_network, check_existing),
+    *(check_actions, check_image),
 )
 
 
 def _safely(check: Check, stack: Stack, client: Client) -> list[Finding]:
-    name = check.__name__.removeprefix("check_")
+    name, found = check.__name__.removeprefix("check_"), list[Finding]()
     try:
-        return list(check(stack, client))
+        found.extend(check(stack, client))
     except ClientError as error:
-        said = error.response["Error"]
+        said, mend = error.response["Error"], "attach the policies that `make iam-policy` writes"
         if said["Code"] in _NO_ACCESS:
-            mend = "make iam-policy prints what a deployer needs; doctor itself also asks for quotas and IAM"
-            return [Finding("unknown", f"{name}: may not look: {error.operation_name} is refused", mend)]
-        return [Finding("unknown", f"{name}: {said['Code']}: {said['Message']}")]
+            found.append(unknown(f"{name}: may not look: {error.operation_name} is refused", mend))
+        else:
+            found.append(unknown(f"{name}: {said['Code']}: {said['Message']}"))
     except (BotoCoreError, NotImplementedError) as error:
-        return [Finding("unknown", f"{name}: {' '.join(str(error).split())}")]
+        found.append(unknown(f"{name}: {' '.join(str(error).split())}"))
+    return found
 
 
 def examine(stack: Stack, client: Client) -> list[Finding]:

@@ -76,11 +76,8 @@ def comment(report: Report) -> str:
             f"({report.unreachable}). What follows is AWS only."
         )
     room = LIMIT - sum(map(len, head)) - 500
-    changes = (
-        "The rendered chart does not change."
-        if report.chart == ""
-        else fenced(report.chart, "diff", room // 2)
-    )
+    changed = report.chart != ""
+    changes = fenced(report.chart, "diff", room // 2) if changed else "The rendered chart does not change."
     shown = fenced(report.preview, "diff", room - min(len(report.chart), room // 2))
     return "\n\n".join([*head, shown, "### Rendered chart, base → head", changes]) + "\n"
 
@@ -114,14 +111,8 @@ def preview(stack: str, folder: Path) -> tuple[int, str, str]:
         known = {}
     # Before the first `up`, and with compute off, there is no cluster: nothing is left out then.
     why = unreachable(known["kubeconfig"]) if "kubeconfig" in known else ""
-    done = subprocess.run(
-        preview_argv(stack, without_cluster=why != ""),
-        cwd=folder,
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    argv, pipe = preview_argv(stack, without_cluster=why != ""), subprocess.PIPE
+    done = subprocess.run(argv, cwd=folder, check=False, text=True, stdout=pipe, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout, why
 
 

@@ -109,7 +109,7 @@ def build_and_push(
         if login is not None:
             secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
             auths[reference.partition("/")[0]] = {"auth": secret}
-        (config / "config.json").write_text(json.dumps({"auths": auths}), encoding="utf-8")
+        _configure(config, auths)
         run(push_argv(tool, reference, config, tls=tls), context, env=dict(os.environ))
         if tool == "buildah":
             return (config / "digest").read_text(encoding="utf-8").strip()
@@ -121,6 +121,22 @@ def build_and_push(
     raise CommandError(
         f"{reference} was pushed, but docker does not know its digest; push again with buildah"
     )
+
+
+def _configure(folder: Path, auths: dict[str, Any]) -> None:
+    """The person's own docker configuration with these logins for all others.
+
+    The context stays, by which docker finds its daemon: Docker Desktop's and colima's are no default ones.
+    """
+    own = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    try:
+        known = json.loads((own / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        known = {}
+    kept = {key: value for key, value in known.items() if key not in ("credsStore", "credHelpers")}
+    (folder / "config.json").write_text(json.dumps({**kept, "auths": auths}), encoding="utf-8")
+    if (own / "contexts").is_dir():
+        (folder / "contexts").symlink_to(own.resolve() / "contexts")
 
 
 def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:

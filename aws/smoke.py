@@ -7,17 +7,17 @@ destroy and the search for residue still run, unless the person keeps the stack.
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aws import destroy
 from aws.stack import Client, CommandError, Stack, outputs, run
 
 # An hour for a training that takes some minutes; nodes that never come end it before that.
 TRAINING_SECONDS = 3600
-
-Run = Callable[[Sequence[str]], None]
 
 
 def residue(stack: Stack, client: Client) -> list[str]:
@@ -46,57 +46,39 @@ def _gone(arn: str, client: Client) -> bool:
     return False
 
 
-def steps(
-    stack: str, python: str, base: str, results: Path, kubeconfig: Path
-) -> Iterator[tuple[str, list[str]]]:
-    """Name and command of each step up to the results. Pure.
-
-    `kubeconfig` is written before the step `train`, from the stack's output.
-    """
-    up = ["pulumi", "up", "--yes", "--skip-preview", "--non-interactive", "--stack", stack]
-    access = ["--kubeconfig", str(kubeconfig)]
-    yield "everything but the release", up
-    yield "image", [python, "-m", "aws", "push", "--stack", stack, "--base", base]
-    yield "release", up
-    waiting = ["wait", "--timeout", str(TRAINING_SECONDS), *access]
-    yield "train", [python, "-m", "launcher", *waiting]
-    yield "results", [python, "-m", "launcher", "results", "--to", str(results), *access]
-
-
-def destroy_argv(stack: str) -> list[str]:
-    """Removes the stack's resources; its settings and history stay."""
-    return ["pulumi", "destroy", "--yes", "--skip-preview", "--non-interactive", "--stack", stack]
-
-
 def smoke(
-    stack: Stack,
-    client: Client,
-    *,
-    python: str,
-    base: str,
-    results: Path,
-    say: Callable[[str], None],
-    keep: bool,
+    stack: Stack, client: Client, *, base: str, results: Path, say: Callable[[str], None], keep: bool
 ) -> list[str]:
-    """The whole round; returns the residue (nothing was looked for with `keep`).
+    """The whole round; returns the residue (nothing is removed nor looked for with `keep`).
 
     Raises:
-        CommandError: a step failed; the destroy ran nevertheless.
+        CommandError: a step failed; the destroy and the search ran nevertheless.
     """
-
-    def do(argv: Sequence[str]) -> None:
-        run(argv, stack.folder)
-
+    up = ["pulumi", "up", "--yes", "--skip-preview", "--non-interactive", "--stack", stack.name]
+    launcher, left = [sys.executable, "-m", "launcher"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
         kubeconfig = Path(made) / "kubeconfig"
-        return rounds(
-            list(steps(stack.name, python, base, results, kubeconfig)),
-            do=do,
-            connect=lambda: write_kubeconfig(outputs(stack.folder, stack.name), kubeconfig),
-            destroy=None if keep else destroy_argv(stack.name),
-            search=lambda: residue(stack, client),
-            say=say,
-        )
+        access = ["--kubeconfig", str(kubeconfig)]
+        steps = {
+            "everything but the release": up,
+            "image": [sys.executable, "-m", "aws", "push", "--stack", stack.name, "--base", base],
+            "release": up,
+            "train": [*launcher, "wait", "--timeout", str(TRAINING_SECONDS), *access],
+            "results": [*launcher, "results", "--to", str(results), *access],
+        }
+        try:
+            for name, argv in steps.items():
+                say(name)
+                if name == "train":
+                    write_kubeconfig(outputs(stack.folder, stack.name), kubeconfig)
+                run(argv, stack.folder)
+        finally:
+            if not keep:
+                say("destroy")
+                run(destroy.argv(stack.name), stack.folder)
+                say("residue by tag")
+                left = residue(stack, client)
+    return left
 
 
 def write_kubeconfig(known: dict[str, Any], path: Path) -> None:
@@ -106,29 +88,3 @@ def write_kubeconfig(known: dict[str, Any], path: Path) -> None:
         raise CommandError("the stack has no output kubeconfig: is compute off?")
     path.touch(mode=0o600)
     path.write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")
-
-
-def rounds(
-    listed: list[tuple[str, list[str]]],
-    *,
-    do: Run,
-    connect: Callable[[], None],
-    destroy: list[str] | None,
-    search: Callable[[], list[str]],
-    say: Callable[[str], None],
-) -> list[str]:
-    """Runs the steps in order, then destroys and searches whatever happened before."""
-    try:
-        for name, argv in listed:
-            say(name)
-            if name == "train":
-                connect()
-            do(argv)
-    finally:
-        left: list[str] = []
-        if destroy is not None:
-            say("destroy")
-            do(destroy)
-            say("residue by tag")
-            left = search()
-    return left

@@ -7,6 +7,7 @@ backend. Outputs and changes go through the `pulumi` command.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import threading
@@ -23,6 +24,7 @@ from infra.settings import PROJECT, Settings, load
 
 # Answers in seconds or not at all: two tries, five seconds to connect, ten for the answer.
 _CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+_OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 Client = Callable[[str], Any]
 """Service name → boto3 client of the stack's region."""
@@ -47,10 +49,6 @@ class Stack:
         return {"Project": PROJECT, "Stack": self.name}
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
     """`namespace:key` → text of a stack's file, with changes such as `nodes.desired=1` laid over it.
 
@@ -73,29 +71,31 @@ def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict
         raise CommandError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from error
     found = {key if ":" in key else f"{PROJECT}:{key}": value for key, value in found.items()}
     for change in changes:
-        key, equals, value = change.partition("=")
-        if equals == "" or key == "":
+        name, equals, text = change.partition("=")
+        if equals == "" or name == "":
             raise CommandError(f"{change!r} is no change; write KEY=VALUE, such as nodes.desired=1")
-        if key == "aws:region":
-            found[key] = value
-            continue
-        first, *rest = key.removeprefix(f"{PROJECT}:").split(".")
-        loaded_value = yaml.safe_load(value)
-        if rest:
-            found[f"{PROJECT}:{first}"] = _set(found.get(f"{PROJECT}:{first}") or {}, rest, loaded_value)
-        else:
-            found[f"{PROJECT}:{first}"] = loaded_value
-    return {k: _text(v) for k, v in found.items() if not (isinstance(v, dict) and set(v) == {"secure"})}
+        first, *rest = name.split(".")
+        key = first if ":" in first else f"{PROJECT}:{first}"
+        found[key] = _laid_over(found.get(key), rest, yaml.safe_load(text))
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in found.items()
+        if not (isinstance(value, dict) and set(value) == {"secure"})
+    }
 
 
-def _set(base: Any, path: list[str], value: object) -> dict[str, Any]:
-    below = dict(base) if isinstance(base, dict) else {}
-    below[path[0]] = value if len(path) == 1 else _set(below.get(path[0]), path[1:], value)
-    return below
+def _laid_over(base: Any, path: list[str], value: object) -> Any:
+    if not path:
+        return value
+    below = base if isinstance(base, dict) else {}
+    return {**below, path[0]: _laid_over(below.get(path[0]), path[1:], value)}
 
 
 def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
     """A stack of target aws.
+
+    From then on this process, and every command that it runs, asks AWS with the stack's `aws:profile`, as the
+    provider does: keys in the environment would win over a profile, so they are taken out.
 
     Raises:
         CommandError: see `configuration`; or the stack is of another target.
@@ -105,7 +105,16 @@ def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
     settings = load(config)
     if settings.target != "aws":
         raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
+    if config.get("aws:profile"):
+        os.environ["AWS_PROFILE"] = config["aws:profile"]
+        for name in _OTHER_CREDENTIALS:
+            os.environ.pop(name, None)
     return Stack(stack, folder, config.get("aws:region", ""), settings)
+
+
+def partition(region: str) -> str:
+    """The part of AWS that a region belongs to, as ARNs name it."""
+    return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rpartition("-")[0].rpartition("-")[0], "aws")
 
 
 def clients(region: str) -> Client:

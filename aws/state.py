@@ -6,17 +6,15 @@ changes only what is not as it should be.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from aws.stack import Client
+from aws.stack import Client, partition
 from infra import policies
 
-ALIAS = "alias/paddle-training-state"
 # Old versions of a state are its undo; this many days of them.
 KEEP_DAYS = 90
 # IAM and KMS answer by several machines: a new key may be unknown to the next call for some seconds.
@@ -40,20 +38,20 @@ def prepare(client: Client, region: str) -> State:
         ClientError: AWS refuses a step; nothing is undone, and a second run goes on.
     """
     account = client("sts").get_caller_identity()["Account"]
-    bucket = f"paddle-training-state-{account}-{region}"
+    bucket = f"{policies.STATE_BUCKETS}{account}-{region}"
     key = _key(client("kms"))
     _bucket(client("s3"), bucket, region, account, key)
     return State(
         bucket=bucket,
         backend=f"s3://{bucket}?region={region}&awssdk=v2",
-        secrets=f"awskms://{ALIAS}?region={region}&awssdk=v2",
+        secrets=f"awskms://{policies.STATE_ALIAS}?region={region}&awssdk=v2",
     )
 
 
 def _key(kms: Any) -> str:
     pages = kms.get_paginator("list_aliases").paginate()
     known = {a["AliasName"]: a.get("TargetKeyId") for page in pages for a in page["Aliases"]}
-    key = known.get(ALIAS)
+    key = known.get(policies.STATE_ALIAS)
     if key is None:
         tags = [{"TagKey": k, "TagValue": v} for k, v in _TAGS.items()]
         about = "Secrets in Pulumi's state of paddle-training"
@@ -61,7 +59,7 @@ def _key(kms: Any) -> str:
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:
-                kms.create_alias(AliasName=ALIAS, TargetKeyId=key)
+                kms.create_alias(AliasName=policies.STATE_ALIAS, TargetKeyId=key)
                 break
             except kms.exceptions.NotFoundException:
                 if time.monotonic() > deadline:
@@ -99,11 +97,8 @@ def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
         "NoncurrentVersionExpiration": {"NoncurrentDays": KEEP_DAYS},
     }
     s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [old]})
-    partition = (
-        "aws-cn" if region.startswith("cn-") else "aws-us-gov" if region.startswith("us-gov-") else "aws"
-    )
-    document = json.loads(policies.bucket_policy(f"arn:{partition}:s3:::{name}"))
-    s3.put_bucket_policy(Bucket=name, Policy=json.dumps(document))
+    document = policies.bucket_policy(f"arn:{partition(region)}:s3:::{name}")
+    s3.put_bucket_policy(Bucket=name, Policy=document)
     tags = [{"Key": k, "Value": v} for k, v in _TAGS.items()]
     s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags})
 

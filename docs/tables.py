@@ -1,4 +1,4 @@
-"""Writes the README's tables of settings from their sources: `Pulumi.yaml` and the chart's schema.
+"""Writes the README's tables of settings from their sources: `infra/settings.py` and the chart's schema.
 
 python docs/tables.py           rewrites README.md
 python docs/tables.py --check   exits 1 if it would change
@@ -12,9 +12,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from infra import reading, settings  # noqa: E402
+
 README = ROOT / "README.md"
 
 
@@ -34,15 +36,14 @@ def table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def stack_rows(project: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+def stack_rows() -> Iterator[tuple[str, ...]]:
     """One row a setting of the stack: objects by their keys."""
-    for key, setting in project["config"].items():
-        value = setting["default"]
+    for key, description, value in reading.described(settings.Settings):
         if isinstance(value, dict) and value:
             shown = ", ".join(f"`{name}` {default(item)}" for name, item in value.items())
         else:
             shown = default(value)
-        yield f"`{key}`", cell(setting["description"]), shown
+        yield f"`{key}`", cell(description), shown
 
 
 def value_rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, ...]]:
@@ -69,11 +70,8 @@ def replaced(text: str, name: str, content: str) -> str:
 
 def generate(text: str) -> str:
     """The README with its tables made anew."""
-    project = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
     schema = json.loads((ROOT / "charts/paddle-training/values.schema.json").read_text())
-    text = replaced(
-        text, "stack settings", table(("setting", "what it does", "default"), stack_rows(project))
-    )
+    text = replaced(text, "stack settings", table(("setting", "what it does", "default"), stack_rows()))
     return replaced(text, "chart values", table(("value", "what it does", "default"), value_rows(schema)))
 
 

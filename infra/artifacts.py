@@ -8,9 +8,9 @@ from pathlib import Path
 import pulumi
 import pulumi_aws as aws
 
-from infra import naming, policies
-from infra.aws_settings import Artifacts as ArtifactsSettings
+from infra import kept, naming, policies
 from infra.context import Context
+from infra.settings import Artifacts as ArtifactsSettings
 
 # Parts of an upload that was broken off cost money and are seen by nobody.
 BROKEN_UPLOAD_DAYS = 7
@@ -32,11 +32,14 @@ class Artifacts(pulumi.ComponentResource):
         self, context: Context, args: ArtifactsArgs, opts: pulumi.ResourceOptions | None = None
     ) -> None:
         super().__init__("paddle:infra:Artifacts", context.named("artifacts"), None, opts)
-        kept = context.keep(self)
+        keep = context.keep(self)
         name = context.named("artifacts")
         # An unprotected bucket is emptied by its removal; a protected one is kept with all that guards it.
         bucket = aws.s3.Bucket(
-            name, force_destroy=not context.protect, tags=context.tagged("artifacts"), opts=kept
+            name,
+            force_destroy=not context.protect,
+            tags=context.tagged("artifacts"),
+            opts=context.keep(self, kept.BUCKET),
         )
         block = aws.s3.BucketPublicAccessBlock(
             name,
@@ -45,10 +48,10 @@ class Artifacts(pulumi.ComponentResource):
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=kept,
+            opts=keep,
         )
         aws.s3.BucketOwnershipControls(
-            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=kept
+            name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=keep
         )
         encryption = aws.s3.BucketServerSideEncryptionConfiguration(
             name,
@@ -62,10 +65,10 @@ class Artifacts(pulumi.ComponentResource):
                     },
                 }
             ],
-            opts=kept,
+            opts=keep,
         )
         versioning = aws.s3.BucketVersioning(
-            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=kept
+            name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=keep
         )
         aws.s3.BucketLifecycleConfiguration(
             name,
@@ -79,16 +82,14 @@ class Artifacts(pulumi.ComponentResource):
                     "abort_incomplete_multipart_upload": {"days_after_initiation": BROKEN_UPLOAD_DAYS},
                 }
             ],
-            opts=pulumi.ResourceOptions(
-                parent=self, depends_on=[versioning], retain_on_delete=context.protect
-            ),
+            opts=context.keep(self, depends_on=[versioning]),
         )
         # Two changes of one bucket's access at once are refused by S3.
         aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
             policy=bucket.arn.apply(policies.bucket_policy),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[block], retain_on_delete=context.protect),
+            opts=context.keep(self, depends_on=[block]),
         )
         for key, path in args.settings.uploads.items():
             file = args.project_folder / path
@@ -100,10 +101,9 @@ class Artifacts(pulumi.ComponentResource):
                 key=key,
                 source=pulumi.FileAsset(path),
                 source_hash=naming.file_digest(file),
-                tags=context.tagged(f"object-{key.replace('/', '-')}"),
-                opts=pulumi.ResourceOptions(
-                    parent=self, depends_on=[encryption, versioning], retain_on_delete=context.protect
-                ),
+                # An object takes ten tags, so that it carries the stack's own only.
+                tags={**context.own_tags, "Name": context.named(f"object-{key.replace('/', '-')}")},
+                opts=context.keep(self, depends_on=[encryption, versioning]),
             )
         self.arn = bucket.arn
         self.bucket = bucket.bucket

@@ -6,8 +6,8 @@ Precedence, weakest first, as with `helm -f`: what the stack knows (image, stora
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ class Facts:
     access_point_id: str = ""
     file_system_host: str = ""
     bucket: str = ""
-    network_cidrs: Sequence[str] = field(default_factory=tuple)
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,17 +56,8 @@ def read_file(path: Path, key: str) -> dict[str, Any]:
     """
 
     def refuse(reason: str) -> SettingsError:
-        return SettingsError(
-            [
-                Problem(
-                    key,
-                    str(path),
-                    "a YAML file with a mapping of values",
-                    reason,
-                    "correct the path or the file",
-                )
-            ]
-        )
+        limit, mend = "a YAML file with a mapping of values", "correct the path or the file"
+        return SettingsError([Problem(key, str(path), limit, reason, mend)])
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -136,7 +126,5 @@ def build(settings: Settings, facts: Facts, own: Mapping[str, Any]) -> dict[str,
         own: the person's values, from `own_values`.
     """
     known: dict[str, Any] = {"image": facts.image, "storage": storage_values(settings, facts)}
-    if facts.network_cidrs:
-        known["networkPolicy"] = {"storageCidrs": list(facts.network_cidrs)}
     filled: dict[str, Any] = _fill(merge(known, own), facts.bucket)
     return filled

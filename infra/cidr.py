@@ -14,8 +14,6 @@ from dataclasses import dataclass
 # AWS takes VPCs of /16 to /28. A /22 leaves 123 addresses in a private subnet; pods take theirs from there.
 LARGEST_VPC = 16
 SMALLEST_VPC = 22
-# AWS keeps five addresses of every subnet: network, router, DNS, one for later, broadcast.
-RESERVED_PER_SUBNET = 5
 # EKS takes service networks of /12 to /24, in private ranges.
 LARGEST_SERVICE = 12
 SMALLEST_SERVICE = 24
@@ -44,11 +42,6 @@ def plan(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
     blocks = list(network.subnets(prefixlen_diff=3))
     publics = list(blocks[-1].subnets(prefixlen_diff=3))
     return tuple(SubnetPlan(str(blocks[zone]), str(publics[zone])) for zone in range(zones))
-
-
-def usable(cidr: str) -> int:
-    """Addresses of a subnet that AWS leaves to its user."""
-    return max(0, ipaddress.IPv4Network(cidr).num_addresses - RESERVED_PER_SUBNET)
 
 
 def overlap(one: str, other: str) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies, versions
-from infra.aws_settings import Cluster as ClusterSettings
+from infra import kept, policies, versions
 from infra.context import Context, allow, attach, role
+from infra.settings import Cluster as ClusterSettings
 
 LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
-# Sees everything, secrets too: the releases that a preview compares are stored in secrets.
-VIEW_POLICY = "AmazonEKSAdminViewPolicy"
+# Sees no Secrets: a preview compares a release with the stack's state; only a refresh reads the release.
+VIEW_POLICY = "AmazonEKSViewPolicy"
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,26 @@ class ClusterArgs:
     service_cidr: str
     key_arn: pulumi.Input[str]
     settings: ClusterSettings
+    logs: pulumi.Resource
+
+
+class Logs(pulumi.ComponentResource):
+    """paddle:infra:Logs: the control plane's log group, which outlives the cluster.
+
+    The cluster would make it itself, without an end to what it keeps; and makes it again when it is removed
+    while its last lines come in.
+    """
+
+    def __init__(self, context: Context, days: int, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("paddle:infra:Logs", context.named("logs"), None, opts)
+        self.group = aws.cloudwatch.LogGroup(
+            context.named("logs"),
+            name=f"/aws/eks/{context.prefix}/cluster",
+            retention_in_days=days,
+            tags=context.tagged("logs"),
+            opts=context.keep(self, kept.LOGS),
+        )
+        self.register_outputs({"name": self.group.name})
 
 
 class Cluster(pulumi.ComponentResource):
@@ -40,20 +60,12 @@ class Cluster(pulumi.ComponentResource):
     ) -> None:
         super().__init__("paddle:infra:Cluster", context.named("cluster"), None, opts)
         self._context = context
-        own = pulumi.ResourceOptions(parent=self)
+        self._version = args.settings.version
         settings = args.settings
         service_role = role(context, "cluster", "eks.amazonaws.com", self)
         attached = attach(context, "cluster", service_role, "AmazonEKSClusterPolicy", self)
         use = pulumi.Output.from_input(args.key_arn).apply(policies.use_key)
         key_use = allow(context, "cluster-key", service_role, use, self)
-        # Before the cluster, which would make it itself, without an end to what it keeps.
-        logs = aws.cloudwatch.LogGroup(
-            context.named("logs"),
-            name=f"/aws/eks/{context.prefix}/cluster",
-            retention_in_days=settings.log_retention_days,
-            tags=context.tagged("logs"),
-            opts=own,
-        )
         public = len(settings.public_cidrs) > 0
         self.cluster = aws.eks.Cluster(
             context.named("cluster"),
@@ -78,7 +90,7 @@ class Cluster(pulumi.ComponentResource):
                 "public_access_cidrs": list(settings.public_cidrs) if public else None,
             },
             tags=context.tagged("cluster"),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_use, logs]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_use, args.logs]),
         )
         self.name = self.cluster.name
         self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(
@@ -120,13 +132,21 @@ class Cluster(pulumi.ComponentResource):
         return [entry, association]
 
     def addon(
-        self, name: str, configuration: dict[str, object] | None, after: Sequence[pulumi.Resource]
+        self, name: str, configuration: Mapping[str, object] | None, after: Sequence[pulumi.Resource]
     ) -> aws.eks.Addon:
-        """One EKS add-on, made after and removed before what it depends on."""
+        """One EKS add-on, made after and removed before what it depends on.
+
+        Its version is the one that AWS chooses for the cluster's, asked for so that a preview shows it.
+        """
+        chosen = aws.eks.get_addon_version_output(
+            addon_name=name, kubernetes_version=self._version, opts=pulumi.InvokeOptions(parent=self)
+        )
         return aws.eks.Addon(
             self._context.named(name),
+            # The cluster's own output, so that a new version comes behind the control plane's.
             cluster_name=self.cluster.name,
             addon_name=name,
+            addon_version=chosen.version,
             configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
             resolve_conflicts_on_create="OVERWRITE",
             resolve_conflicts_on_update="OVERWRITE",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import policies
+from infra.kept import Kept
 
 
 @dataclass(frozen=True)
@@ -17,21 +19,24 @@ class Context:
 
     Attributes:
         prefix: what every name begins with; carries project and stack.
-        tags: the one tag set.
+        tags: the one tag set; own_tags: the part that is not the person's.
         region, account, partition: where everything is.
-        protect: whether destroy keeps file system, bucket, registry and their key.
+        protect: whether destroy keeps file system, bucket, registry, their key and the logs.
+        kept: what an earlier destroy kept, to be used again.
         permissions_boundary: ARN of every role's boundary, or empty.
         iam_path: path of every role.
     """
 
     prefix: str
     tags: Mapping[str, str]
+    own_tags: Mapping[str, str]
     region: str
     account: str
     partition: str
     protect: bool
     permissions_boundary: str
     iam_path: str
+    kept: Kept
 
     def named(self, part: str) -> str:
         """The name of a part of the stack."""
@@ -41,13 +46,14 @@ class Context:
         """The tag set of a resource, with its name as AWS consoles show it."""
         return {**self.tags, "Name": self.named(part)}
 
-    def keep(self, parent: pulumi.Resource) -> pulumi.ResourceOptions:
-        """Options of a resource that holds a person's data: a protected one outlives its stack."""
-        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect)
+    def keep(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
+        """Options of a resource that holds a person's data, and of all that guards it.
 
-    def arn(self, service: str, resource: str) -> str:
-        """ARN of something in this account and region."""
-        return f"arn:{self.partition}:{service}:{self.region}:{self.account}:{resource}"
+        A protected one outlives its stack, and is found again by its `part` and imported.
+        """
+        if part in self.kept.ids:
+            more["import_"] = self.kept.ids[part]
+        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect, **more)
 
     def principal(self, name: str) -> str:
         """`role/NAME` or `user/NAME` as an ARN of this account; an ARN stays as it is."""
@@ -89,28 +95,4 @@ def allow(
     """Gives a role a policy of its own."""
     return aws.iam.RolePolicy(
         context.named(part), role=to.name, policy=policy, opts=pulumi.ResourceOptions(parent=parent)
-    )
-
-
-def rule_in(
-    name: str,
-    *,
-    group: pulumi.Input[str],
-    port: int,
-    source: pulumi.Input[str],
-    why: str,
-    opts: pulumi.ResourceOptions,
-    tags: Mapping[str, str],
-) -> aws.vpc.SecurityGroupIngressRule:
-    """Lets one security group reach one TCP port of another."""
-    return aws.vpc.SecurityGroupIngressRule(
-        name,
-        security_group_id=group,
-        referenced_security_group_id=source,
-        ip_protocol="tcp",
-        from_port=port,
-        to_port=port,
-        description=why,
-        tags=dict(tags),
-        opts=opts,
     )

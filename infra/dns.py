@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra.aws_settings import Dns as DnsSettings
 from infra.context import Context
+from infra.settings import Dns as DnsSettings
 
 # A mount or a kubeconfig that resolves a name again within a minute finds what has been replaced.
 TTL_SECONDS = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
+from infra import kept, policies
 from infra.context import Context
 
 # The longest that KMS waits: who destroys a stack by mistake has a month to call it back.
@@ -33,7 +33,7 @@ class Key(pulumi.ComponentResource):
                 deletion_window_in_days=DELETION_WINDOW_DAYS,
                 policy=policies.key_policy(context.partition, context.account, context.region),
                 tags=context.tagged("key"),
-                opts=context.keep(self),
+                opts=context.keep(self, kept.KEY),
             )
             aws.kms.Alias(
                 context.named("key"),

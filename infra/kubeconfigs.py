@@ -12,7 +12,9 @@ def host(endpoint: str) -> str:
     return endpoint.removeprefix("https://").rstrip("/")
 
 
-def kubeconfig(endpoint: str, authority: str, cluster: str, region: str, external_name: str = "") -> str:
+def kubeconfig(
+    endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = "", profile: str = ""
+) -> str:
     """A kubeconfig as JSON (which is YAML), the same for every clone and person.
 
     Args:
@@ -21,8 +23,9 @@ def kubeconfig(endpoint: str, authority: str, cluster: str, region: str, externa
         cluster: the cluster's name.
         region: its region.
         external_name: another name of the API server. Its certificate does not carry that name, so the
-            kubeconfig
-            asks for the one that it does carry.
+            kubeconfig asks for the one that it does carry.
+        profile: the stack's `aws:profile`, so that tokens are asked for as the provider asks; empty: whatever
+            the environment says.
     """
     server: dict[str, str] = {"server": endpoint, "certificate-authority-data": authority}
     if external_name != "":
@@ -30,7 +33,8 @@ def kubeconfig(endpoint: str, authority: str, cluster: str, region: str, externa
     login = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "aws",
-        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"],
+        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"]
+        + (["--profile", profile] if profile != "" else []),
         "interactiveMode": "Never",
         "provideClusterInfo": False,
     }

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from infra.problems import Problem, SettingsError
+
 LAUNCHER_PLACEHOLDER = "{launcher}"
 # 12 hex digits are 48 bits: no two versions of one folder meet by chance, and the tag stays readable.
 SHORT_DIGEST = 12
@@ -56,6 +58,27 @@ def prefix(project: str, stack: str) -> str:
     Characters that AWS names do not take become dashes: `org/dev.1` → `org-dev-1`.
     """
     return re.sub(r"[^a-z0-9-]+", "-", f"{project}-{stack}".lower()).strip("-")
+
+
+# The bucket's name is the tightest: 63 characters with `-artifacts` and the provider's eight.
+LONGEST_PREFIX = 45
+
+
+def refuse_long(project: str, stack: str) -> None:
+    """Names longer than AWS takes would fail in the middle of `up`.
+
+    Raises:
+        SettingsError: project and stack are too long together.
+    """
+    name = prefix(project, stack)
+    if len(name) > LONGEST_PREFIX:
+        limit, why = (
+            f"at most {LONGEST_PREFIX} characters",
+            "names of buckets and roles begin with it, and end at 63",
+        )
+        raise SettingsError(
+            [Problem("the stack's name", name, limit, why, "init a stack with a shorter name")]
+        )
 
 
 def tags(project: str, stack: str, own: Mapping[str, str] | None = None) -> dict[str, str]:

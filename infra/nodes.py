@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import capacity, versions
-from infra.aws_settings import Nodes as NodesSettings
 from infra.context import Context, attach, role
+from infra.settings import Nodes as NodesSettings
 
 # The least that a node needs: join the cluster, pull images, pod networking; and Session Manager in place of
 # ssh.
@@ -21,23 +22,40 @@ NODE_POLICIES = (
     "AmazonSSMManagedInstanceCore",
 )
 
+# With nodes.auto one small node stays, for DNS, the storage driver's controller and the autoscaler. They
+# ask for half a core in all: without auto a node of their own is not worth its price.
+SYSTEM_TYPES, SYSTEM_TYPES_ARM = ("t3.medium", "t3a.medium"), ("t4g.medium",)
+SYSTEM_LABELS = {"paddle-training/system": "true"}
+RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
+
+
+def image_release(version: str, arm: bool, held: str, opts: pulumi.InvokeOptions) -> pulumi.Input[str]:
+    """The machine image's release: the one that is held, else the newest, which the preview then shows."""
+    if held != "":
+        return held
+    name = RELEASES.format(version, "arm64" if arm else "x86_64")
+    found: pulumi.Output[str] = aws.ssm.get_parameter_output(name=name, opts=opts).insecure_value
+    return found
+
 
 @dataclass(frozen=True)
 class NodesArgs:
-    """`wait_for_storage`: keep pods off a node until the EFS driver runs there."""
+    """`version` is Kubernetes' minor; `wait_for_storage` keeps pods off a node until the EFS driver runs."""
 
     cluster_name: pulumi.Input[str]
-    cluster_group_id: pulumi.Input[str]
-    vpc_id: pulumi.Input[str]
     subnet_ids: Sequence[pulumi.Input[str]]
     key_arn: pulumi.Input[str]
     settings: NodesSettings
+    version: str
     wait_for_storage: bool
     after: Sequence[pulumi.Resource]
 
 
 class Nodes(pulumi.ComponentResource):
-    """paddle:infra:Nodes. The number of nodes changes in place, so 1 → 3 replaces none."""
+    """paddle:infra:Nodes. The number of nodes changes in place, so 1 → 3 replaces none.
+
+    `hosts` and `host_labels`: the group whose nodes hold what is not training, and how they are chosen.
+    """
 
     def __init__(self, context: Context, args: NodesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("paddle:infra:Nodes", context.named("nodes"), None, opts)
@@ -83,25 +101,59 @@ class Nodes(pulumi.ComponentResource):
             opts=own,
         )
         arm = capacity.is_arm(settings.instance_types[0])
+        release = image_release(args.version, arm, settings.ami_release, pulumi.InvokeOptions(parent=self))
         taint = aws.eks.NodeGroupTaintArgs(key=versions.EFS_STARTUP_TAINT, effect="NO_EXECUTE")
-        self.group = aws.eks.NodeGroup(
-            context.named("nodes"),
-            cluster_name=args.cluster_name,
-            node_role_arn=node_role.arn,
-            subnet_ids=list(args.subnet_ids)[:1] if settings.single_zone else list(args.subnet_ids),
-            ami_type="AL2023_ARM_64_STANDARD" if arm else "AL2023_x86_64_STANDARD",
+        waits = [taint] if args.wait_for_storage else []
+
+        def node_group(name: str, sizes: tuple[int, int, int], **more: Any) -> aws.eks.NodeGroup:
+            return aws.eks.NodeGroup(
+                context.named(name),
+                cluster_name=args.cluster_name,
+                version=args.version,
+                release_version=release,
+                node_role_arn=node_role.arn,
+                subnet_ids=list(args.subnet_ids)[:1] if settings.single_zone else list(args.subnet_ids),
+                ami_type="AL2023_ARM_64_STANDARD" if arm else "AL2023_x86_64_STANDARD",
+                launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
+                    id=template.id, version=template.latest_version.apply(str)
+                ),
+                scaling_config=aws.eks.NodeGroupScalingConfigArgs(
+                    min_size=sizes[0], desired_size=sizes[1], max_size=sizes[2]
+                ),
+                update_config=aws.eks.NodeGroupUpdateConfigArgs(max_unavailable=1),
+                node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
+                tags=context.tagged(name),
+                **more,
+            )
+
+        after = [*args.after, *attached]
+        self.group = node_group(
+            "nodes",
+            (settings.min, settings.desired, settings.max),
             capacity_type=settings.capacity,
             instance_types=list(settings.instance_types),
-            launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
-                id=template.id, version=template.latest_version.apply(str)
+            taints=waits or None,
+            # With auto the autoscaler decides the number.
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=after,
+                ignore_changes=["scalingConfig.desiredSize"] if settings.auto else None,
             ),
-            scaling_config=aws.eks.NodeGroupScalingConfigArgs(
-                min_size=settings.min, desired_size=settings.desired, max_size=settings.max
-            ),
-            update_config=aws.eks.NodeGroupUpdateConfigArgs(max_unavailable=1),
-            node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
-            taints=[taint] if args.wait_for_storage else None,
-            tags=context.tagged("nodes"),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[*args.after, *attached]),
         )
+        # What add-ons with pods of their own wait for, and where they are; empty: no node is there.
+        self.hosts = [self.group] if settings.desired > 0 or settings.auto else []
+        self.host_labels: dict[str, str] = {}
+        if settings.auto:
+            alone = aws.eks.NodeGroupTaintArgs(key="CriticalAddonsOnly", value="true", effect="NO_SCHEDULE")
+            self.host_labels = SYSTEM_LABELS
+            self.hosts = [
+                node_group(
+                    "system",
+                    (1, 1, 2),
+                    instance_types=list(SYSTEM_TYPES_ARM if arm else SYSTEM_TYPES),
+                    labels=SYSTEM_LABELS,
+                    taints=[*waits, alone],
+                    opts=pulumi.ResourceOptions(parent=self, depends_on=after),
+                )
+            ]
         self.register_outputs({"name": self.group.node_group_name})

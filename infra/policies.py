@@ -1,14 +1,13 @@
-"""IAM and bucket policy documents as JSON text.
-
-Pure. `python -m infra.policies deployer` prints the deployer's.
-"""
+"""IAM and bucket policy documents as JSON text. Pure."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+from infra import deployer_actions
 
 VERSION = "2012-10-17"
 
@@ -129,6 +128,28 @@ def use_key(key_arn: str) -> str:
     )
 
 
+def autoscaler(cluster: str) -> str:
+    """The autoscaler's role: looks at all groups, changes those that EKS made for this cluster."""
+    owned = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}}
+    seen = (
+        "autoscaling:DescribeAutoScalingGroups autoscaling:DescribeAutoScalingInstances "
+        "autoscaling:DescribeLaunchConfigurations autoscaling:DescribeScalingActivities "
+        "autoscaling:DescribeTags ec2:DescribeImages ec2:DescribeInstanceTypes "
+        "ec2:DescribeLaunchTemplateVersions ec2:GetInstanceTypesFromInstanceRequirements "
+        "eks:DescribeNodegroup"
+    )
+    changed = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+    return _document([_allow(seen.split(), "*"), _allow(changed, "*", Condition=owned)])
+
+
+def pod_logs() -> str:
+    """The log agent's role."""
+    names = (
+        "CreateLogGroup CreateLogStream DescribeLogGroups DescribeLogStreams PutLogEvents PutRetentionPolicy"
+    )
+    return _document([_allow([*(f"logs:{name}" for name in names.split()), "ec2:DescribeTags"], "*")])
+
+
 def registry_lifecycle(images: int) -> str:
     """Keeps the newest `images` images of a repository."""
     rule = {
@@ -140,35 +161,47 @@ def registry_lifecycle(images: int) -> str:
     return json.dumps({"rules": [rule]}, sort_keys=True)
 
 
-def deployer() -> str:
-    """What a person needs to make, change and remove every resource type that the program uses, and no more.
+# IAM counts no whitespace; a role takes ten managed policies.
+MANAGED_POLICY_CHARACTERS = 6144
+# What `make state` makes, for all stacks of an account.
+STATE_ALIAS = "alias/paddle-training-state"
+STATE_BUCKETS = "paddle-training-state-"
 
-    Generated from the table in `deployer_actions`; a test compares that table with what the program
-    registers.
+
+def deployer() -> list[str]:
+    """Documents that each fit a managed policy: what it takes to make, change and remove a stack."""
+    names = [action for action in deployer_actions.actions() if action != "iam:PassRole"]
+    to_our_services = {"StringEquals": {"iam:PassedToService": list(deployer_actions.PASSED_TO)}}
+    return _packed([*_by_service(names), _allow(["iam:PassRole"], "*", Condition=to_our_services)])
+
+
+def preview(partition: str) -> list[str]:
+    """Documents for the role of the pull requests: it reads resources, Pulumi's state and the state's key.
+
+    No object of any other bucket, and no other key: a branch's own program runs with this role.
     """
-    from infra.deployer_actions import ACTIONS, ALWAYS, PASSED_TO  # noqa: PLC0415 - a long table of its own
-
-    services: dict[str, set[str]] = {}
-    for action in (*ALWAYS, *(action for row in ACTIONS.values() for action in row)):
-        services.setdefault(action.partition(":")[0], set()).add(action)
-    statements = []
-    for service, actions in sorted(services.items()):
-        passing = actions & {"iam:PassRole"}
-        statements.append(_allow(sorted(actions - passing), "*", Sid=service.replace("-", "").capitalize()))
-        if passing:
-            condition = {"StringEquals": {"iam:PassedToService": list(PASSED_TO)}}
-            statements.append(_allow(["iam:PassRole"], "*", Sid="IamPassRole", Condition=condition))
-    return _document(statements)
+    kinds = ("Describe", "Get", "List")
+    refused = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}
+    reads = [name for name in deployer_actions.actions() if name.partition(":")[2].startswith(kinds)]
+    by_alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_ALIAS}}
+    return _packed(
+        [
+            *_by_service([name for name in reads if name not in refused]),
+            _allow(["s3:GetObject"], f"arn:{partition}:s3:::{STATE_BUCKETS}*"),
+            _allow(["kms:Decrypt"], "*", Condition=by_alias),
+        ]
+    )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Prints the document that is asked for."""
-    if list(arguments) != ["deployer"]:
-        sys.stderr.write("usage: python -m infra.policies deployer\n")
-        return 64
-    sys.stdout.write(json.dumps(json.loads(deployer()), indent=2) + "\n")
-    return 0
+def _by_service(actions: Sequence[str]) -> list[dict[str, Any]]:
+    grouped = itertools.groupby(sorted(actions), lambda action: action.partition(":")[0])
+    return [_allow(list(group), "*") for _, group in grouped]
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _packed(statements: Iterable[dict[str, Any]]) -> list[str]:
+    documents: list[list[dict[str, Any]]] = [[]]
+    for statement in statements:
+        if len(_document([*documents[-1], statement]).replace(" ", "")) > MANAGED_POLICY_CHARACTERS:
+            documents.append([])
+        documents[-1].append(statement)
+    return [_document(document) for document in documents]

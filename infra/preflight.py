@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from infra.problems import Problem, SettingsError
+from infra.problems import P, Problem, SettingsError, wrong
 from infra.settings import Settings
 
 # One try, five seconds to connect and five for the answer: a preview should fail while its reader still looks
@@ -36,49 +36,38 @@ def read_kubeconfig(settings: Settings, project_folder: Path) -> dict[str, Any]:
     Raises:
         SettingsError: the file is absent or no kubeconfig, or it has no such context.
     """
-    path = kubeconfig_file(settings, project_folder)
-    key, limit = "paddle-training:kubeconfig.path", "a readable kubeconfig file"
-    mend = "start the local cluster (make cluster), or set the path of your cluster's kubeconfig"
+    known = settings.kubeconfig
+    mend = "Start the local cluster (make cluster), or set the path of your cluster's kubeconfig"
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.safe_load(kubeconfig_file(settings, project_folder).read_text(encoding="utf-8"))
+        listed = loaded.get("contexts") if isinstance(loaded, Mapping) else None
+        contexts, why = (listed, "") if isinstance(listed, list) else ([], "it lists no contexts")
     except OSError as error:
-        reason = f"it cannot be read: {error.strerror}"
-        raise SettingsError([Problem(key, settings.kubeconfig.path, limit, reason, mend)]) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError([Problem(key, settings.kubeconfig.path, limit, "it is no YAML", mend)]) from error
-    contexts = loaded.get("contexts") if isinstance(loaded, Mapping) else None
-    if not isinstance(contexts, list):
-        raise SettingsError([Problem(key, settings.kubeconfig.path, limit, "it lists no contexts", mend)])
-    names = [str(context.get("name")) for context in contexts if isinstance(context, Mapping)]
-    if settings.kubeconfig.context not in names:
+        why = f"it cannot be read: {error.strerror}"
+    except (yaml.YAMLError, UnicodeDecodeError):
+        why = "it is no YAML"
+    if why != "":
         raise SettingsError(
-            [
-                Problem(
-                    "paddle-training:kubeconfig.context",
-                    settings.kubeconfig.context,
-                    f"one of {', '.join(names)}" if names else "a context of that file",
-                    f"{settings.kubeconfig.path} has no such context",
-                    "name one of them; the file's current context is never used by itself",
-                )
-            ]
+            [wrong("kubeconfig.path", known.path, f"a readable kubeconfig file: {why}. {mend}")]
         )
+    names = [str(context.get("name")) for context in contexts if isinstance(context, Mapping)]
+    if known.context not in names:
+        limit = f"one of {', '.join(names)}" if names else "a context of that file"
+        said = f"{limit}: {known.path} has no such context. Name one; the current one is never used by itself"
+        raise SettingsError([wrong("kubeconfig.context", known.context, said)])
     return dict(loaded)
 
 
 def _unreachable(settings: Settings, server: str, why: str) -> SettingsError:
-    return SettingsError(
-        [
-            Problem(
-                "paddle-training:kubeconfig.context",
-                settings.kubeconfig.context,
-                "a cluster that answers",
-                f"{server}: {why}",
-                "start the cluster (make cluster for the local one) or correct the kubeconfig; to drop the "
-                "state of a cluster that is gone: "
-                "PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh",
-            )
-        ]
+    problem = Problem(
+        f"{P}kubeconfig.context",
+        settings.kubeconfig.context,
+        "a cluster that answers",
+        f"{server}: {why}",
+        "start the cluster (make cluster for the local one) or correct the kubeconfig; to drop the state of "
+        "a cluster that is gone: PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh",
     )
+    return SettingsError([problem])
 
 
 def check_cluster(settings: Settings, project_folder: Path, owner: str, privileged: bool) -> None:
@@ -92,9 +81,8 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
 
     Raises:
         SettingsError: the kubeconfig is wrong, the API does not answer within seconds, the namespace is
-            somebody
-            else's or absent, or its Pod Security refuses the pods, or a release whose values are to be kept
-            is absent.
+            somebody else's or absent, or its Pod Security refuses the pods, or a release whose values are to
+            be kept is absent.
     """
     loaded = read_kubeconfig(settings, project_folder)
     # The client takes over a second to import, and no other target or test needs it.
@@ -130,18 +118,11 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
         if problems:
             raise SettingsError(problems)
         if settings.release.keep_manual_values and not _has_release(core, settings, timeout):
-            raise SettingsError(
-                [
-                    Problem(
-                        "paddle-training:release.keepManualValues",
-                        True,
-                        "false until the release is there",
-                        f"namespace {settings.namespace.name} has no release {settings.release.name} whose "
-                        "values could be kept",
-                        "set it to false, run pulumi up, then set it to true",
-                    )
-                ]
+            said = (
+                f"false until the release is there: namespace {settings.namespace.name} has no release "
+                f"{settings.release.name} whose values could be kept. Run pulumi up with false first"
             )
+            raise SettingsError([wrong("release.keepManualValues", True, said)])
 
 
 def _short(error: BaseException) -> str:
@@ -173,39 +154,24 @@ def namespace_problems(
         owner: this stack's name.
         privileged: whether the pods need host ports.
     """
-    name, create = settings.namespace.name, settings.namespace.create
+    name, create, said = settings.namespace.name, settings.namespace.create, ""
+    level = (labels or {}).get(ENFORCE_LABEL)
     if create and labels is not None and labels.get(OWNER_LABEL) != owner:
         holder = labels.get(OWNER_LABEL)
-        return [
-            Problem(
-                "paddle-training:namespace.name",
-                name,
-                "a namespace that is not there yet, or this stack's own",
-                "it is there and "
-                + (f"belongs to stack {holder}" if holder is not None else "was not made by this stack")
-                + "; a destroy of this stack would remove it with all that others have in it",
-                "choose another name, or set namespace.create to false to use it without owning it",
-            )
-        ]
-    if not create and labels is None:
-        return [
-            Problem(
-                "paddle-training:namespace.name",
-                name,
-                "a namespace that is there, with namespace.create false",
-                "the cluster has no such namespace",
-                f"kubectl create namespace {name}, or set namespace.create to true",
-            )
-        ]
-    level = (labels or {}).get(ENFORCE_LABEL)
-    if not create and privileged and level in ("baseline", "restricted"):
-        return [
-            Problem(
-                "paddle-training:namespace.name",
-                name,
-                "a namespace whose Pod Security admits host ports",
-                f"it enforces {level}, and hostPorts is true in the values",
-                f"kubectl label namespace {name} {ENFORCE_LABEL}=privileged --overwrite, or hostPorts: false",
-            )
-        ]
-    return []
+        whose = f"belongs to stack {holder}" if holder is not None else "was not made by this stack"
+        said = (
+            f"a namespace that is not there yet, or this stack's own: it is there and {whose}; a destroy of "
+            "this stack would remove it with all that others have in it. "
+            "Choose another name, or set namespace.create to false to use it without owning it"
+        )
+    elif not create and labels is None:
+        said = (
+            "a namespace that is there, with namespace.create false: the cluster has no such namespace. "
+            f"kubectl create namespace {name}, or set namespace.create to true"
+        )
+    elif not create and privileged and level in ("baseline", "restricted"):
+        said = (
+            f"a namespace whose Pod Security admits host ports: it enforces {level}, and hostPorts is true. "
+            f"kubectl label namespace {name} {ENFORCE_LABEL}=privileged --overwrite, or hostPorts: false"
+        )
+    return [wrong("namespace.name", name, said)] if said != "" else []

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+P = "paddle-training:"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -24,6 +26,13 @@ class Problem:
         shown = "(not set)" if self.value is None else repr(self.value)
         parts = ("limit: ", self.limit), ("reason:", self.reason), ("mend:  ", self.mend)
         return "\n".join([f"{self.key} = {shown}", *(f"    {name} {text}" for name, text in parts)])
+
+
+def wrong(key: str, value: object, said: str) -> Problem:
+    """A Problem from one sentence of each kind: `limit: reason. Mend`; `key` without the project's name."""
+    limit, _, rest = said.partition(": ")
+    reason, _, mend = rest.partition(". ")
+    return Problem(f"{P}{key}", value, limit, reason, mend)
 
 
 class SettingsError(ValueError):

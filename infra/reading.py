@@ -1,146 +1,111 @@
-"""Reads a mapping into a frozen dataclass by the dataclass's own fields, and collects every mistake.
+"""Frozen pydantic models of settings, whose mistakes become Problems. Imports no pulumi.
 
-A field's type may be str, int, bool, tuple[str, ...], dict[str, str], dict[str, Any] or another dataclass.
-Its key is its name in camelCase. `rule(...)` gives a field its default and, if wanted, a limit.
+A key is a field's name in camelCase. Types are strict: no text counts as a number. `rule` limits a value.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import ipaddress
+import json
+import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from infra.problems import Problem
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails, PydanticCustomError
 
-T = TypeVar("T")
+from infra.problems import Problem, wrong
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A limit on one value.
-
-    `holds` says whether it is kept; the rest is what a person reads when it is not.
-    """
-
-    holds: Callable[[Any], bool]
-    limit: str
-    reason: str
-    mend: str
+T = TypeVar("T", bound="Section")
 
 
-def rule(
-    default: Any,
-    holds: Callable[[Any], bool] | None = None,
-    limit: str = "",
-    reason: str = "",
-    mend: str = "",
-) -> Any:
-    """A dataclass field with a default, and the rule that a value must keep."""
-    limits = {} if holds is None else {"rule": Rule(holds, limit, reason, mend)}
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=limits)
-    return dataclasses.field(default=default, metadata=limits)
+class Section(BaseModel):
+    """A mapping of settings; all have defaults, and no other keys are taken."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, alias_generator=to_camel, populate_by_name=True
+    )
 
 
-def choice(default: str, *choices: str, reason: str) -> Any:
-    """A field that holds one of a few words."""
-    words = ", ".join(choices)
-    return rule(default, lambda value: value in choices, f"one of {words}", reason, f"set one of {words}")
+def rule(holds: Callable[[Any], bool] | str, said: str) -> AfterValidator:
+    """A limit on one value: a predicate or a pattern, and `limit: reason. Mend` for who breaks it."""
+    test = holds if callable(holds) else lambda value: re.fullmatch(holds, value) is not None
+
+    def check(value: Any) -> Any:
+        if not test(value):
+            raise PydanticCustomError("rule", "{said}", {"said": said})
+        return value
+
+    return AfterValidator(check)
 
 
-def camel(name: str) -> str:
-    """snake_case → camelCase."""
-    head, *rest = name.split("_")
-    return head + "".join(word.capitalize() for word in rest)
+def count(low: int, high: int, reason: str) -> AfterValidator:
+    """A number between two limits, both included."""
+    return rule(lambda n: low <= n <= high, f"{low} to {high}: {reason}. Use a number from {low} to {high}")
 
 
-_WORDS = {str: "a text", int: "a whole number", bool: "true or false"}
-
-
-def _fits(kind: Any, value: Any) -> bool:
-    origin = typing.get_origin(kind)
-    if origin is tuple:
-        return (
-            isinstance(value, Sequence)
-            and not isinstance(value, str)
-            and all(isinstance(item, str) for item in value)
-        )
-    if origin is dict:
-        free = typing.get_args(kind)[1] is Any
-        return isinstance(value, Mapping) and all(free or isinstance(item, str) for item in value.values())
-    # bool is an int for Python, and no number for a person.
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
+def is_network(value: str) -> bool:
+    """Whether `value` is an IPv4 network without host bits, such as 10.0.0.0/16."""
+    try:
+        ipaddress.IPv4Network(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _wanted(kind: Any) -> str:
-    if typing.get_origin(kind) is tuple:
-        return "a list of texts"
-    if typing.get_origin(kind) is dict:
-        return "a mapping of keys" if typing.get_args(kind)[1] is Any else "a mapping of texts to texts"
-    return _WORDS.get(kind, "a mapping of keys")
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return f"one of {', '.join(map(str, arguments))}"
+    if origin is dict:
+        return "a mapping of keys" if arguments[1] is Any else "a mapping of texts to texts"
+    words = {str: "a text", int: "a whole number", bool: "true or false"}
+    return "a list of texts" if origin is tuple else words.get(kind, "a mapping of keys")
 
 
-def _typed(kind: Any, value: Any, key: str, problems: list[Problem]) -> Any:
-    """`value` as `kind`; a mistake goes into `problems` and gives None."""
-    nested = dataclasses.is_dataclass(kind)
-    if not (isinstance(value, Mapping) if nested else _fits(kind, value)):
-        limit = _wanted(kind)
-        mend = f"write {key} as {limit} in the stack's file"
-        problems.append(Problem(key, value, limit, f"this is {type(value).__name__}", mend))
-        return None
-    if nested:
-        return read(typing.cast("type[Any]", kind), value, key, problems)
-    if typing.get_origin(kind) is tuple:
-        return tuple(value)
-    return dict(value) if typing.get_origin(kind) is dict else value
+def _problem(model: type[BaseModel], mapping: Mapping[str, Any], error: ErrorDetails) -> Problem:
+    """One mistake, at the field it is in: an item of a list is its list's."""
+    keys: list[str] = []
+    value: Any = mapping
+    kind: Any = model
+    for part in map(str, error["loc"]):
+        fields = {to_camel(name): field for name, field in kind.model_fields.items()}
+        keys.append(part)
+        value = value[part]
+        if part not in fields:
+            near = difflib.get_close_matches(part, fields, n=1)
+            mend = f"Did you mean {near[0]}?" if near else "Remove it"
+            allowed = ", ".join(sorted(fields))
+            return wrong(".".join(keys), value, f"one of {allowed}: an unknown key would be ignored. {mend}")
+        kind = fields[part].annotation
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            break
+    key = ".".join(keys)
+    if error["type"] == "rule":
+        return wrong(key, value, error["ctx"]["said"])
+    limit = _wanted(kind)
+    reason = "nothing else is known" if limit.startswith("one of") else f"this is {type(value).__name__}"
+    return wrong(key, value, f"{limit}: {reason}. Write {key} as {limit} in the stack's file")
 
 
-def read(cls: type[T], mapping: Mapping[str, Any], key: str, problems: list[Problem]) -> T:
-    """Reads `mapping` into `cls`; unknown keys, wrong types and broken rules are added to `problems`.
-
-    A value with a mistake keeps the field's default, so that the checks after it can still look for more
-    mistakes.
-    """
-    hints = typing.get_type_hints(cls)
-    fields = {camel(field.name): field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    found: dict[str, Any] = {}
-    for name, value in mapping.items():
-        here = f"{key}.{name}" if "." in key or not key.endswith(":") else f"{key}{name}"
-        field = fields.get(name)
-        if field is None:
-            near = difflib.get_close_matches(name, fields, n=1)
-            mend = f"did you mean {near[0]}?" if near else "remove it"
-            problems.append(
-                Problem(
-                    here,
-                    value,
-                    f"one of {', '.join(sorted(fields))}",
-                    "an unknown key would be ignored",
-                    mend,
-                )
-            )
-            continue
-        before = len(problems)
-        typed = _typed(hints[field.name], value, here, problems)
-        limits = field.metadata.get("rule")
-        if len(problems) == before and limits is not None and not limits.holds(typed):
-            problems.append(Problem(here, value, limits.limit, limits.reason, limits.mend))
-        if typed is not None and (len(problems) == before or dataclasses.is_dataclass(typed)):
-            found[field.name] = typed
-    return cls(**found)
+def read(model: type[T], mapping: Mapping[str, Any]) -> tuple[T, list[Problem]]:
+    """The settings in `mapping`, and every mistake; a top-level key with one has its default instead."""
+    try:
+        return model.model_validate_json(json.dumps(mapping)), []
+    except ValidationError as error:
+        mistakes = error.errors()
+    broken = {mistake["loc"][0] for mistake in mistakes}
+    found = {problem.key: problem for problem in (_problem(model, mapping, one) for one in mistakes)}
+    sound = {key: value for key, value in mapping.items() if key not in broken}
+    return model.model_validate_json(json.dumps(sound)), list(found.values())
 
 
-def defaults(cls: type[Any]) -> dict[str, Any]:
-    """The defaults of a settings class as the plain values that a stack's file would hold."""
-    values: dict[str, Any] = plain(cls())
-    return values
-
-
-def plain(value: Any) -> Any:
-    """A settings value as what YAML holds: mappings with camelCase keys, lists, texts, numbers."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {camel(field.name): plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return list(value) if isinstance(value, tuple) else value
+def described(model: type[BaseModel]) -> Iterator[tuple[str, str, Any]]:
+    """Key, description and default of each setting, as YAML would hold them."""
+    defaults = model().model_dump(mode="json", by_alias=True)
+    for name, field in model.model_fields.items():
+        says = field.description or getattr(field.annotation, "__doc__", None) or ""
+        yield to_camel(name), " ".join(says.split()), defaults[to_camel(name)]

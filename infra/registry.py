@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra import policies
+from infra import kept, policies
 from infra.context import Context
 
 # Enough to go back by; an image is some 0.9 GB.
@@ -26,7 +26,7 @@ class Registry(pulumi.ComponentResource):
             encryption_configurations=[{"encryption_type": "KMS", "kms_key": key_arn}],
             force_delete=not context.protect,
             tags=context.tagged("launcher"),
-            opts=context.keep(self),
+            opts=context.keep(self, kept.REGISTRY),
         )
         aws.ecr.LifecyclePolicy(
             context.named("launcher"),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import versions
-from infra.context import Context, rule_in
+from infra import kept, versions
+from infra.context import Context
 from infra.settings import Storage as StorageSettings
 
 
@@ -49,13 +49,14 @@ class Storage(pulumi.ComponentResource):
             throughput_mode=args.settings.throughput,
             lifecycle_policies=policies,
             tags=context.tagged("efs"),
-            opts=context.keep(self),
+            opts=context.keep(self, kept.FILES),
         )
+        # Kept with the file system: removing it would turn the backups of kept data off.
         aws.efs.BackupPolicy(
             context.named("efs"),
             file_system_id=self.file_system.id,
             backup_policy={"status": "ENABLED" if args.settings.backup else "DISABLED"},
-            opts=own,
+            opts=context.keep(self),
         )
         self.group = aws.ec2.SecurityGroup(
             context.named("efs"),
@@ -84,18 +85,21 @@ class Storage(pulumi.ComponentResource):
                 "creation_info": {"owner_uid": user["uid"], "owner_gid": user["gid"], "permissions": "0775"},
             },
             tags=context.tagged("pods"),
-            opts=context.keep(self),
+            opts=context.keep(self, kept.POINT),
         )
         self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
 
     def admit(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
         """Opens NFS, and nothing else, to one security group."""
-        return rule_in(
-            self._context.named(f"efs-from-{who}"),
-            group=self.group.id,
-            port=versions.NFS_PORT,
-            source=group,
-            why=f"NFS from the {who}",
-            opts=pulumi.ResourceOptions(parent=self),
+        name = self._context.named(f"efs-from-{who}")
+        return aws.vpc.SecurityGroupIngressRule(
+            name,
+            security_group_id=self.group.id,
+            referenced_security_group_id=group,
+            ip_protocol="tcp",
+            from_port=versions.NFS_PORT,
+            to_port=versions.NFS_PORT,
+            description=f"NFS from the {who}",
             tags=self._context.tagged(f"efs-from-{who}"),
+            opts=pulumi.ResourceOptions(parent=self),
         )

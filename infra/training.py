@@ -40,7 +40,6 @@ class TrainingArgs:
         wait_seconds: None, or how long `up` waits for the Jobs to complete.
         keep_manual_values: leave the values of the release as they are in the cluster.
         cluster_name: what makes a cluster another one, when its kubeconfig's text may change.
-        delete_unreachable: let a destroy go on when the cluster is gone already.
     """
 
     kubeconfig: pulumi.Input[str]
@@ -55,7 +54,6 @@ class TrainingArgs:
     wait_seconds: int | None = None
     keep_manual_values: bool = False
     cluster_name: str | None = None
-    delete_unreachable: bool = False
     after: Sequence[pulumi.Resource] = field(default_factory=tuple)
 
 
@@ -89,7 +87,6 @@ class Training(pulumi.ComponentResource):
             kubeconfig=args.kubeconfig,
             context=args.context,
             cluster_identifier=args.cluster_name,
-            delete_unreachable=True if args.delete_unreachable else None,
             opts=pulumi.ResourceOptions(parent=self, depends_on=list(args.after)),
         )
         inside = pulumi.ResourceOptions(parent=self, provider=self.provider)

@@ -6,19 +6,19 @@ from __future__ import annotations
 # Only a default: an unknown newer minor is passed on, since AWS knows its versions better than this file.
 KUBERNETES = "1.35"
 
-# EKS add-ons. None pinned by build: AWS picks the default build for the cluster's Kubernetes version.
+# Zones in which EKS puts no control plane, by id (names differ between accounts); from EKS' guide on subnets.
+ZONES_WITHOUT_CONTROL_PLANE = ("use1-az3", "usw1-az2", "cac1-az3")
+
+# EKS add-ons. None pinned by build: each has AWS' default one for the cluster's Kubernetes version.
 ADDON_VPC_CNI = "vpc-cni"
 ADDON_KUBE_PROXY = "kube-proxy"
 ADDON_POD_IDENTITY = "eks-pod-identity-agent"
 ADDON_COREDNS = "coredns"
 ADDON_EFS_CSI = "aws-efs-csi-driver"
+ADDON_LOGS = "amazon-cloudwatch-observability"
 
 # Taint that keeps pods away from a new node until the EFS driver runs there; the driver removes it itself.
 EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
-
-# The efs-csi node daemon starts one proxy a mount; 150 Mi, its old size, ends in out-of-memory kills under
-# writes.
-EFS_CSI_MEMORY = "512Mi"
 
 NFS_PORT = 2049
 HTTPS_PORT = 443

@@ -205,7 +205,8 @@ def main(arguments: list[str]) -> int:
         return error.exit_code
     except (LauncherError, OSError) as error:
         files.write_json(Path(request.answer), {"error": str(error)})
-        return ExportError.exit_code
+        # 71 (a pod without keys) is no refusal of the bucket: another pod may export.
+        return getattr(error, "exit_code", ExportError.exit_code)
     files.write_json(Path(request.answer), {"done": done})
     return 0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from launcher.errors import UnfitError
 from launcher.retry import TransientError
 
 SCHEME = "s3://"
@@ -52,7 +53,8 @@ def address(url: str) -> tuple[str, str]:
 class Bucket:
     """One bucket's client.
 
-    Every request raises `TransientError` where another try may help, else `RefusedError`.
+    Every request raises `TransientError` where another try may help, `UnfitError` where another pod may, else
+    `RefusedError`.
     """
 
     def __init__(self, name: str) -> None:
@@ -93,7 +95,7 @@ class Bucket:
 
 
 def sorted_out(request: Callable[[], T]) -> T:
-    """What the request gives, with boto3's many exceptions sorted into two."""
+    """What the request gives, with boto3's many exceptions sorted into three."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as of
 
@@ -108,6 +110,10 @@ def sorted_out(request: Callable[[], T]) -> T:
             if status >= 500 or status == 429 or code in _AGAIN:
                 raise TransientError(f"S3 answered {status} {code}") from caught
             raise RefusedError(f"{code} ({status})", code) from caught
+        if isinstance(error, of.NoCredentialsError):
+            # Pod identity gives them when a pod is made, once a role is tied to its account for some seconds:
+            # this pod will never have them, the next one may.
+            raise UnfitError(f"{str(error).rstrip('.')}. {_ACCESS}") from caught
         if isinstance(error, (of.HTTPClientError, of.ConnectionError, of.IncompleteReadError)):
             raise TransientError(f"no connection ({error})") from caught
         raise RefusedError(f"{str(error).rstrip('.')}. {_ACCESS}") from caught

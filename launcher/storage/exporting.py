@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher import children, files
 from launcher.children import Child
-from launcher.errors import ExportError, SettingsError, setting
+from launcher.errors import EXIT_UNFIT, ExportError, SettingsError, UnfitError, setting
 from launcher.export import Request, folder
 from launcher.reporting.ending import describe_exit, last_lines
 from launcher.reporting.log import log
@@ -104,6 +104,8 @@ class Exporter:
         told = files.read_json(answer) or {}
         if isinstance(told.get("done"), dict):
             return dict(told["done"])
+        if child.returncode == EXIT_UNFIT:
+            raise UnfitError(f"export to {self.to}: {told.get('error')}")
         ended = describe_exit(child.returncode or 0)
         raise ExportError(
             str(

@@ -10,10 +10,13 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import yaml
 
 from .wire import Props, strings
 
@@ -63,7 +66,9 @@ class Account:
                 whose content `aws eks get-token` answers with.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        about = {"number": "123456789012", "moto": moto, "cluster": cluster or {}}
+        # Roles that somebody else made, as in every account that a person deploys to.
+        roles = [f"arn:aws:iam::123456789012:role/{name}" for name in ("Admin", "preview")]
+        about = {"number": "123456789012", "moto": moto, "cluster": cluster or {}, "principals": roles}
         (folder / "account.json").write_text(json.dumps(about), encoding="utf-8")
         account = cls(folder)
         with account._database() as database:
@@ -140,6 +145,23 @@ class Account:
                 found.append(other)
         return found
 
+    def grant(self, policies: Iterable[str]) -> None:
+        """From now on the caller may do what these IAM documents allow; without it, everything."""
+        statements = [s for text in policies for s in json.loads(text)["Statement"]]
+        allowed = sorted({action for s in statements for action in s["Action"]})
+        (self.folder / "granted.json").write_text(json.dumps(allowed), encoding="utf-8")
+
+    def _authorize(self, kind: str) -> None:
+        try:
+            allowed = set(json.loads((self.folder / "granted.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return
+        missing = permissions(kind) - allowed
+        if missing:
+            raise AwsError(
+                f"AccessDenied: the caller is not authorized to perform: {', '.join(sorted(missing))}"
+            )
+
     # --- faults
     # ----------------------------------------------------------------------------------------------
 
@@ -160,6 +182,13 @@ class Account:
                 (kind, operation, nth, seconds, message),
             )
 
+    def late_logs(self) -> None:
+        """From now on a control plane's log group comes back when it is deleted."""
+        (self.folder / "late-logs").touch()
+
+    def has_late_logs(self) -> bool:
+        return (self.folder / "late-logs").exists()
+
     def calls(self, kind: str, operation: str) -> int:
         """How often this operation was asked of this type so far, failed calls included."""
         with self._database() as database:
@@ -172,7 +201,8 @@ class Account:
             return database.execute("select operation, type, urn from calls order by rowid").fetchall()
 
     def enter(self, kind: str, operation: str, urn: str) -> None:
-        """Count a call; wait or fail if the table of faults says so."""
+        """Count a call; wait or fail if the caller's policies or the table of faults say so."""
+        self._authorize("every preview" if operation == "invoke" else kind)
         with self._database() as database:
             database.execute("begin immediate")
             database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))
@@ -185,6 +215,26 @@ class Account:
                 time.sleep(seconds)
             elif nth == number:
                 raise AwsError(message)
+
+
+@cache
+def _permissions() -> dict[str, dict[str, str]]:
+    text = Path(__file__).with_name("permissions.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, dict[str, str]] = yaml.safe_load(text)
+    return loaded
+
+
+def permissions(kind: str) -> set[str]:
+    """IAM actions that a resource type (or another row of permissions.yaml) needs.
+
+    Raises:
+        AwsError: the file has no row for it, so nobody knows.
+    """
+    try:
+        row = _permissions()[kind]
+    except KeyError:
+        raise AwsError(f"permissions.yaml does not say what {kind} needs") from None
+    return {f"{service}:{name}" for service, names in row.items() for name in names.split()}
 
 
 def _hints(kind: str) -> tuple[str, ...]:

@@ -170,6 +170,8 @@ class BucketObject(Handler):
 
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         body, key = _content(cloud, p), p["key"]
+        if len(p.get("tags") or {}) > 10:
+            raise AwsError("BadRequest: Object tags cannot be greater than 10")
         made = _s3(cloud).put_object(Bucket=p["bucket"], Key=key, Body=body)
         outputs = {
             "arn": f"arn:aws:s3:::{p['bucket']}/{key}",

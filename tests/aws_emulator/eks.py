@@ -11,11 +11,29 @@ from datetime import UTC, datetime
 from typing import Any
 
 from .cloud import AwsError, Cloud, Handler, digest, handles, pick, tag_changes
+from .eks_rules import (
+    addon_version,
+    is_there,
+    require_fitting_network,
+    require_fitting_version,
+    require_key_pair,
+    require_known_configuration,
+    require_next_version,
+    require_not_newer,
+    require_role,
+    version_of,
+)
 from .wire import Props
 
 NODE_GROUP = "aws:eks/nodeGroup:NodeGroup"
 ADDON = "aws:eks/addon:Addon"
-_NEEDS_NODES = ("coredns", "aws-efs-csi-driver", "aws-ebs-csi-driver", "metrics-server")
+_NEEDS_NODES = (
+    "amazon-cloudwatch-observability",
+    "coredns",
+    "aws-efs-csi-driver",
+    "aws-ebs-csi-driver",
+    "metrics-server",
+)
 
 
 def _eks(cloud: Cloud) -> Any:
@@ -28,24 +46,6 @@ def _retag(cloud: Cloud, arn: str, old: Props, new: Props) -> None:
         _eks(cloud).tag_resource(resourceArn=arn, tags=added)
     if removed:
         _eks(cloud).untag_resource(resourceArn=arn, tagKeys=removed)
-
-
-def _require_role(cloud: Cloud, arn: str) -> None:
-    try:
-        cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
-    except cloud.client("iam").exceptions.NoSuchEntityException as error:
-        raise AwsError(f"InvalidParameterException: the role {arn} does not exist") from error
-
-
-def _require_key_pair(cloud: Cloud, template: str, version: str) -> None:
-    """A template may name a key pair that is not there; a node with it does not start."""
-    found = cloud.client("ec2").describe_launch_template_versions(
-        LaunchTemplateId=template, Versions=[version]
-    )
-    name = found["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("KeyName")
-    known = [pair["KeyName"] for pair in cloud.client("ec2").describe_key_pairs()["KeyPairs"]]
-    if name and name not in known:
-        raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
 
 
 def require_cluster(cloud: Cloud, name: str) -> None:
@@ -74,7 +74,8 @@ class Cluster(Handler):
                 "InvalidParameterException: Subnets specified must be in at least two different AZs, "
                 f"{network['subnetIds']} are all in one"
             )
-        _require_role(cloud, p["roleArn"])
+        require_fitting_network(cloud, p, subnets)
+        require_role(cloud, p["roleArn"])
         made = _eks(cloud).create_cluster(
             name=p["name"],
             roleArn=p["roleArn"],
@@ -116,7 +117,8 @@ class Cluster(Handler):
 
     def update(self, cloud: Cloud, rid: str, old: Props, new: Props) -> Props:
         _retag(cloud, cloud.arn("eks", f"cluster/{rid}"), old, new)
-        return {}
+        require_next_version(old, new)
+        return {"version": new.get("version", "1.35")}
 
     def delete(self, cloud: Cloud, rid: str, p: Props) -> None:
         group = _eks(cloud).describe_cluster(name=rid)["cluster"]["resourcesVpcConfig"]["subnetIds"]
@@ -157,7 +159,8 @@ class NodeGroup(Handler):
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         cluster, name = p["clusterName"], p["nodeGroupName"]
         require_cluster(cloud, cluster)
-        _require_role(cloud, p["nodeRoleArn"])
+        require_not_newer(cloud, p)
+        require_role(cloud, p["nodeRoleArn"])
         cloud.client("ec2").describe_subnets(SubnetIds=p["subnetIds"])
         addons = [record.inputs for record in cloud.account.all(ADDON)]
         if not any(a["clusterName"] == cluster and a["addonName"] == "vpc-cni" for a in addons):
@@ -189,7 +192,7 @@ class NodeGroup(Handler):
                 raise AwsError(
                     f"InvalidRequestException: launch template has no version {template['version']}"
                 )
-            _require_key_pair(cloud, known["LaunchTemplateId"], str(template["version"]))
+            require_key_pair(cloud, known["LaunchTemplateId"], str(template["version"]))
             wanted["launchTemplate"] = {"id": known["LaunchTemplateId"], "version": str(template["version"])}
         _eks(cloud).create_nodegroup(
             clusterName=cluster,
@@ -205,8 +208,8 @@ class NodeGroup(Handler):
             "resources": [{"autoscalingGroups": [{"name": f"eks-{name}-{digest(cluster, name)[:8]}"}]}],
             "capacityType": p.get("capacityType", "ON_DEMAND"),
             "amiType": p.get("amiType", "AL2023_x86_64_STANDARD"),
-            "version": p.get("version", "1.35"),
-            "releaseVersion": p.get("releaseVersion", "1.35.0-20261101"),
+            "version": p.get("version", version_of(cloud, cluster)),
+            "releaseVersion": p.get("releaseVersion", f"{version_of(cloud, cluster)}.0-20261101"),
         }
         return f"{cluster}:{name}", outputs
 
@@ -222,6 +225,7 @@ class NodeGroup(Handler):
 
     def update(self, cloud: Cloud, rid: str, old: Props, new: Props) -> Props:
         cluster, name = rid.split(":")
+        require_not_newer(cloud, new)
         _eks(cloud).update_nodegroup_config(
             clusterName=cluster, nodegroupName=name, scalingConfig=self._scaling(new)
         )
@@ -258,8 +262,11 @@ class Addon(OfCluster):
 
     def outputs(self, cloud: Cloud, p: Props) -> Props:
         cluster, name = p["clusterName"], p["addonName"]
-        groups = [record.inputs["clusterName"] for record in cloud.account.all(NODE_GROUP)]
-        if name in _NEEDS_NODES and cluster not in groups:
+        require_known_configuration(name, p.get("configurationValues"))
+        require_fitting_version(cloud, p)
+        groups = [record.inputs for record in cloud.account.all(NODE_GROUP)]
+        nodes = sum(g["scalingConfig"]["desiredSize"] for g in groups if g["clusterName"] == cluster)
+        if name in _NEEDS_NODES and nodes == 0:
             raise AwsError(
                 f"waiting for EKS Add-On ({cluster}:{name}) create: timeout while waiting for state "
                 "to become 'ACTIVE' (last state: 'DEGRADED'): InsufficientNumberOfReplicas: "
@@ -267,8 +274,13 @@ class Addon(OfCluster):
             )
         now = datetime.now(UTC).isoformat()
         arn = cloud.arn("eks", f"addon/{cluster}/{name}/{digest(cluster, name)[:8]}")
-        version = p.get("addonVersion", "v1.0.0-eksbuild.1")
+        version = p.get("addonVersion", addon_version(version_of(cloud, cluster)))
         return {"arn": arn, "addonVersion": version, "createdAt": now, "modifiedAt": now}
+
+    def update(self, cloud: Cloud, rid: str, old: Props, new: Props) -> Props:
+        require_known_configuration(new["addonName"], new.get("configurationValues"))
+        require_fitting_version(cloud, new)
+        return {}
 
 
 @handles("aws:eks/accessEntry:AccessEntry")
@@ -281,6 +293,10 @@ class AccessEntry(OfCluster):
             raise AwsError(
                 f"InvalidParameterException: The principalArn {p['principalArn']!r} is a session; "
                 "give a role or user"
+            )
+        if f":{cloud.account.number}:" in p["principalArn"] and not is_there(cloud, p["principalArn"]):
+            raise AwsError(
+                "InvalidParameterException: The specified principalArn is invalid: invalid principal."
             )
         now = datetime.now(UTC).isoformat()
         arn = cloud.arn("eks", f"access-entry/{p['clusterName']}/{digest(p['principalArn'])[:8]}")
@@ -304,7 +320,7 @@ class AccessPolicyAssociation(OfCluster):
 class PodIdentityAssociation(Handler):
     def create(self, cloud: Cloud, p: Props) -> tuple[str, Props]:
         require_cluster(cloud, p["clusterName"])
-        _require_role(cloud, p["roleArn"])
+        require_role(cloud, p["roleArn"])
         token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
         same = ("clusterName", "namespace", "serviceAccount")
         if any(all(r.inputs[key] == p[key] for key in same) for r in cloud.account.all(token)):

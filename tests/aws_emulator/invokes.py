@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .cloud import AwsError, Cloud, digest, tag_map
+from .eks_rules import addon_version
 from .wire import Props
 
 FUNCTIONS: dict[str, Callable[[Cloud, Props], Props]] = {}
@@ -66,7 +67,8 @@ def _partition(cloud: Cloud, p: Props) -> Props:
 
 @function("aws:index/getAvailabilityZones:getAvailabilityZones")
 def _zones(cloud: Cloud, p: Props) -> Props:
-    zones = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    found = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    zones = [zone for zone in found if zone["ZoneId"] not in (p.get("excludeZoneIds") or [])]
     return {
         "id": cloud.region,
         "names": [zone["ZoneName"] for zone in zones],
@@ -105,7 +107,8 @@ def _parameter(cloud: Cloud, p: Props) -> Props:
     if not name.startswith("/aws/service/"):
         found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
     else:  # Amazon's public parameters: images and release versions
-        found = "1.35.0-20261101" if name.endswith("release_version") else f"ami-{digest(name)}"
+        minor = name.partition("/optimized-ami/")[2].partition("/")[0]
+        found = f"{minor}.0-20261101" if name.endswith("release_version") else f"ami-{digest(name)}"
     return {
         "value": found,
         "insecureValue": found,
@@ -177,6 +180,10 @@ def _vpc(cloud: Cloud, p: Props) -> Props:
         "arn": cloud.arn("ec2", f"vpc/{rid}"),
         "tags": tag_map(found[0].get("Tags")),
         "default": found[0]["IsDefault"],
+        "cidrBlockAssociations": [
+            {"cidrBlock": item["CidrBlock"], "associationId": item["AssociationId"], "state": "associated"}
+            for item in found[0]["CidrBlockAssociationSet"]
+        ],
         **flags,
     }
 
@@ -205,6 +212,12 @@ def _subnet(cloud: Cloud, p: Props) -> Props:
         "mapPublicIpOnLaunch": one["MapPublicIpOnLaunch"],
         "arn": cloud.arn("ec2", f"subnet/{one['SubnetId']}"),
     }
+
+
+@function("aws:ec2/getSecurityGroup:getSecurityGroup")
+def _security_group(cloud: Cloud, p: Props) -> Props:
+    found = cloud.client("ec2").describe_security_groups(GroupIds=[p["id"]])["SecurityGroups"][0]
+    return {"id": p["id"], "name": found["GroupName"], "vpcId": found["VpcId"]}
 
 
 @function("aws:ec2/getRouteTable:getRouteTable")
@@ -238,7 +251,53 @@ def _auth(cloud: Cloud, p: Props) -> Props:
 
 @function("aws:eks/getAddonVersion:getAddonVersion")
 def _addon_version(cloud: Cloud, p: Props) -> Props:
-    return {"id": p["addonName"], "version": "v1.0.0-eksbuild.1"}
+    return {"id": p["addonName"], "version": addon_version(p["kubernetesVersion"])}
+
+
+@function("aws:resourcegroupstaggingapi/getResources:getResources")
+def _by_tags(cloud: Cloud, p: Props) -> Props:
+    wanted = {item["key"]: item["values"] for item in p.get("tagFilters") or []}
+    found = [
+        {"resourceArn": record.outputs["arn"], "tags": record.inputs["tags"], "complianceDetails": []}
+        for record in cloud.account.all()
+        if record.inputs.get("tags")
+        and record.outputs.get("arn")
+        and all(record.inputs["tags"].get(key) in values for key, values in wanted.items())
+    ]
+    return {"resourceTagMappingLists": found, "id": cloud.region}
+
+
+@function("aws:cloudwatch/getLogGroups:getLogGroups")
+def _log_groups(cloud: Cloud, p: Props) -> Props:
+    prefix = p.get("logGroupNamePrefix") or ""
+    found = cloud.client("logs").describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]
+    names = [group["logGroupName"] for group in found]
+    return {"logGroupNames": names, "arns": [cloud.arn("logs", f"log-group:{name}") for name in names]}
+
+
+@function("aws:efs/getFileSystem:getFileSystem")
+def _file_system(cloud: Cloud, p: Props) -> Props:
+    found = cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])["FileSystems"][0]
+    arn = cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}")
+    return {"id": p["fileSystemId"], "arn": arn, "kmsKeyId": found.get("KmsKeyId", "")}
+
+
+@function("aws:efs/getAccessPoint:getAccessPoint")
+def _access_point(cloud: Cloud, p: Props) -> Props:
+    found = cloud.client("efs").describe_access_points(AccessPointId=p["accessPointId"])["AccessPoints"][0]
+    return {"id": p["accessPointId"], "arn": found["AccessPointArn"], "fileSystemId": found["FileSystemId"]}
+
+
+@function("aws:s3/getBucket:getBucket")
+def _bucket(cloud: Cloud, p: Props) -> Props:
+    cloud.client("s3").head_bucket(Bucket=p["bucket"])
+    return {"id": p["bucket"], "arn": f"arn:aws:s3:::{p['bucket']}"}
+
+
+@function("aws:ecr/getRepository:getRepository")
+def _repository(cloud: Cloud, p: Props) -> Props:
+    found = cloud.client("ecr").describe_repositories(repositoryNames=[p["name"]])["repositories"][0]
+    return {"id": p["name"], "arn": found["repositoryArn"], "repositoryUrl": found["repositoryUri"]}
 
 
 @function("aws:route53/getZone:getZone")

@@ -44,6 +44,17 @@ AUTONAMED = {
 # Parts of an object input that AWS fills in: unknown in a preview of the creation.
 FILLED_PARTS = {"aws:eks/cluster:Cluster": {"vpcConfig": ("clusterSecurityGroupId", "vpcId")}}
 
+# The longest name that AWS takes; the provider refuses a longer one before it asks.
+LONGEST = {
+    "aws:s3/bucket:Bucket": 63,
+    "aws:iam/role:Role": 64,
+    "aws:eks/nodeGroup:NodeGroup": 63,
+    "aws:eks/cluster:Cluster": 100,
+}
+
+# What AWS never tells, so that an import does not know it.
+UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
+
 _GONE = re.compile(r"NotFound|NoSuch|Not_Found|does not exist", re.IGNORECASE)
 
 
@@ -92,6 +103,11 @@ class Model:
             inputs["__defaults"] = [naming]
         else:
             inputs["__defaults"] = []
+        name_given = str(inputs.get(naming) or "") if naming else ""
+        if len(name_given) > LONGEST.get(kind, len(name_given)):
+            found.append(
+                (str(naming), f"{name_given} is longer than the {LONGEST[kind]} characters of {kind}")
+            )
         if (
             "tags" in shape.inputs
             and "tagsAll" in shape.state
@@ -150,6 +166,8 @@ class Model:
         if record is None and (known or handler is None):
             return None
         before = dict(record.inputs if record else {})
+        if not known:
+            before = {key: value for key, value in before.items() if key not in UNREADABLE}
         try:
             seen = handler.read(self.cloud, rid, before) if handler else {}
         except (ClientError, AwsError) as error:

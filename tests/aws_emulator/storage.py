@@ -320,5 +320,9 @@ class LogGroup(Handler):
         return {}
 
     def delete(self, cloud: Cloud, rid: str, p: Props) -> None:
-        if not p.get("skipDestroy"):
-            cloud.client("logs").delete_log_group(logGroupName=rid)
+        if p.get("skipDestroy"):
+            return
+        cloud.client("logs").delete_log_group(logGroupName=rid)
+        if cloud.account.has_late_logs() and rid.startswith("/aws/eks/"):
+            # The control plane's last lines come in later, and bring the group back: no end, no tags.
+            cloud.client("logs").create_log_group(logGroupName=rid)

@@ -125,6 +125,17 @@ def test_a_session_is_no_principal_of_an_access_entry(model: Model) -> None:
         _make(model, "aws:eks/accessEntry:AccessEntry", clusterName="c", principalArn=session)
 
 
+def test_a_principal_is_named_by_the_whole_arn_that_iam_knows(model: Model) -> None:
+    _cluster(model)
+    kind, arn = "aws:eks/accessEntry:AccessEntry", "arn:aws:iam::123456789012:role/"
+    _make(model, ROLE, name="sso", path="/aws-reserved/sso.amazonaws.com/", assumeRolePolicy=TRUST)
+    for wrong in ("sso", "aws-reserved/sso", "nobody"):
+        with pytest.raises(AwsError, match="invalid principal"):
+            _make(model, kind, clusterName="c", principalArn=arn + wrong)
+    _make(model, kind, clusterName="c", principalArn=f"{arn}aws-reserved/sso.amazonaws.com/sso")
+    _make(model, kind, clusterName="c", principalArn=f"{arn}Admin")
+
+
 def test_the_nth_create_of_a_type_fails_once_and_leaves_nothing(model: Model, account: Account) -> None:
     account.fail(VPC, "create", nth=2, message="VpcLimitExceeded: injected")
     _make(model, VPC, cidrBlock="10.0.0.0/16")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import stat
-from collections import Counter
+import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from aws import cost, smoke
+from aws.__main__ import app
 from aws.stack import CommandError, read
 from infra.network import PRIVATE_SERVICES
+from infra.nodes import SYSTEM_TYPES
 from tests.aws_tools.conftest import ROOT
 
 
@@ -40,6 +43,18 @@ def test_an_existing_network_and_key_cost_nothing_more(dev) -> None:
     assert not {"NAT gateway with its address", "KMS key"} & set(parts)
 
 
+def test_with_auto_a_small_node_stays_and_the_others_cost_while_they_are_there(dev) -> None:
+    settings = dev("nodes.auto=true", "nodes.min=0", "nodes.desired=0", "nodes.max=4").settings
+    busy, idle = ({p.name.partition(",")[0]: p for p in cost.parts(settings, n)} for n in (None, 0))
+    assert (busy["nodes"].count, idle["nodes"].count) == (4, 0)
+    assert idle["nodes"].per_hour == 0
+    assert busy["system node"] == idle["system node"]
+    assert SYSTEM_TYPES[0] == cost.SYSTEM_NODE
+    changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
+    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
+    assert "nothing trains" in shown.output
+
+
 def test_sizes_of_a_family_cost_in_proportion_and_an_unknown_type_has_no_price() -> None:
     assert cost.instance("m6i.4xlarge") == pytest.approx(8 * cost.instance("m6i.large"))
     assert cost.instance("x9z.metal") is None
@@ -52,51 +67,43 @@ def test_a_change_that_is_none_and_a_stack_that_is_not_there_are_one_sentence() 
         read(ROOT, "nowhere")
 
 
-def listed():
-    found = list(smoke.steps("dev", "python", "base", Path("/results"), Path("/kubeconfig")))
-    return found, [name for name, _ in found]
-
-
-def test_the_round_goes_up_pushes_trains_and_takes_the_results_home() -> None:
-    found, names = listed()
-    assert names == ["everything but the release", "image", "release", "train", "results"]
-    assert dict(found)["train"][2:] == [
-        "launcher",
-        "wait",
-        "--timeout",
-        "3600",
-        "--kubeconfig",
-        "/kubeconfig",
-    ]
-
-
 @pytest.mark.parametrize("failing", [None, "pulumi up", "launcher wait"])
-def test_whatever_fails_destroy_and_the_search_for_residue_follow(failing: str | None) -> None:
+def test_whatever_fails_destroy_and_the_search_for_residue_follow(failing, dev, monkeypatch) -> None:
     ran: list[str] = []
 
-    def do(argv) -> None:
+    def run(argv, folder) -> None:
         ran.append(" ".join(argv))
         if failing is not None and failing in ran[-1]:
             raise CommandError(failing)
 
-    def go() -> list[str]:
-        return smoke.rounds(
-            listed()[0],
-            do=do,
-            connect=lambda: ran.append("connect"),
-            destroy=smoke.destroy_argv("dev"),
-            search=lambda: ran.append("search") or ["arn:left"],
-            say=lambda text: None,
-        )
+    monkeypatch.setattr(smoke, "run", run)
+    monkeypatch.setattr(smoke, "outputs", lambda folder, stack: ran.append("connect") or {"kubeconfig": "{}"})
+    monkeypatch.setattr(smoke, "residue", lambda stack, client: ran.append("search") or ["arn:left"])
+
+    def go(*, keep: bool = False) -> list[str]:
+        ran.clear()
+        results, said = Path("/results"), []
+        return smoke.smoke(dev(), None, base="base", results=results, say=said.append, keep=keep)
 
     if failing is None:
         assert go() == ["arn:left"]
-    else:
-        with pytest.raises(CommandError, match=failing):
-            go()
+        steps = [" ".join(line.split()[:4]).rpartition("/")[2] for line in ran]
+        trained = f"{Path(sys.executable).name} -m launcher"
+        assert steps[2:-2] == [
+            "pulumi up --yes --skip-preview",
+            "connect",
+            f"{trained} wait",
+            f"{trained} results",
+        ]
+        assert "aws push --stack dev --base base" in ran[1]
+        assert go(keep=True) == []
+        assert not [line for line in ran if "destroy" in line or "search" in line]
+        return
+    with pytest.raises(CommandError, match=failing):
+        go()
     assert "pulumi destroy" in ran[-2]
     assert ran[-1] == "search"
-    assert Counter(ran)["connect"] == (0 if failing == "pulumi up" else 1)
+    assert ran.count("connect") == (0 if failing == "pulumi up" else 1)
 
 
 def test_residue_is_what_carries_the_stacks_tags_and_is_not_on_its_way_out(account, client, dev) -> None:

@@ -9,6 +9,7 @@ import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from aws import doctor
+from aws.stack import clients
 from infra import policies
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/0-1"
@@ -24,13 +25,15 @@ def refused(operation: str) -> ClientError:
 
 
 class Iam:
-    """IAM's simulator, which moto has not: refuses the actions it is told to."""
+    """Roles by name and path, and IAM's simulator, which moto has not: it refuses what it is told to."""
 
-    def __init__(self, denied=(), error=None):
-        self.denied, self.error, self.asked = set(denied), error, []
+    def __init__(self, denied=(), error=None, **roles):
+        self.denied, self.error, self.asked, self.roles = set(denied), error, [], roles or {"Admin": "/"}
 
     def get_role(self, RoleName):  # noqa: N803 - boto3's names
-        return {"Role": {"Arn": f"arn:aws:iam::123456789012:role/teams/{RoleName}"}}
+        if RoleName not in self.roles:
+            raise ClientError({"Error": {"Code": "NoSuchEntity", "Message": "none"}}, "GetRole")
+        return {"Role": {"Arn": f"arn:aws:iam::123456789012:role{self.roles[RoleName]}{RoleName}"}}
 
     def get_paginator(self, name):
         assert name == "simulate_principal_policy"
@@ -39,7 +42,7 @@ class Iam:
     def paginate(self, PolicySourceArn, ActionNames):  # noqa: N803
         if self.error:
             raise self.error
-        assert PolicySourceArn == "arn:aws:iam::123456789012:role/teams/Admin"
+        assert PolicySourceArn.startswith("arn:aws:iam::123456789012:role/")
         assert len(ActionNames) <= 100
         self.asked += ActionNames
         decided = [(a, "implicitDeny" if a in self.denied else "allowed") for a in ActionNames]
@@ -86,10 +89,62 @@ def test_an_account_that_is_ready_gets_no_complaint_but_the_missing_image(dev, w
     assert levels(found, "bad") == []
     assert levels(found, "unknown") == []
     assert [f.mend for f in found if f.level == "warn"] == [
-        "pulumi up --stack dev, then make push STACK=dev, then pulumi up again"
+        "pulumi config set --path 'cluster.publicCidrs[0]' YOUR.ADDRESS/32 --stack dev",
+        "pulumi up --stack dev, then make push STACK=dev, then pulumi up again",
     ]
-    documented = {a for s in json.loads(policies.deployer())["Statement"] for a in s["Action"]}
-    assert documented - set(iam.asked) == {"iam:PassRole"}
+    statements = [s for text in policies.deployer() for s in json.loads(text)["Statement"]]
+    assert {a for s in statements for a in s["Action"]} - set(iam.asked) == {"iam:PassRole"}
+
+
+SSO = "AWSReservedSSO_AdministratorAccess_0123456789abcdef"
+SSO_ROLE = f"role/aws-reserved/sso.amazonaws.com/eu-west-1/{SSO}"
+SSO_ARN = f"arn:aws:iam::123456789012:{SSO_ROLE}"
+
+
+@pytest.mark.parametrize(
+    ("admins", "said", "mend"),
+    [
+        ("role/Admin", "role/Admin is not in IAM", "that is there"),
+        ("role/Admin", f"does not name {SSO_ARN}", f"'cluster.admins[1]' {SSO_ARN}"),
+        (f"role/{SSO}", f"IAM has {SSO_ARN}", f"'cluster.admins[0]' {SSO_ARN}"),
+        (SSO_ROLE, None, None),
+    ],
+)
+def test_a_single_sign_on_role_is_named_with_its_path_as_eks_wants_it(dev, world, admins, said, mend) -> None:
+    session = {"Account": "123456789012", "Arn": f"arn:aws:sts::123456789012:assumed-role/{SSO}/me@here"}
+    who = SimpleNamespace(get_caller_identity=lambda: session)
+    iam = Iam(**{SSO: "/aws-reserved/sso.amazonaws.com/eu-west-1/"})
+    found = doctor.examine(dev(f"cluster.admins=[{admins}]"), world(sts=who, iam=iam))
+    refused = [f for f in found if f.level == "bad"]
+    if said is None:
+        assert refused == []
+    else:
+        assert [f for f in refused if said in f.what and mend in f.mend], refused
+
+
+def test_a_viewer_who_is_not_there_and_one_of_another_account_are_told_apart(dev, world) -> None:
+    found = doctor.examine(
+        dev("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]"), world(iam=Iam())
+    )
+    assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [
+        "cluster.viewers: arn:aws:iam::123456789012:role/preview is not in IAM"
+    ]
+    assert [w for w in levels(found, "unknown") if "210987654321:role/ci is another account's" in w]
+
+
+def test_zones_where_eks_puts_no_control_plane_are_neither_offered_nor_taken(dev, world, client) -> None:
+    here = clients("us-east-1")
+    elsewhere = world(ec2=here("ec2"))
+    ids = {z["ZoneId"]: z["ZoneName"] for z in here("ec2").describe_availability_zones()["AvailabilityZones"]}
+    stack = dev("aws:region=us-east-1", f"network.availabilityZones=[us-east-1a,{ids['use1-az3']}]")
+    refused = levels(doctor.examine(stack, elsewhere), "bad")
+    assert f"us-east-1 has no zone {ids['use1-az3']} that EKS takes" in refused
+    assert ids["use1-az3"] not in doctor.offered_zones(elsewhere)
+
+
+def test_the_sizes_of_types_are_those_of_ec2(dev, world) -> None:
+    found = doctor.examine(dev("nodes.instanceTypes=[x1e.xlarge]", "nodes.max=4"), world())
+    assert any("0 used by others, 16 needed" in what for what in levels(found, "ok"))
 
 
 def test_it_makes_nothing(dev, world, client) -> None:
@@ -129,8 +184,8 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
 @pytest.mark.parametrize(
     ("changes", "replaced", "said"),
     [
-        (["cluster.admins=[role/Other]"], {}, "does not name role/Admin"),
-        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no zone us-west-2x"),
+        (["cluster.admins=[role/Other]"], {}, "does not name arn:aws:iam::123456789012:role/Admin"),
+        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no zone us-west-2x that EKS takes"),
         (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a, us-west-2b"),
         (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
         ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),

@@ -109,6 +109,40 @@ def test_an_image_that_is_there_is_not_built_again(account, client, context, mon
     assert built == [(f"{URL}:{push.tag(context, 'arm64', BASE)}", "arm64")]
 
 
+def test_docker_pushes_by_the_persons_own_context_and_with_our_login_only(
+    context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, seen = tmp_path / "docker", []
+    about = own / "contexts" / "meta" / hashlib.sha256(b"colima").hexdigest() / "meta.json"
+    about.parent.mkdir(parents=True)
+    host = "unix:///colima/docker.sock"
+    endpoint = {"Name": "colima", "Metadata": {}, "Endpoints": {"docker": {"Host": host}}}
+    about.write_text(json.dumps(endpoint))
+    (own / "config.json").write_text(
+        json.dumps({"currentContext": "colima", "credsStore": "desktop", "auths": {"else.where": {}}})
+    )
+    monkeypatch.setenv("DOCKER_CONFIG", str(own))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+
+    def run(argv, folder, *, capture=False, **more):
+        if "push" in argv:
+            config = Path(argv[argv.index("--config") + 1])
+            seen.append(json.loads((config / "config.json").read_text()))
+            seen.append((config / "contexts" / about.relative_to(own / "contexts")).read_text())
+            if shutil.which("docker"):
+                asked = ["docker", "--config", str(config), "context", "inspect"]
+                seen.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
+        return json.dumps([f"{URL}@sha256:1"]) if capture else ""
+
+    monkeypatch.setattr(push, "run", run)
+    login = push.Login("AWS", "secret")
+    push.build_and_push("docker", context, f"{URL}:t", arch="amd64", base=BASE, login=login)
+    assert list(seen[0]["auths"]) == [URL.partition("/")[0]]
+    assert (seen[0]["currentContext"], "credsStore" in seen[0]) == ("colima", False)
+    assert all(host in text for text in seen[1:])
+
+
 @pytest.fixture
 def registry(tmp_path: Path):
     """A real registry on loopback, ended afterwards."""

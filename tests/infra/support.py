@@ -15,6 +15,7 @@ from typing import Any
 
 import pulumi
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
+from pulumi.runtime.proto import provider_pb2
 
 from infra import settings as settings_module
 from infra import stack
@@ -22,7 +23,20 @@ from infra import stack
 # The SDK warns of its own deprecated classes while it is imported; no warning of ours is hidden by this.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
-    for _module in ("cloudwatch", "ec2", "ecr", "efs", "eks", "iam", "kms", "route53", "s3", "ssm", "vpc"):
+    for _module in (
+        "budgets",
+        "cloudwatch",
+        "ec2",
+        "ecr",
+        "efs",
+        "eks",
+        "iam",
+        "kms",
+        "route53",
+        "s3",
+        "ssm",
+        "vpc",
+    ):
         hasattr(importlib.import_module(f"pulumi_aws.{_module}"), "any")  # loads it: the SDK is lazy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,18 +65,24 @@ INVOKES: dict[str, dict[str, Any]] = {
     },
     "aws:index/getAvailabilityZones:getAvailabilityZones": {
         "names": ["us-west-2b", "us-west-2a", "us-west-2d", "us-west-2c"],
-        "zoneIds": [],
+        "zoneIds": ["usw2-az2", "usw2-az1", "usw2-az4", "usw2-az3"],
         "groupNames": [],
         "id": REGION,
         "region": REGION,
     },
     "aws:ssm/getParameter:getParameter": {
         "value": "ami-0123",
+        "insecureValue": "1.35.2-20261109",
         "arn": "arn",
         "id": "x",
         "name": "x",
         "type": "String",
     },
+    "aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 2, "memorySize": 8192},
+    "aws:eks/getAddonVersion:getAddonVersion": {"id": "x", "version": "v1.2.3-eksbuild.1"},
+    "aws:cloudwatch/getLogGroups:getLogGroups": {"id": "x", "arns": [], "logGroupNames": []},
+    "aws:resourcegroupstaggingapi/getResources:getResources": {"id": "x", "resourceTagMappingLists": []},
+    "pulumi:pulumi:readStackResourceOutputs": {"outputs": {}},
     "aws:ec2/getVpc:getVpc": {
         "id": "vpc-0a",
         "cidrBlock": "10.9.0.0/16",
@@ -82,6 +102,11 @@ class Recorder(Mocks):
     calls: list[str] = field(default_factory=list)
     # What each resource was told to wait for, by `type::name`, directly.
     waits: dict[str, set[str]] = field(default_factory=dict)
+    # The ids that resources were imported by, by name, and which are kept when they are removed.
+    imports: dict[str, str] = field(default_factory=dict)
+    retained: set[str] = field(default_factory=set)
+    # Answers of functions in place of INVOKES'; an exception is a refusal.
+    answers: dict[str, Any] = field(default_factory=dict)
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         self.resources.append(args)
@@ -103,7 +128,10 @@ class Recorder(Mocks):
                 "vpcId": "vpc-0a",
                 "cidrBlock": "10.9.0.0/20",
             }
-        return INVOKES[args.token]
+        answer = self.answers.get(args.token, INVOKES.get(args.token))
+        if answer is None:
+            raise KeyError(args.token)
+        return dict(answer)
 
     def of(self, token: str) -> list[MockResourceArgs]:
         """Registrations of one type, by its last part: `Vpc`, `eks/cluster:Cluster`."""
@@ -127,11 +155,22 @@ class Recorder(Mocks):
 
 
 class Monitor(MockMonitor):
-    """Remembers dependencies as well: the mocks are not told of them."""
+    """Remembers dependencies as well, of which the mocks are not told; and refuses as an engine does."""
+
+    def Invoke(self, request: Any) -> Any:  # noqa: N802
+        answer = self.mocks.answers.get(request.tok)
+        if isinstance(answer, Exception):
+            reason = provider_pb2.CheckFailure(reason=str(answer))
+            return provider_pb2.InvokeResponse(failures=[reason])
+        return super().Invoke(request)
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802
         names = ["::".join(urn.split("::")[2:]).rpartition("$")[2] for urn in request.dependencies]
         self.mocks.waits[f"{request.type}::{request.name}"] = set(names)
+        if request.importId:
+            self.mocks.imports[request.name] = request.importId
+        if request.retainOnDelete:
+            self.mocks.retained.add(f"{request.type}::{request.name}")
         return super().RegisterResource(request)
 
 
@@ -165,13 +204,14 @@ EVERYTHING: dict[str, Any] = {
     "cluster": {"admins": ["role/Admin"], "viewers": ["role/preview"], "publicCidrs": ["203.0.113.0/24"]},
     "artifacts": {"uploads": {"sources/readme": "Pulumi.yaml"}},
     "tags": {"Team": "paddle"},
+    "budget": {"dollars": 100, "email": "owner@example.com"},
     "iam": {"path": "/teams/", "permissionsBoundary": "arn:aws:iam::123456789012:policy/Boundary"},
 }
 
 
-def record(build: Callable[[], Any]) -> Recorder:
+def record(build: Callable[[], Any], answers: dict[str, Any] | None = None) -> Recorder:
     """Runs `build` in a mock engine to its end, failing outputs included; returns what it registered."""
-    recorder = Recorder()
+    recorder = Recorder(answers=answers or {})
     monitor = Monitor(recorder)
     set_mocks(recorder, project="paddle-training", stack="dev", preview=False, monitor=monitor)
 
@@ -185,12 +225,15 @@ def record(build: Callable[[], Any]) -> Recorder:
     return recorder
 
 
-def aws_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
-    """The stack of target aws with these settings over AWS's."""
+def aws_stack(
+    folder: Path = ROOT, *, answers: dict[str, Any] | None = None, name: str = "dev", **keys: Any
+) -> Recorder:
+    """The stack of target aws with these settings over AWS's, in an account that answers like this."""
     from infra import aws_stack as module
 
     chosen = settings_module.load(config(**{**AWS, **keys}))
-    return record(lambda: module.build(stack.plan(chosen, "paddle-training", "dev", folder), REGION))
+    known = stack.plan(chosen, "paddle-training", name, folder)
+    return record(lambda: module.build(known, REGION), answers)
 
 
 def local_stack(folder: Path = ROOT, **keys: Any) -> Recorder:

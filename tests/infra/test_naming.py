@@ -94,10 +94,6 @@ def test_a_network_that_cannot_be_cut_is_an_error(block: str, zones: int) -> Non
         cidr.plan(block, zones)
 
 
-def test_a_private_subnet_of_a_16_has_8187_usable_addresses() -> None:
-    assert cidr.usable(cidr.plan("10.0.0.0/16", 2)[0].private) == 8187
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [("250m", 0.25), ("1", 1.0), (2, 2.0), ("1.5Gi", 1.5 * 2**30), ("512Mi", 2**29), ("1G", 1e9)],

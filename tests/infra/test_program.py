@@ -207,7 +207,7 @@ def test_every_value_that_the_program_sets_is_one_that_the_chart_has() -> None:
             if key not in theirs or (isinstance(value, dict) and theirs[key] and unknown(value, theirs[key]))
         ]
 
-    facts = chart_values.Facts("i", "fs-1", "fsap-1", "host", "b", ("10.0.0.0/16",))
+    facts = chart_values.Facts("i", "fs-1", "fsap-1", "host", "b")
     for storage in ({"type": "efs-csi"}, {"type": "nfs"}, {"type": "hostPath", "path": "/s"}):
         chosen = settings.load(config(**{**AWS, "storage": storage}))
         assert unknown(chart_values.build(chosen, facts, {}), chart) == []
@@ -370,12 +370,6 @@ def test_the_key_admits_disks_without_naming_a_role_that_may_not_exist() -> None
 def test_only_pods_get_tagged_sessions() -> None:
     assert "sts:TagSession" in policies.trust("pods.eks.amazonaws.com")
     assert "sts:TagSession" not in policies.trust("ec2.amazonaws.com")
-
-
-def test_the_deployers_policy_is_printed_by_one_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert policies.main(["deployer"]) == 0
-    assert json.loads(capsys.readouterr().out)["Version"] == "2012-10-17"
-    assert policies.main([]) == 64
 
 
 def test_the_bastion_mounts_again_after_a_restart() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import checks, reading, settings
+from infra import capacity, checks, reading, settings
 from infra.problems import SettingsError
 
 from .support import AWS, LOCAL, ROOT, config
@@ -30,7 +30,7 @@ NETWORK = [
     ({"vpcCidr": "10.0.0.0/23"}, "network.vpcCidr", "/16 to /22"),
     ({"vpcCidr": "10.0.0.1/16"}, "network.vpcCidr", "without host bits"),
     ({"vpcCidr": "ten"}, "network.vpcCidr", "CIDR"),
-    ({"serviceCidr": "10.0.8.0/22"}, "network.serviceCidr", "outside vpcCidr"),
+    ({"serviceCidr": "10.0.8.0/22"}, "network.serviceCidr", "outside the VPC"),
     ({"serviceCidr": "172.20.0.0/25"}, "network.serviceCidr", "/12 to /24"),
     ({"serviceCidr": "8.8.0.0/16"}, "network.serviceCidr", "inside 10.0.0.0/8"),
     ({"zones": 1}, "network.zones", "2 to 3"),
@@ -84,6 +84,11 @@ OTHERS = [
     ({"iam": {"path": "teams"}}, "iam.path", "slash"),
     ({"iam": {"permissionsBoundary": "Boundary"}}, "iam.permissionsBoundary", "ARN"),
     ({"tags": {"aws:x": "y"}}, "tags", "aws:"),
+    ({"tags": {f"k{n}": "v" for n in range(41)}}, "tags", "at most 40"),
+    ({"budget": {"dollars": 50}}, "budget.email", "budget.dollars"),
+    ({"budget": {"dollars": 50, "email": "nobody"}}, "budget.email", "mail address"),
+    ({"nodes": {"amiRelease": "newest"}}, "nodes.amiRelease", "release of"),
+    ({"nodes": {"auto": True}, "network": {"nat": "none"}}, "nodes.auto", "nat none"),
     ({"tags": {"x": 1}}, "tags", "texts"),
     ({"storage": {"type": "s3"}}, "storage.type", "efs-csi, nfs, hostPath, existingClaim"),
     ({"storage": {"type": "hostPath"}}, "storage.path", "folder"),
@@ -180,40 +185,63 @@ VALUES = {
 }
 
 
+LARGE = capacity.Size(2, 8 * capacity.GIB)
+
+
 def _values_problems(values: dict[str, Any], **keys: Any) -> list[str]:
     loaded = settings.load(config(**{**AWS, **keys}))
     return [str(problem) for problem in checks.value_problems(loaded, values)]
 
 
+def _capacity(values: dict[str, Any], **nodes: Any) -> tuple[list[str], list[str]]:
+    loaded = settings.load(config(**{**AWS, "nodes": nodes}))
+    machines = dict.fromkeys(loaded.nodes.instance_types, LARGE)
+    problems, warnings = checks.capacity_problems(loaded, {**VALUES, **values}, machines)
+    return [str(problem) for problem in problems], warnings
+
+
 def test_nodes_that_hold_all_trainers_and_the_data_pod_pass() -> None:
-    assert _values_problems(VALUES) == []
+    assert _capacity({}) == ([], [])
 
 
 @pytest.mark.parametrize(
-    ("values", "nodes", "word"),
+    ("values", "word"),
     [
-        ({"trainers": 30}, {}, "trainers fit"),
-        ({"hostPorts": True, "trainers": 4}, {}, "one trainer a node"),
-        (
-            {
-                "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}},
-                "data": {"resources": {"requests": {"cpu": "1"}}},
-            },
-            {},
-            "data pod",
-        ),
-        ({"resources": {"limits": {"memory": "20Gi"}}}, {}, "0 trainers fit"),
-        ({"resources": {"requests": {"memory": "2 GB"}}}, {}, "no quantity"),
+        ({"trainers": 30}, "trainers fit"),
+        ({"hostPorts": True, "trainers": 4}, "one trainer a node"),
+        ({"resources": {"limits": {"memory": "20Gi"}}}, "0 trainers fit"),
+        ({"resources": {"requests": {"memory": "2 GB"}}}, "no quantity"),
     ],
 )
-def test_a_group_that_cannot_hold_all_pods_at_once_is_refused(values: Any, nodes: Any, word: str) -> None:
-    problems = _values_problems({**VALUES, **values}, nodes=nodes)
-    assert len(problems) == 1
+def test_pods_that_even_empty_machines_cannot_hold_are_refused(values: Any, word: str) -> None:
+    problems, warnings = _capacity(values)
+    assert (len(problems), warnings) == (1, [])
     assert word in problems[0]
 
 
-def test_of_an_instance_type_that_is_not_known_nothing_is_said() -> None:
-    assert _values_problems({**VALUES, "trainers": 300}, nodes={"instanceTypes": ["x9z.large"]}) == []
+def test_where_daemons_may_leave_too_little_it_only_warns() -> None:
+    close = {"requests": {"cpu": "1500m", "memory": "6Gi"}}
+    problems, warnings = _capacity({"resources": close, "data": {"resources": {"requests": {"cpu": "400m"}}}})
+    assert problems == []
+    assert "no room is left for the data pod" in warnings[0]
+
+
+def test_no_nodes_by_intention_are_not_counted() -> None:
+    assert _capacity({"trainers": 30}, min=0, desired=0) == ([], [])
+
+
+def test_with_auto_the_most_nodes_count() -> None:
+    assert _capacity({}, auto=True, min=0, desired=0) == ([], [])
+    problems, _ = _capacity({"trainers": 30}, auto=True, min=0, desired=0)
+    assert "nodes.max" in problems[0]
+
+
+def test_spot_gets_several_types_of_one_size_unless_they_are_listed() -> None:
+    spot = settings.load(config(**{**AWS, "nodes": {"capacity": "SPOT"}})).nodes.instance_types
+    assert len(spot) > 3
+    assert {kind.partition(".")[2] for kind in spot} == {"large"}
+    listed = {"capacity": "SPOT", "instanceTypes": ["m5.large"]}
+    assert settings.load(config(**{**AWS, "nodes": listed})).nodes.instance_types == ("m5.large",)
 
 
 @pytest.mark.parametrize(
@@ -224,10 +252,11 @@ def test_a_source_outside_aws_is_refused_without_nat(source: str, count: int) ->
     assert len(problems) == count
 
 
-def test_the_project_files_defaults_are_the_programs_defaults() -> None:
-    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
-    assert {key: row["default"] for key, row in declared.items()} == reading.defaults(settings.Settings)
-    assert all(row["description"] and row["type"] for row in declared.values())
+def test_every_setting_is_described_and_has_its_default_in_one_place() -> None:
+    rows = list(reading.described(settings.Settings))
+    assert len(rows) > 15
+    assert all(description for _, description, _ in rows)
+    assert "config" not in yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
 
 
 @pytest.mark.parametrize("stack", ["dev", "local"])

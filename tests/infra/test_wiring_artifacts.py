@@ -39,6 +39,14 @@ def test_the_pods_role_reaches_their_part_of_the_bucket_only() -> None:
     assert [s["Resource"] for s in writes] == [[f"{bucket}/models/*"]]
 
 
+def test_pods_may_use_the_bucket_long_before_the_first_of_them_is_made() -> None:
+    without = aws_stack(image="")
+    assert not without.of("Release")
+    without.one("PodIdentityAssociation", "pods")
+    before = default().before(default().one("PodIdentityAssociation", "pods"))
+    assert not [name for name in before if "NodeGroup" in name]
+
+
 def test_uploads_become_objects_that_change_with_their_file() -> None:
     made = everything().one("BucketObjectv2").inputs
     assert made["key"] == "sources/readme"

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
-from infra import versions
+import pytest
+import yaml
 
-from .support import default, everything
+from infra import quantities, versions
+from infra.problems import SettingsError
+
+from .support import ROOT, aws_stack, default, everything
 
 
 def test_the_control_plane_admits_listed_principals_only_and_ends_with_standard_support() -> None:
@@ -41,7 +46,7 @@ def test_admins_and_viewers_get_their_own_policies() -> None:
         a.inputs["principalArn"]: a.inputs["policyArn"] for a in everything().of("AccessPolicyAssociation")
     }
     assert scopes["arn:aws:iam::123456789012:role/Admin"].endswith("/AmazonEKSClusterAdminPolicy")
-    assert scopes["arn:aws:iam::123456789012:role/preview"].endswith("/AmazonEKSAdminViewPolicy")
+    assert scopes["arn:aws:iam::123456789012:role/preview"].endswith("/AmazonEKSViewPolicy")
     entries = {a.inputs["principalArn"] for a in everything().of("AccessEntry")}
     assert entries == set(scopes)
     assert not any(":sts:" in entry for entry in entries), "a session is no principal that stays"
@@ -88,16 +93,88 @@ def test_each_waits_for_what_it_needs_so_that_a_destroy_goes_the_other_way() -> 
     assert {*first, *mounts, *rules, "accessPoint pods", *(f"addon {name}" for name in late)} <= before
 
 
+def test_versions_are_asked_for_so_that_a_preview_shows_them() -> None:
+    made = default()
+    assert {addon.inputs["addonVersion"] for addon in made.of("Addon")} == {"v1.2.3-eksbuild.1"}
+    nodes = made.one("NodeGroup").inputs
+    assert (nodes["version"], nodes["releaseVersion"]) == ("1.35", "1.35.2-20261109")
+    held = aws_stack(nodes={"amiRelease": "1.35.1-20261001"})
+    assert held.one("NodeGroup").inputs["releaseVersion"] == "1.35.1-20261001"
+
+
+def test_a_machine_that_aws_does_not_describe_is_not_judged() -> None:
+    unknown = {"aws:ec2/getInstanceType:getInstanceType": Exception("no matching instance type")}
+    aws_stack(answers=unknown).one("NodeGroup")
+    small = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 1, "memorySize": 512}}
+    with pytest.raises(SettingsError, match="0 trainers fit"):
+        aws_stack(answers=small)
+
+
+def test_without_nodes_there_are_no_add_ons_that_would_wait_for_one() -> None:
+    made = aws_stack(nodes={"min": 0, "desired": 0})
+    addons = {addon.inputs["addonName"] for addon in made.of("Addon")}
+    assert addons == {versions.ADDON_VPC_CNI, versions.ADDON_KUBE_PROXY, versions.ADDON_POD_IDENTITY}
+    made.one("Release")
+
+
+def test_with_auto_a_small_node_holds_what_must_not_keep_the_gangs_nodes() -> None:
+    made = aws_stack(nodes={"auto": True, "min": 0, "desired": 0, "max": 4})
+    gang, system = made.one("NodeGroup", "nodes").inputs, made.one("NodeGroup", "system").inputs
+    assert gang["scalingConfig"] == {"minSize": 0, "desiredSize": 0, "maxSize": 4}
+    assert system["scalingConfig"]["minSize"] == 1
+    assert "CriticalAddonsOnly" in {taint["key"] for taint in system["taints"]}
+    for name in (versions.ADDON_COREDNS, versions.ADDON_EFS_CSI):
+        chosen = json.loads(made.one("Addon", name).inputs["configurationValues"])
+        assert chosen.get("controller", chosen)["nodeSelector"] == system["labels"], name
+    scaler = made.one("Release", "autoscaler")
+    assert scaler.inputs["values"]["nodeSelector"] == system["labels"]
+    assert scaler.inputs["values"]["image"].endswith(":v1.35.0")
+    association = made.one("PodIdentityAssociation", "scaler").inputs
+    assert (association["namespace"], association["serviceAccount"]) == ("kube-system", scaler.inputs["name"])
+    role = json.loads(made.one("RolePolicy", "scaler").inputs["policy"])
+    changing = [s for s in role["Statement"] if "autoscaling:SetDesiredCapacity" in s["Action"]]
+    tag = "aws:ResourceTag/k8s.io/cluster-autoscaler/paddle-training-dev"
+    assert [s["Condition"] for s in changing] == [{"StringEquals": {tag: "owned"}}]
+    assert "helm.sh/v3:Release::paddle-training-dev-autoscaler" in "".join(
+        made.before(made.one("Release", "dev-release"))
+    )
+
+
+def test_the_autoscalers_chart_renders_with_those_values() -> None:
+    values = aws_stack(nodes={"auto": True}).one("Release", "autoscaler").inputs["values"]
+    chart = str(ROOT / "charts" / "cluster-autoscaler")
+    done = subprocess.run(
+        ["helm", "template", "cluster-autoscaler", chart, "-n", "kube-system", "--values", "-"],
+        input=json.dumps(values),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    objects = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
+    pod = objects["Deployment"]["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == values["nodeSelector"]
+    assert "--startup-taint=efs.csi.aws.com/agent-not-ready" in pod["containers"][0]["args"]
+    assert objects["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == "cluster-autoscaler"
+
+
+def test_pod_logs_have_an_agent_with_a_role_of_its_own() -> None:
+    made = aws_stack(cluster={"admins": ["role/Admin"], "podLogs": True})
+    made.one("Addon", "amazon-cloudwatch-observability")
+    assert made.one("PodIdentityAssociation", "pod-logs").inputs["serviceAccount"] == "cloudwatch-agent"
+    assert not default().of("pod-logs")
+
+
 def test_network_policy_is_enforced_by_the_cni() -> None:
     configuration = json.loads(default().one("Addon", "vpc-cni").inputs["configurationValues"])
     assert configuration == {"enableNetworkPolicy": "true"}
 
 
-def test_the_storage_driver_has_its_own_role_enough_memory_and_runs_on_tainted_nodes() -> None:
+def test_the_storage_driver_has_its_own_role_and_its_idle_controller_asks_for_little() -> None:
     made = default()
     configuration = json.loads(made.one("Addon", versions.ADDON_EFS_CSI).inputs["configurationValues"])
-    assert configuration["node"]["resources"]["limits"]["memory"] == "512Mi"
-    assert configuration["node"]["tolerateAllTaints"] is True
+    assert list(configuration) == ["controller"], "the daemon tolerates all by itself"
+    # What is asked for counts for each of three containers of two pods.
+    assert 6 * quantities.number(configuration["controller"]["resources"]["requests"]["cpu"]) < 0.1
     association = made.one("PodIdentityAssociation", "efs-csi").inputs
     assert association["serviceAccount"] == "efs-csi-controller-sa"
     assert association["roleArn"] == f"arn:aws:mock:::{made.one('aws:iam/role:Role', 'efs-csi').name}"

@@ -23,7 +23,14 @@ def test_compute_off_leaves_the_data_and_nothing_that_costs_by_the_hour(nat: str
         assert not made.of(kind), kind
     assert not [a for a in made.of("VpcEndpoint") if a.inputs["vpcEndpointType"] == "Interface"]
     assert not made.of("Release")
-    for kind in ("FileSystem", "aws:s3/bucket:Bucket", "aws:kms/key:Key", "Repository", "AccessPoint"):
+    for kind in (
+        "FileSystem",
+        "aws:s3/bucket:Bucket",
+        "aws:kms/key:Key",
+        "Repository",
+        "AccessPoint",
+        "LogGroup",
+    ):
         made.one(kind)
 
 
@@ -35,6 +42,7 @@ def test_compute_on_again_mounts_the_same_file_system() -> None:
         "aws:s3/bucket:Bucket",
         "aws:kms/key:Key",
         "Repository",
+        "LogGroup",
     )
     for kind in kept:
         on = {a.name: a.inputs for a in default().of(kind)}

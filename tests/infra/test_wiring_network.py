@@ -83,9 +83,21 @@ def test_existing_subnets_of_one_zone_are_refused() -> None:
         aws_stack(network={"vpcId": "vpc-0a", "subnetIds": ["subnet-0b", "subnet-0c"]})
 
 
-def test_more_zones_than_the_region_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        INVOKES["aws:index/getAvailabilityZones:getAvailabilityZones"], "names", ["us-west-2a"]
-    )
+ZONES = "aws:index/getAvailabilityZones:getAvailabilityZones"
+
+
+def test_more_zones_than_the_region_has_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"network\.zones"):
-        aws_stack()
+        aws_stack(answers={ZONES: {**INVOKES[ZONES], "names": ["us-west-2a"]}})
+
+
+def test_a_listed_zone_that_takes_no_control_plane_is_refused() -> None:
+    listed = {"availabilityZones": ["us-west-2a", "us-west-2b"]}
+    left = {**INVOKES[ZONES], "names": ["us-west-2a", "us-west-2c"]}
+    with pytest.raises(SettingsError, match=r"us-west-2b.*\n.*us-west-2a, us-west-2c"):
+        aws_stack(network=listed, answers={ZONES: left})
+
+
+def test_services_with_addresses_of_an_existing_network_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"network\.serviceCidr"):
+        aws_stack(network={**EXISTING, "serviceCidr": "10.9.128.0/20"})

@@ -6,7 +6,11 @@ import importlib
 import re
 from pathlib import Path
 
-from .support import ROOT, everything
+import pytest
+
+from infra.problems import SettingsError
+
+from .support import EVERYTHING, ROOT, aws_stack, everything
 
 
 def test_everything_is_made_by_component_and_nothing_beside() -> None:
@@ -20,6 +24,8 @@ def test_everything_is_made_by_component_and_nothing_beside() -> None:
         "Cluster",
         "Nodes",
         "Dns",
+        "Logs",
+        "Budget",
         "Bastion",
         "Training",
     ]
@@ -44,6 +50,15 @@ def test_every_taggable_resource_carries_the_one_tag_set() -> None:
                     "Team": "paddle",
                 }.items()
             ), args.name
+
+
+def test_an_object_carries_the_stacks_own_tags_only_since_it_takes_ten() -> None:
+    made = aws_stack(**EVERYTHING | {"tags": {f"k{n}": "v" for n in range(20)}})
+    tags = made.one("BucketObjectv2").inputs["tags"]
+    assert set(tags) == {"Project", "Stack", "ManagedBy", "KubernetesCluster", "Name"}
+
+
+def test_the_templates_machines_carry_the_tags_too() -> None:
     for specification in everything().one("LaunchTemplate").inputs["tagSpecifications"]:
         assert specification["tags"]["Stack"] == "dev"
 
@@ -52,6 +67,23 @@ def test_every_name_carries_project_and_stack() -> None:
     for args in everything().resources:
         if not args.typ.startswith("pulumi:"):
             assert args.name.startswith("paddle-training-dev"), args.name
+
+
+def test_a_stack_whose_buckets_name_would_be_too_long_is_refused() -> None:
+    aws_stack(name="s" * 29)
+    with pytest.raises(SettingsError, match="at most 45 characters"):
+        aws_stack(name="s" * 30)
+
+
+def test_a_budget_counts_what_has_the_stacks_tag_and_tells_twice() -> None:
+    budget = everything().one("budgets/budget:Budget").inputs
+    assert budget["costFilters"] == [
+        {"name": "TagKeyValue", "values": ["user:KubernetesCluster$paddle-training-dev"]}
+    ]
+    assert [told["threshold"] for told in budget["notifications"]] == [80, 100]
+    assert {mail for told in budget["notifications"] for mail in told["subscriberEmailAddresses"]} == {
+        "owner@example.com"
+    }
 
 
 def test_each_of_the_programs_files_can_be_held_in_mind() -> None:

@@ -23,7 +23,8 @@ CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup"
 VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
 KEY, REGISTRY, NAT = "aws:kms/key:Key", "aws:ecr/repository:Repository", "aws:ec2/natGateway:NatGateway"
 RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
-KEPT_WITHOUT_COMPUTE = (VPC, FILES, BUCKET, KEY, REGISTRY)
+LOGS = "aws:cloudwatch/logGroup:LogGroup"
+KEPT_WITHOUT_COMPUTE = (VPC, FILES, BUCKET, KEY, REGISTRY, LOGS)
 # The engine's own overhead is a few seconds a run; a busy machine takes several times that.
 pytestmark = pytest.mark.timeout(900)
 
@@ -169,7 +170,9 @@ def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
     # moto's tagging service knows no registries, or that one would be listed too.
     names = [arn.rpartition(":")[2].rpartition("/")[2] for arn in _listed_by_tag(account)]
     key = kept["key"].rpartition("/")[2]
-    assert sorted(names) == sorted([kept["accessPoint"], kept["fileSystem"], kept["bucket"], key])
+    group = kept["logs"].rpartition("/")[2]
+    parts = [kept["accessPoint"], kept["fileSystem"], kept["bucket"], key, group]
+    assert sorted(names) == sorted(parts)
     left = {record.type for record in account.all()}
     assert {FILES, BUCKET, REGISTRY, KEY} <= left
     assert not left & {CLUSTER, NODES, VPC, NAT, ADDON}

@@ -60,7 +60,7 @@ cluster = aws.eks.Cluster(
     encryption_config={"provider": {"key_arn": key.arn}, "resources": ["secrets"]},
     opts=pulumi.ResourceOptions(depends_on=[policy, logs]),
 )
-admin = f"arn:aws:iam::{account}:role/admin"
+admin = f"arn:aws:iam::{account}:role/Admin"
 entry = aws.eks.AccessEntry("admin", cluster_name=cluster.name, principal_arn=admin)
 aws.eks.AccessPolicyAssociation(
     "admin-policy",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.data import s3 as s3_module
-from launcher.errors import DataError, SettingsError
+from launcher.errors import DataError, SettingsError, UnfitError
 from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
@@ -193,15 +193,18 @@ def test_an_object_replaced_in_the_middle_is_refused(
         pod.prepare(SOURCE="s3://data/set")
 
 
-def test_no_keys_is_said_with_the_mend(pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_that_got_no_keys_ends_for_another_one_and_not_the_run(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(key)
     monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it remembers the keys
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    with pytest.raises(DataError, match=r"(?s)credentials.*service account"):
+    with pytest.raises(UnfitError, match=r"(?s)credentials.*service account") as caught:
         pod.prepare(SOURCE="s3://data/set")
+    assert caught.value.exit_code == 71
 
 
 MEMBERS = {"pkg/data/in.txt": LINES, "pkg/items.txt": b"1 item\n", "pkg/other.txt": b"never read\xff\n"}

@@ -1,0 +1,62 @@
+"""`make destroy`: says what goes and what stays, and does not begin when settings and state disagree.
+
+Pulumi destroys by the state alone: a `storage.protect: true` written after the last `up` saves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aws.stack import CommandError
+
+HOLD_DATA = {
+    "aws:efs/fileSystem:FileSystem": "file system",
+    "aws:s3/bucket:Bucket": "bucket",
+    "aws:ecr/repository:Repository": "registry",
+    "aws:kms/key:Key": "key",
+    "aws:cloudwatch/logGroup:LogGroup": "log",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What holds a person's data, by name, and how many resources a destroy removes in all."""
+
+    goes: list[str]
+    stays: list[str]
+    removed: int
+
+
+def plan(exported: dict[str, Any], stack: str, protect: bool) -> Plan:
+    """What a destroy would do.
+
+    Args:
+        exported: what `pulumi stack export` prints.
+        stack: the stack's name.
+        protect: `storage.protect`, as the stack's file has it now.
+
+    Raises:
+        CommandError: there is nothing to destroy, or file and state disagree.
+    """
+    resources = (exported.get("deployment") or {}).get("resources") or []
+    real = [r for r in resources if r.get("custom") and not r["type"].startswith("pulumi:")]
+    if not real:
+        raise CommandError(f"stack {stack} has no resources: there is nothing to destroy")
+    data = [(f"{HOLD_DATA[r['type']]} {r['id']}", r) for r in real if r["type"] in HOLD_DATA]
+    stays = [name for name, r in data if r.get("retainOnDelete")]
+    goes = [name for name, r in data if not r.get("retainOnDelete")]
+    said, wrong = ("true", goes) if protect else ("false", stays)
+    if wrong:
+        does = "remove" if protect else "leave"
+        raise CommandError(
+            f"Pulumi.{stack}.yaml says storage.protect: {said}, but the last up went without, and a "
+            f"destroy goes by the state: it would {does} {', '.join(wrong)}. "
+            f"Run pulumi up --stack {stack} first, or set storage.protect to what the state has"
+        )
+    return Plan(goes, stays, sum(not r.get("retainOnDelete") for r in real))
+
+
+def argv(stack: str) -> list[str]:
+    """Removes the stack's resources; its settings and history stay."""
+    return ["pulumi", "destroy", "--yes", "--skip-preview", "--non-interactive", "--stack", stack]

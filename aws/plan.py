@@ -1,0 +1,141 @@
+"""`make plan`: what a training needs and costs, before it runs, and what it did cost. Pure; the rates are in
+`rates.yaml`, with what they were measured on.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from aws import cost
+from aws.stack import CommandError
+from infra import capacity
+from infra.settings import Settings
+
+Rates = Mapping[str, float]
+GB = 1e9
+# What a node's disk holds beside a pod's data: system, images and logs.
+SYSTEM_GIB = 12.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """`gigabytes` of the source (10⁹ bytes), `ids` different ones over all tables."""
+
+    rows: float
+    gigabytes: float
+    passes: int
+    ids: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """For one number of pods, each on its own node. GiB are of one pod, hours and dollars of the whole."""
+
+    pods: int
+    memory_gib: float
+    disk_gib: float
+    hours: dict[str, float]
+    dollars: float
+
+
+def rates(own: Path | None = None) -> dict[str, float]:
+    """The rates, with a person's own file over them.
+
+    Raises:
+        CommandError: the file cannot be read, has another key, or a value that is no number above 0.
+    """
+    found: dict[str, float] = yaml.safe_load(Path(__file__).with_name("rates.yaml").read_text("utf-8"))
+    if own is None:
+        return found
+    try:
+        mine = yaml.safe_load(own.read_text("utf-8")) or {}
+        wrong = [key for key, value in mine.items() if key not in found or not float(value) > 0]
+    except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise CommandError(f"RATES={own} cannot be read: {' '.join(str(error).split())}") from error
+    if wrong:
+        said = f"keys of {', '.join(found)}, with numbers above 0"
+        raise CommandError(f"RATES={own}: {', '.join(map(str, wrong))} cannot be used; it takes {said}")
+    return {**found, **{key: float(value) for key, value in mine.items()}}
+
+
+def node(settings: Settings) -> capacity.Size:
+    """What a node of the stack leaves to pods.
+
+    Raises:
+        CommandError: the size of its instance type is not known.
+    """
+    kind = settings.nodes.instance_types[0]
+    machine = capacity.machine(kind)
+    if machine is None:
+        raise CommandError(
+            f'the size of {kind} is not known here; plan with SET="nodes.instanceTypes=[m6i.large]"'
+        )
+    return capacity.for_pods(machine)
+
+
+def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
+    """How many pods hold the tables; a pod takes its node's memory.
+
+    Raises:
+        CommandError: a node does not hold even a pod without ids.
+    """
+    room = size.memory - known["base_mb"] * 1e6
+    if room <= 0:
+        raise CommandError(
+            f"a node leaves {size} to pods, and a pod takes {known['base_mb']:g} MB without ids"
+        )
+    return max(1, math.ceil(job.ids * known["id_bytes"] / room))
+
+
+def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
+    """What `job` takes with that many pods, one a node, while the stack is up for it only."""
+    cores = max(1.0, node(settings).cpu)
+    rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
+    hours = {
+        "data": source / (known["split_mb"] * 1e6) / 3600,
+        "parsing": rows * known["parse_us"] / 1e6 / cores / 3600,
+        "training": rows * job.passes * known["train_us"] / 1e6 / (cores * known["busy"]) / 3600,
+        "saves": ids * job.passes * known["save_us"] / 1e6 / 3600,
+    }
+    usage, saved = cost.prices()["gb"], job.ids * job.passes * known["save_bytes"]
+    # Shards and saves are written once and read once: a save counts when it was read back.
+    moved = (source + saved) / GB * (usage["efs_read"] + usage["efs_write"])
+    return Plan(
+        pods=pods,
+        memory_gib=(known["base_mb"] * 1e6 + ids * known["id_bytes"]) / capacity.GIB,
+        disk_gib=SYSTEM_GIB + source * (1 + known["record_bytes"]) / pods / capacity.GIB,
+        hours=hours,
+        dollars=sum(hours.values()) * cost.total(cost.parts(settings, pods)) + moved,
+    )
+
+
+def spent(results: Path, settings: Settings, known: Rates) -> tuple[int, float, float, float]:
+    """What a run did cost, by the folder that `launcher results --to` made: its hours at the stack's price.
+
+    Returns:
+        Pods, hours, dollars, and the `train_us` with which `plan` would have said the same of the training.
+
+    Raises:
+        CommandError: the folder has no whole run.json and metrics.csv, or the run has not ended.
+    """
+    try:
+        run = json.loads((results / "run.json").read_text("utf-8"))
+        rows = list(csv.DictReader((results / "metrics.csv").read_text("utf-8").splitlines()))
+        seconds = float(run["finished"]) - float(run["started"])
+        samples, busy = (sum(float(row[name]) for row in rows) for name in ("samples", "seconds"))
+        pods = len({row["rank"] for row in rows})
+        cores = max(1.0, node(settings).cpu)
+        train_us = busy * cores * known["busy"] / samples * 1e6
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        said = " ".join(str(error).split())
+        raise CommandError(
+            f"AFTER={results} is no folder of a run that ended (launcher results --to): {said}"
+        ) from error
+    return pods, seconds / 3600, seconds / 3600 * cost.total(cost.parts(settings, pods)), train_us
