@@ -132,7 +132,9 @@ def test_the_kubeconfig_verifies_the_api_server_through_another_name(
     # An address that the server's certificate does not carry stands for the external name.
     alias = Relay(server.hostname or "", server.port or 443, listen="127.0.0.2")
     authority = known["certificate-authority-data"]
-    text = kubeconfigs.kubeconfig("https://kubernetes.default", authority, "dev", REGION, external_name=alias.address)
+    text = kubeconfigs.kubeconfig(
+        "https://kubernetes.default", authority, "dev", REGION, external_name=alias.address
+    )
     document = json.loads(text)
     token = (STATE / "eks-token").read_text(encoding="utf-8").strip()
     document["users"][0]["user"] = {"token": token}
