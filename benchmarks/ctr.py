@@ -41,7 +41,7 @@ PORT = "23640"
 NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer
 BATCH = 512
 GAP = 0.005
-LEARN = {"rows": 1_000_000, "passes": 3}
+LEARN = {"rows": 1_000_000, "passes": 1}
 
 
 @dataclass
