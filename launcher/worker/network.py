@@ -50,6 +50,8 @@ class Network:
     """Ids that a row looks up in each table, padding included."""
     lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
     """`served`: table, ids and vectors (an input) of each use of a table."""
+    bounds: list[tuple[Table, Any]] = field(default_factory=list)
+    """`copied`: table, and the least and greatest id of a batch, of each use of a table."""
 
     def dense(self) -> list[str]:
         """Names of the trained parameters that are no embedding table."""
@@ -63,6 +65,7 @@ def build(program: Program, kind: Kind) -> Network:
     tables: dict[str, Table] = {}
     lookups: list[tuple[str, Any, Any]] = []
     asked: Counter[str] = Counter()
+    bounds: list[tuple[Table, Any]] = []
 
     def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
         rows, spread, weights, pool, optimizer, admit, evict = more
@@ -80,6 +83,9 @@ def build(program: Program, kind: Kind) -> Network:
         if kind == "remote":
             found = paddle.static.nn.sparse_embedding(flat, [1, width], padding_idx=0, param_attr=attr)
         else:
+            # Paddle looks an id that is beyond the table up in whatever memory is there.
+            bounds.append((table, paddle.stack([paddle.min(flat), paddle.max(flat)])))
+            flat = paddle.clip(flat, 0, rows - 1)
             found = paddle.static.nn.embedding(
                 flat, [rows, width], is_sparse=True, padding_idx=0, param_attr=attr
             )
@@ -99,7 +105,7 @@ def build(program: Program, kind: Kind) -> Network:
                 loss = paddle.add_n(list(loss.values())) if isinstance(loss, dict) else loss
     finally:
         program.job.embed = None
-    network = Network(main, startup, prediction, loss, list(tables.values()), asked, lookups)
+    network = Network(main, startup, prediction, loss, list(tables.values()), asked, lookups, bounds)
     if not network.dense():
         raise SettingsError(
             f"network() of the program {program.path} has no parameter besides its embeddings, but Paddle's "
@@ -112,7 +118,12 @@ def _check(table: Table, first: Table, kind: Kind) -> None:
     """Raises `ValueError` for a table that cannot be."""
     if table != first:
         raise ValueError(f"embedding {table.name!r} is told in two ways: {first} and {table}. Tell it in one")
-    for key, value in (("width", table.width), ("admit", table.admit), ("evict", table.evict)):
+    for key, value in (
+        ("width", table.width),
+        ("rows", table.rows),
+        ("admit", table.admit),
+        ("evict", table.evict),
+    ):
         if value is not None and value < 1:
             raise ValueError(f"embedding {table.name!r} has {key}={value}, but it must be at least 1")
     if kind != "copied":
@@ -139,7 +150,7 @@ def _pooled(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
     if pool not in (None, "sum", "mean"):
         raise ValueError(f"embedding() has pool={pool!r}, but it must be 'sum', 'mean' or None")
     if weights is not None:
-        vectors = vectors * paddle.unsqueeze(weights, -1)
+        vectors = paddle.multiply(vectors, paddle.unsqueeze(weights, -1))
     if pool is None:
         return vectors
     total = paddle.sum(vectors, axis=1)
@@ -147,7 +158,7 @@ def _pooled(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
         return total
     each = paddle.cast(ids != 0, "float32")
     if weights is not None:
-        each = each * weights
+        each = paddle.multiply(each, weights)
         count = paddle.sum(each, axis=1, keepdim=True)
-        return total / paddle.where(count == 0, paddle.ones_like(count), count)
-    return total / paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0)
+        return paddle.divide(total, paddle.where(count == 0, paddle.ones_like(count), count))
+    return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))

@@ -105,7 +105,8 @@ class Session:
         with program.calling("optimizer()"):
             self.rule = Rule.of(optimizer)  # of dense parameters, and of tables that have none of their own
         self.rules = {table.name: table.rule or self.rule for table in self.network.tables}
-        self._describe_tables()
+        if self.mode != "geo":
+            self._describe_tables()
         with paddle.static.program_guard(self.network.main, self.network.startup):
             fleet.distributed_optimizer(optimizer, self._strategy(program)).minimize(
                 self.network.loss, self.network.startup

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,6 @@ LOOK_SECONDS = 0.2  # between two looks whether geo's exchange is over: four tim
 LOOKS = 15
 QUIET = 1e-3  # of the sum of all values: what still moves then is the exchange's own rounding
 CHUNK = 65536  # rows of a table, or of a test set, that are asked for at once: both are below 64 MiB
-OUT_OF_TABLE = re.compile(r"expected >= 0 and < (\d+), but got (-?\d+)")  # geo's own lookup says so
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
 
@@ -39,6 +37,7 @@ class Trainer(Session):
         self.feeds = list(program.inputs)
         self.features = program.features
         self.label = program.label
+        self.bounds = [variable.name for _, variable in self.network.bounds]
         self.test = self._test_program()
         self._unscale()
         apply = {"async": self.pull_dense, "sync": self._meet, "geo": lambda: None}[self.mode]
@@ -147,18 +146,20 @@ class Trainer(Session):
         self.pull_dense()
 
     def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
-        try:
-            [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
-        except ValueError as error:
-            if wrong := OUT_OF_TABLE.search(str(error)):
-                tables = [table.name for table in self.network.tables if str(table.rows) == wrong[1]]
-                raise DataError(
-                    f"a batch has the id {wrong[2]}, but the table {' or '.join(tables)} has rows={wrong[1]} "
-                    "in the program's network(), and with training.mode geo all ids are below it. Raise "
-                    "rows, or see what parse() gives."
-                ) from error
-            raise
+        wanted = [self.network.loss, *self.bounds]
+        loss, *bounds = exe.run(self.network.main, feed=batch, fetch_list=wanted, scope=scope)
+        self._check_ids(bounds)
         return float(np.asarray(loss).reshape(-1)[0])
+
+    def _check_ids(self, bounds: list[Any]) -> None:
+        """geo: raises `DataError` for ids that are not in their table."""
+        for (table, _), (least, greatest) in zip(self.network.bounds, bounds, strict=True):
+            if least < 0 or greatest >= table.rows:
+                raise DataError(
+                    f"a batch has the id {least if least < 0 else greatest}, but the table {table.name} has "
+                    f"rows={table.rows} in the program's network(), and with training.mode geo all ids are "
+                    "from 0 to below that. Raise rows, or see what parse() gives."
+                )
 
     def pull_dense(self) -> None:
         """Takes the servers' dense parameters."""
@@ -224,7 +225,9 @@ class Trainer(Session):
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """The network's prediction for these rows with the servers' present tables; changes nothing."""
         feed = {name: arrays[name] for name in self.feeds}
-        [found] = self.exe.run(self.test, feed=feed, fetch_list=[self.network.prediction.name])
+        wanted = [self.network.prediction.name, *self.bounds]
+        found, *bounds = self.exe.run(self.test, feed=feed, fetch_list=wanted)
+        self._check_ids(bounds)
         return np.asarray(found)
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:

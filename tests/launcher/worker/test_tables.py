@@ -53,6 +53,10 @@ def network(data, job):
     for name, more in (("admitted", {"admit": 3}), ("evicted", {"evict": 1})):
         vectors = job.embedding(data["late"], width, name, spread=0.5, **more)
         loss = loss + paddle.mean(paddle.sum(vectors[:, :, :4] * slopes, axis=[1, 2]))
+    both = {"spread": 0.5, "optimizer": own.SGD(0.5)}
+    pooled = job.embedding(data["ids"], width, "shared", pool="sum", weights=data["slopes"][:, :2], **both)
+    single = job.embedding(data["late"], width, "shared", **both)
+    loss = loss + paddle.mean(paddle.sum((pooled + single[:, 0])[:, :4] * data["slopes"], axis=1))
     guess = paddle.static.nn.fc(data["slopes"], 1, name="guess")
     return guess, loss + paddle.mean(paddle.square(guess - data["label"]))
 
@@ -180,7 +184,15 @@ def test_each_table_has_the_optimizer_that_it_names_and_any_id_and_forgets_as_to
             found = unpack(kind, after[key])
             for name, values in expected.items():
                 assert np.allclose(found[name], values, rtol=2e-5, atol=1e-6), (kind, key, name)
+    before, after = (saved(first, Position(number), "shared") for number in (2, 3))
     ids = {late for *_, late in ROWS}
+    assert set(before) == ids | set(gradients), "two inputs' ids are in one table"
+    for key in before:
+        gradient = np.zeros(4)
+        for *own, slope, late in ROWS:
+            times = sum(slope[place] * (key == own[place]) for place in (0, 1)) + (key == late)
+            gradient += np.array(slope) * times / len(ROWS)
+        assert np.allclose(after[key][5:], before[key][5:] - 0.5 * gradient, rtol=2e-5, atol=1e-5), key
     for number, values in ((1, 6), (2, 6), (3, 9)):
         rows = saved(first, Position(number), "admitted")
         assert set(rows) == ids
@@ -259,3 +271,70 @@ def test_another_width_or_optimizer_than_the_saves_is_one_clear_message(
     assert len(told) == 1
     assert f"{Position(1).folder} cannot be gone on from: {says}" in told[0]
     assert not (again.output.save(Position(1)) / "refused.json").exists(), "with the old options it is good"
+
+
+@needs_paddle
+@pytest.mark.parametrize(("other", "told"), [(60, "60"), (2**64 - 3, "-3")])
+def test_with_geo_an_id_beyond_its_table_is_data_that_is_wrong(
+    tmp_path: Path, program: Path, port: int, other: int, told: str
+) -> None:
+    own = program / "trainer_config.py"
+    plain = own.read_text().replace(", spread=0.5, optimizer=optimizer", ", rows=60")
+    own.write_text(
+        plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
+    )
+    started = gang(tmp_path, program, port, PADDLE_LAUNCHER_MODE="geo")
+    stage(started.data[0], lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)]))
+    assert started.run()["0/trainer"] == 65, started.log()[-2000:]
+    assert (
+        f"a batch has the id {told}, but the table adam has rows=60 in the program's network()"
+        in started.log()
+    )
+
+
+POOLED = """
+import numpy as np
+import paddle
+from launcher.worker.interface import Ids, Real
+
+COLUMNS = LABEL = "label"
+
+def inputs(job):
+    return {"ids": Ids(3), "weights": Real(3), "label": Real()}
+
+def parse(row, job): ...
+
+def network(data, job):
+    found = [job.embedding(data["ids"], 2, f"table{n}", pool=pool, weights=weights)
+             for n, (pool, weights) in enumerate([("sum", None), ("mean", None), ("mean", data["weights"])])]
+    guess = paddle.static.nn.fc(paddle.concat(found, axis=1), 1, name="guess")
+    return paddle.concat(found, axis=1), paddle.mean(guess)
+
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+
+
+@needs_paddle
+def test_vectors_are_pooled_without_padding_and_by_weight(tmp_path: Path) -> None:
+    import paddle
+
+    from launcher.worker import program as programs
+    from launcher.worker.network import build
+
+    path = tmp_path / "pooled" / "trainer_config.py"
+    path.parent.mkdir()
+    path.write_text(POOLED)
+    paddle.enable_static()
+    network = build(programs.load(path, tmp_path), "served")
+    executor, scope = paddle.static.Executor(paddle.CPUPlace()), paddle.static.Scope()
+    vectors = np.array([[[1, 2], [3, 4], [0, 0]], [[0, 0], [0, 0], [0, 0]]], np.float32)
+    feed = {
+        "ids": np.array([[5, -2, 0], [0, 0, 0]]),
+        "weights": np.array([[1, 3, 7], [1, 1, 1]], np.float32),
+        "label": np.zeros((2, 1), np.float32),
+        **{f"vectors@{n}": vectors for n in range(3)},
+    }
+    executor.run(network.startup, scope=scope)
+    [found] = executor.run(network.main, feed=feed, fetch_list=[network.prediction], scope=scope)
+    assert np.allclose(found, [[4, 6, 2, 3, 2.5, 3.5], [0] * 6])
