@@ -155,9 +155,9 @@ class Trainer(Session):
         """geo: raises `DataError` for ids that are not in their table."""
         for (table, _), (least, greatest) in zip(self.network.bounds, bounds, strict=True):
             if least < 0 or greatest >= table.rows:
+                wrong = least % 2**64 if least < 0 else greatest
                 raise DataError(
-                    f"a batch has the id {least if least < 0 else greatest}, but the table {table.name} has "
-                    f"rows={table.rows} in the program's network(), and with training.mode geo all ids are "
+                    f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the program's network(), and with training.mode geo all ids are "
                     "from 0 to below that. Raise rows, or see what parse() gives."
                 )
 

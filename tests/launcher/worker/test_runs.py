@@ -155,7 +155,9 @@ def test_threads_count_every_batch_once_and_a_save_inside_a_pass_holds_those_bef
     gang = Loopback(tmp_path, staged(), QUICK, values=values)
     run(gang)
     [row] = rows(gang)
-    used = sum(not line.startswith("neutral") for line in (gang.data[0] / "train.txt").open())
+    used = sum(
+        not line.startswith("neutral") for line in (gang.data[0] / "train.txt").read_text().splitlines()
+    )
     assert int(row["samples"]) == used
     even, more = divmod(used, 9)
     for batches in (4, 8):
