@@ -157,8 +157,9 @@ class Trainer(Session):
             if least < 0 or greatest >= table.rows:
                 wrong = least % 2**64 if least < 0 else greatest
                 raise DataError(
-                    f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the program's network(), and with training.mode geo all ids are "
-                    "from 0 to below that. Raise rows, or see what parse() gives."
+                    f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the "
+                    "program's network(), and with training.mode geo all ids are from 0 to below that. Raise "
+                    "rows, or see what parse() gives."
                 )
 
     def pull_dense(self) -> None:
