@@ -119,7 +119,7 @@ def test_with_efs_csi_the_release_stands_and_the_pods_wait_for_the_driver(
     assert again.code == 0, again.text
 
     relay.cut()
-    # A Helm release of a cluster that is gone cannot be deleted, and one refresh from a wrong network must not
+    # A Helm release of a cluster that is gone cannot be deleted, and one refresh from elsewhere must not
     # forget it: a person says so, as docs/aws.md has it.
     stuck = engine.destroy()
     assert stuck.code != 0
