@@ -62,8 +62,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
-# All that needs the cluster, and last what stops it; beside it all that does not.
-STREAMS = (("cluster", "e2e", "restarts"), ("lint", "unit", "chart", "emulated"))
+# All that needs the cluster, and last what stops it; beside it what does not, in equal shares.
+STREAMS = (("cluster", "e2e", "restarts", "emulated"), ("lint", "unit", "chart"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
