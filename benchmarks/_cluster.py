@@ -110,7 +110,7 @@ class PodGang:
         told: dict[str, Any] = read(self.training.output / "status.json")
         restarted = [r["at"] for r in told.get("restarts", [])]
         # A kill is behind the newest restart until it was noticed; a first start has none.
-        fresh = told.get("updated", 0.0) > after and (not told.get("attempt") or max(restarted) > after)
+        fresh = told.get("updated", 0.0) > after and ((told.get("attempt") or 0) < 1 or max(restarted, default=0.0) > after)
         if not fresh or any(r["state"] != "training" for r in told["ranks"]):
             time.sleep(0.4)
             return False
