@@ -108,9 +108,10 @@ class PodGang:
     def trains(self, after: float) -> bool:
         """Whether every rank has done a first batch after that moment."""
         told: dict[str, Any] = read(self.training.output / "status.json")
-        restarted = [r["at"] for r in told.get("restarts", [])]
+        restarted = max((r["at"] for r in told.get("restarts", [])), default=0.0)
         # A kill is behind the newest restart until it was noticed; a first start has none.
-        fresh = told.get("updated", 0.0) > after and ((told.get("attempt") or 0) < 1 or max(restarted, default=0.0) > after)
+        begun = (told.get("attempt") or 0) < 1 or restarted > after
+        fresh = told.get("updated", 0.0) > after and begun
         if not fresh or any(r["state"] != "training" for r in told["ranks"]):
             time.sleep(0.4)
             return False
