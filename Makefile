@@ -49,7 +49,7 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
 test: tools ## every test but those of test-faults
 	@$(RUN) tests/run.py
 
-test-faults: tools ## break runs and the cluster in every way that docs/reliability.md has (half an hour)
+test-faults: tools ## break runs and the cluster in every way that docs/reliability.md has (some 40 minutes)
 	@$(RUN) tests/run.py cluster faults
 
 reliability: tools ## test-faults, and docs/reliability.md from what it saw

@@ -110,7 +110,7 @@ class PodGang:
         told: dict[str, Any] = read(self.training.output / "status.json")
         restarted = max((r["at"] for r in told.get("restarts", [])), default=0.0)
         # A kill is behind the newest restart until it was noticed; a first start has none.
-        begun = (told.get("attempt") or 0) < 1 or restarted > after
+        begun = not told.get("attempt") or restarted > after
         fresh = told.get("updated", 0.0) > after and begun
         if not fresh or any(r["state"] != "training" for r in told["ranks"]):
             time.sleep(0.4)

@@ -17,6 +17,7 @@ from typing import BinaryIO
 from launcher import files
 from launcher.errors import ProcessError
 from launcher.runtimes.base import ProcessSpec
+from launcher.timings import Timings
 
 LATE_SECONDS = 60.0  # a volume that is full or hung just now gets a child's last lines for so long
 
@@ -158,6 +159,36 @@ class Stop:
             for child in self._running:
                 child.signal(signal.SIGKILL)
         return not self._running
+
+
+def attend(
+    spec: ProcessSpec,
+    *,
+    wake: Callable[[], None],
+    pause: Callable[[float], None],
+    timings: Timings,
+    seconds: float = float("inf"),
+    apart: bool = False,
+) -> int | None:
+    """Runs one process to its end, its log shown: the exit code, or None when it took more than `seconds`.
+
+    `pause(seconds)` may raise. Whatever happens, the process is stopped behind it.
+    """
+    child = Child(spec, wake, apart=apart)
+    follow = Follow(spec.log, copy=None, shown=True)
+    deadline = time.monotonic() + seconds
+    late = False
+    try:
+        while not child.done.is_set() and not late:
+            pause(timings.poll)
+            late = not child.done.is_set() and time.monotonic() >= deadline
+    finally:
+        stop, given_up = Stop([child], timings.stop, time.monotonic()), time.monotonic() + 2 * timings.stop
+        while not stop.poll(time.monotonic()) and time.monotonic() < given_up:
+            time.sleep(0.05)
+        follow.end()
+        follow.join(timings.copies)
+    return None if late else child.returncode or 0
 
 
 def reap_orphans(known: set[int]) -> None:

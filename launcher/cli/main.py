@@ -4,8 +4,6 @@
 # ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
-import json
-import math
 import os
 import signal
 import sys
@@ -14,7 +12,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.live import Live
@@ -25,8 +23,9 @@ from launcher.cli import push as pushing
 from launcher.cli import results as results_of
 from launcher.cli import runs as runs_of
 from launcher.cli.cluster import connect
+from launcher.cli.options import Context, Kubeconfig, Namespace, Release, on_a_session, say
 from launcher.cli.problems import EXIT_USAGE, CliError, UsageError
-from launcher.cli.session import COPY_SECONDS, OUTPUT, ClusterSession, FolderSession, Session
+from launcher.cli.session import COPY_SECONDS, OUTPUT, ClusterSession, Session
 from launcher.cli.view import View
 from launcher.errors import LauncherError
 from launcher.layout import Output as LayoutOutput
@@ -48,18 +47,6 @@ class Role(StrEnum):
     data = "data"
 
 
-PathOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
-    ),
-]
-Release = Annotated[str, typer.Option(help="Helm release.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
-Kubeconfig = Annotated[
-    Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
-]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
 Format = Annotated[Output, typer.Option("--output", "-o", help="json for scripts.")]
 
 PARSER_USAGE = 2
@@ -74,58 +61,24 @@ typer_app = typer.Typer(
 )
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def open_session(
-    path: Path | None, release: str, namespace: str, kubeconfig: Path | None, context: str | None
-) -> Session:
-    """The folder of `--path`, else the release on the cluster."""
-    if path is None:
-        return ClusterSession(connect(kubeconfig, context, namespace), release, _say)
-    if kubeconfig is not None or context is not None:
-        raise UsageError("--path reads a folder and asks no cluster: leave out --kubeconfig and --context.")
-    return FolderSession(path)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no nan: a loss that is none becomes null."""
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 @typer_app.command()
+@on_a_session
 def status(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     output: Format = Output.text,
 ) -> None:
     """State of the data Job and the training, rank by rank, its restarts, and why what waits does not run."""
-    view = open_session(path, release, namespace, kubeconfig, context).look()
+    view = session.look()
     if output is Output.json:
-        _print_json(view.as_json())
+        render.print_json(view.as_json())
     else:
         render.consoles()[0].print(render.screen(view))
 
 
 @typer_app.command()
+@on_a_session
 def logs(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     rank: Annotated[int, typer.Option(min=0, help="Which rank.")] = 0,
     role: Annotated[
         Role | None, typer.Option(help="trainer or pserver: that process's log. Default: the pod's own log.")
@@ -145,7 +98,6 @@ def logs(
     ] = False,
 ) -> None:
     """Print a log: of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     for block in logs_of.read(
         session,
         rank=rank,
@@ -153,7 +105,7 @@ def logs(
         server=server,
         attempt=attempt,
         following=follow,
-        say=_say,
+        say=say,
     ):
         sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
@@ -166,37 +118,30 @@ def _shower(output: Output) -> Iterator[Callable[[View], None]]:
         with Live(console=out, auto_refresh=False) as live:
             yield lambda view: live.update(render.screen(view), refresh=True)
     else:
-        said = _say if output is Output.json else lambda text: print(text, flush=True)
+        said = say if output is Output.json else lambda text: print(text, flush=True)
         yield waiting.Teller(said).tell
 
 
 @typer_app.command()
+@on_a_session
 def wait(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     timeout: Annotated[
         float, typer.Option(min=0, help="Give up after so many seconds (exit code 2).")
     ] = 7200.0,
     output: Format = Output.text,
 ) -> None:
     """Follow the run through its restarts: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     with _shower(output) as show:
-        view = waiting.follow(session.glance, show, _say, timeout)
+        view = waiting.follow(session.glance, show, say, timeout)
     if output is Output.json:
-        _print_json(view.as_json())
+        render.print_json(view.as_json())
 
 
 @typer_app.command()
+@on_a_session
 def results(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     to: Annotated[
         Path | None, typer.Option("--to", metavar="DIR", help="Copy model, curve, metrics and logs there.")
     ] = None,
@@ -208,24 +153,23 @@ def results(
     output: Format = Output.text,
 ) -> None:
     """Score and table of passes; with --to a verified copy of model, curve.png, metrics.csv and logs."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage(seconds=COPY_SECONDS, fresh=to is not None) as storage:
         folder = OUTPUT
         if run is not None:
             folder = LayoutOutput(Path(runs_of.find(runs_of.load(storage), run).folder))
         found = results_of.load(storage, storage.where, folder)
         if to is not None and not found.has_model:
-            _say(f"the run is {found.state} and has no {folder.model} yet; copying what there is")
-        copied = results_of.copy(storage, to, force, _say, folder) if to is not None else {}
+            say(f"the run is {found.state} and has no {folder.model} yet; copying what there is")
+        copied = results_of.copy(storage, to, force, say, folder) if to is not None else {}
     if output is Output.json:
-        _print_json({**found.__dict__, "copied": {"to": str(to), "files": copied} if to else None})
+        render.print_json({**found.__dict__, "copied": {"to": str(to), "files": copied} if to else None})
         return
     out, _ = render.consoles()
     restarts = f" (restarts: {len(found.restarts)}; `status` tells why)" if found.restarts else ""
     out.print(f"run {found.run_id}: {found.state}{restarts}")
     out.print(f"score on the test set: {render.scores(found.score) or 'none yet'}")
     if found.passes:
-        out.print(_pass_table(found.passes))
+        out.print(results_of.pass_table(found.passes))
     if found.exported:
         out.print(f"exported to {found.exported}")
     if to is None:
@@ -237,73 +181,45 @@ def results(
         out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
 
 
-def _pass_table(passes: list[dict[str, Any]]) -> Any:
-    tests = results_of.best_columns(passes)
-    columns = [">pass", ">samples", ">seconds", ">samples/s", ">train loss", *(f">{name}" for name in tests)]
-    rows = [
-        [
-            str(row["pass"] + 1),
-            f"{row['samples']:,}",
-            f"{row['seconds']:.1f}",
-            render.rate(row["samples_per_second"]),
-            render.number(row["train_loss"]),
-            *(render.number(row.get(name)) for name in tests),
-        ]
-        for row in passes
-    ]
-    return render.table(columns, rows)
-
-
 @typer_app.command()
+@on_a_session
 def runs(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     output: Format = Output.text,
 ) -> None:
     """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage() as storage:
         found = runs_of.load(storage)
     if output is Output.json:
-        _print_json([past.as_json() for past in found])
+        render.print_json([past.as_json() for past in found])
     else:
         render.consoles()[0].print(runs_of.runs_table(found) if found else "no run has written there yet")
 
 
 @typer_app.command()
+@on_a_session
 def compare(
+    session: Session,
     one: Annotated[
         str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one; `output` is the present run.")],
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
     output: Format = Output.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage() as storage:
         found = runs_of.load(storage)
     both = [runs_of.find(found, name) for name in (one, other)]
     if output is Output.json:
-        _print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
+        render.print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
     else:
         render.consoles()[0].print(runs_of.comparison(*both))
 
 
 @typer_app.command()
+@on_a_session
 def clean(
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
+    session: Session,
     keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the newest N of them.")] = 5,
     older_than: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Keep those that ended within so many days.")
@@ -311,14 +227,13 @@ def clean(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Remove runs that were moved aside; never one that a pod uses, nor the present output."""
-    session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
         found = runs_of.load(storage)
         going, staying = runs_of.unused(found, keep, older_than, runs_of.read_by_pods(session, found))
         for past, why in staying:
-            _say(f"keeps {past.name}: {why}")
+            say(f"keeps {past.name}: {why}")
         if not going:
-            _say("nothing to remove")
+            say("nothing to remove")
             return
         names = ", ".join(past.name for past in going)
         if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {names}?", err=True)):
@@ -330,15 +245,12 @@ def clean(
 
 
 @typer_app.command()
+@on_a_session
 def push(
+    session: Session,
     src: Annotated[
         Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
     ],
-    path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
     name: Annotated[str | None, typer.Option("--as", metavar="NAME", help="Its name on the storage.")] = None,
     source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
     job: Annotated[
@@ -352,20 +264,20 @@ def push(
 ) -> None:
     """Bring a program or a data file onto the shared storage, and say which values name it."""
     parcel = pushing.source(src, name) if source else pushing.program(src, name, check)
-    session = open_session(path, release, namespace, kubeconfig, context)
     with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
         if job is not None:
             storage.job = storage.job.parent / pushing.checked(job, "--job")
-        where = pushing.send(storage, parcel, force, _say)
+        where = pushing.send(storage, parcel, force, say)
     if output is Output.json:
-        _print_json({"path": where, "values": parcel.values})
+        render.print_json({"path": where, "values": parcel.values})
         return
-    print(f"{where} is there. Train with it:")
-    words = " \\\n    ".join(f"--set-string {key}={value}" for key, value in parcel.values.items())
-    print(
-        f"  helm upgrade {release} charts/paddle-training -n {namespace} --reset-then-reuse-values "
-        f"\\\n    {words}"
-    )
+    values = [f"--set-string {key}={value}" for key, value in parcel.values.items()]
+    if isinstance(session, ClusterSession) and job is None:
+        print(f"{where} is there. Train with it:")
+        command = f"helm upgrade {session.release} charts/paddle-training -n {session.cluster.namespace}"
+        print(" \\\n    ".join([f"  {command} --reset-then-reuse-values", *values]))
+    else:
+        print("\n  ".join([f"{where} is there. Use it with these values:", *values]))
 
 
 @typer_app.command()
@@ -381,7 +293,7 @@ def base(
     one stays in it.
     """
     cluster = connect(kubeconfig, context, namespace)
-    sys.stdout.write(ClusterSession(cluster, release, _say).base())
+    sys.stdout.write(ClusterSession(cluster, release, say).base())
 
 
 @typer_app.command("try")
@@ -427,9 +339,9 @@ def try_out(
         encoding=encoding,
         to=to,
     )
-    done = trying.run(asked, _say if output is Output.json else lambda text: print(text, flush=True))
+    done = trying.run(asked, say if output is Output.json else lambda text: print(text, flush=True))
     if output is Output.json:
-        _print_json(done)
+        render.print_json(done)
 
 
 @typer_app.command()
@@ -446,13 +358,13 @@ def predict(
     """What a model says of rows: the program's own words, or the whole vector."""
     found = predicting.run(model, cells or [], rows)
     if output is Output.json:
-        _print_json(found)
+        render.print_json(found)
         return
     for one in found:
         print(predicting.text(one))
     unknown = [f"{count} of {table}" for table, count in found[0]["unknownIds"].items() if count]
     if unknown:
-        _say(f"ids that the model does not know, read as zeros: {', '.join(unknown)}")
+        say(f"ids that the model does not know, read as zeros: {', '.join(unknown)}")
 
 
 def app(args: list[str] | None = None, prog_name: str = "python -m launcher") -> NoReturn:
@@ -471,16 +383,16 @@ def run(args: list[str] | None = None, prog_name: str = "python -m launcher") ->
         code = end.code if isinstance(end.code, int) else 0
         return EXIT_USAGE if code == PARSER_USAGE else code
     except LauncherError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return error.exit_code
     except ReaderError as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return CliError.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
         return 128 + signal.SIGPIPE
     except OSError as error:
-        _say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         return CliError.exit_code
     return 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -70,8 +72,7 @@ def progress_text(progress: Progress) -> str:
         parts.append(f"loss {number(progress.loss)}")
     if progress.eta is not None and progress.state not in ("complete", "failed"):
         parts.append(f"ETA {duration(progress.eta)}")
-    if progress.attempt >= 0:
-        parts.append(attempt_text(progress))
+    parts.append(attempt_text(progress))
     if progress.number is None and progress.goes_on:
         parts.append(f"goes on from {progress.goes_on}")
     return ", ".join(parts)
@@ -238,3 +239,17 @@ def consoles() -> tuple[Console, Console]:
             console.width = 400
             console.soft_wrap = True
     return out, err
+
+
+def print_json(value: Any) -> None:
+    """An answer for scripts."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no nan: a loss that is none becomes null."""
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

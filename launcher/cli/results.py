@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import RenderableType
+
+from launcher.cli import render
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT
 from launcher.cli.storage import Storage, buffered, entries, json_file, small_files
@@ -125,3 +128,21 @@ def _receive(storage: Storage, into: Path, output: Output) -> dict[str, int]:
 def best_columns(passes: Sequence[dict[str, Any]]) -> list[str]:
     """The test metrics that appear in any pass."""
     return sorted({key for row in passes for key in row if key.startswith("test_")})
+
+
+def pass_table(passes: list[dict[str, Any]]) -> RenderableType:
+    """One line a pass, which counts from 1."""
+    tests = best_columns(passes)
+    columns = [">pass", ">samples", ">seconds", ">samples/s", ">train loss", *(f">{name}" for name in tests)]
+    rows = [
+        [
+            str(row["pass"] + 1),
+            f"{row['samples']:,}",
+            f"{row['seconds']:.1f}",
+            render.rate(row["samples_per_second"]),
+            render.number(row["train_loss"]),
+            *(render.number(row.get(name)) for name in tests),
+        ]
+        for row in passes
+    ]
+    return render.table(columns, rows)

@@ -22,7 +22,6 @@ from launcher import children, files, runtimes
 from launcher.errors import (
     EXIT_GANG,
     EXIT_UNFIT,
-    FINAL,
     DeadlineError,
     LauncherError,
     StoppedError,
@@ -49,8 +48,6 @@ from launcher.storage.stage import Staged, find_program, stage
 from launcher.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-RUN_ENDS = (*FINAL, EXIT_GANG)
-"""Exit codes with which rank 0 ends the whole run; with any other one it only leaves."""
 
 
 def train(settings: TrainSettings) -> int:
@@ -301,13 +298,13 @@ class Agent:
             log.error("stopping: %s", told)
             self._leaving = Failure.of(told, time.monotonic(), self.rank)
             if self.leader is not None:
-                self._tell_others(told)
+                self.leader.announce(told)
         self._await_children()
         for spare in self._spares.values():
             spare.end()
         self._gone = True
         if self.leader is not None:
-            self._leave_as_leader(self.leader, told)
+            self.leader.farewell(told, self._go_round)
         elif self.link is not None:
             self.link.close(self.timings.copies)
         if self.follower.crew is not None and isinstance(self.follower.crew, Crew):
@@ -316,13 +313,6 @@ class Agent:
             self._finder.close()
         if self.server is not None:
             self.server.close()
-
-    def _tell_others(self, error: LauncherError) -> None:
-        assert self.leader is not None  # noqa: S101 - only called on rank 0
-        if error.exit_code in RUN_ENDS:
-            self.leader.end(error)
-        else:
-            self.leader.leave(error)
 
     def _await_children(self) -> None:
         deadline = time.monotonic() + self.timings.stop + 5
@@ -335,22 +325,10 @@ class Agent:
             with contextlib.suppress(Empty):
                 self._wakes.get(timeout=self.timings.poll)
 
-    def _leave_as_leader(self, leader: Leader, error: LauncherError | None) -> None:
-        # Who has not come yet may be on its way: it should hear the cause, not wait for a hub that is gone.
-        patience, deadline = self._round + self.timings.tell, self._round + self.timings.farewell
-        while True:
-            now = self._round = time.monotonic()
-            settled = leader.settled(now)
-            known = leader.hub.everybody_knows(now, absent=now >= patience)
-            if (known and (settled or leader.lost is not None)) or now >= deadline:
-                break
-            time.sleep(0.05)
-        if error is None:
-            leader.close(None, None)
-        elif error.exit_code in RUN_ENDS:
-            leader.close("failed", error)
-        else:  # a successor takes every rank for childless in a run that was stopped
-            leader.close("stopped" if settled else None, error)
+    def _go_round(self) -> float:
+        """Notes that the main thread goes round, and gives when."""
+        self._round = time.monotonic()
+        return self._round
 
     # What other threads do.
 

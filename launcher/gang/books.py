@@ -53,7 +53,7 @@ class Books:
         self._thread = threading.Thread(target=self._run, name="status.json", daemon=True)
 
     def open(self, plan: Plan, complete: bool) -> None:
-        """run.json with the fingerprint, before anything else is written; then status.json from a thread.
+        """run.json with the fingerprint, before anything else is written.
 
         `complete`: nothing is left to train, and run.json never says otherwise again.
         """
@@ -61,6 +61,9 @@ class Books:
             self._started = number(self._earlier.get("started")) or self._started
             self._trained = number(self._earlier.get("finished")) or time.time()
         self.planned(plan)
+
+    def begin(self) -> None:
+        """status.json of what `look` tells, from a thread and from now on."""
         self._thread.start()
 
     def planned(self, plan: Plan) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import EXIT_GANG, LauncherError, StoppedError
+from launcher.errors import EXIT_GANG, FINAL, LauncherError, StoppedError
 from launcher.gang.books import Books
 from launcher.gang.control import Hub
 from launcher.gang.finding import credential
@@ -27,6 +27,8 @@ from launcher.timings import Timings
 if TYPE_CHECKING:
     from launcher.reporting.notify import Notifier
 
+RUN_ENDS = (*FINAL, EXIT_GANG)
+"""Exit codes with which rank 0 ends the whole run; with any other one it only leaves."""
 Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
 
 
@@ -123,6 +125,7 @@ class Leader:
             plan = replace(plan, attempt=max(0, plan.attempt - 1), crew=tuple(earlier.get("crew") or ()))
         self.books.open(plan, self._complete)
         self.plan = plan
+        self.books.begin()
         self.hub.publish(plan.order())
         if s.export_to:
             self._exporter = Exporter(s, self._timings, self._wake, self._pause)
@@ -255,6 +258,32 @@ class Leader:
             (m.phase in (*CHILDLESS, "absent") or now - m.heard >= self._rules.life) and m.ghost <= now
             for m in self.hub.members[1:]
         )
+
+    def announce(self, error: LauncherError) -> None:
+        """Rank 0's own trouble, told before its children end: the run's end, or only this launcher's."""
+        if error.exit_code in RUN_ENDS:
+            self.end(error)
+        else:
+            self.leave(error)
+
+    def farewell(self, error: LauncherError | None, now: Callable[[], float]) -> None:
+        """Waits until all know how it ended, and closes the books. `now()` gives the time, each round."""
+        # Who has not come yet may be on its way: it should hear the cause, not wait for a hub that is gone.
+        begun = now()
+        patience, deadline = begun + self._timings.tell, begun + self._timings.farewell
+        while True:
+            moment = now()
+            settled = self.settled(moment)
+            known = self.hub.everybody_knows(moment, absent=moment >= patience)
+            if (known and (settled or self.lost is not None)) or moment >= deadline:
+                break
+            time.sleep(0.05)
+        if error is None:
+            self.close(None, None)
+        elif error.exit_code in RUN_ENDS:
+            self.close("failed", error)
+        else:  # a successor takes every rank for childless in a run that was stopped
+            self.close("stopped" if settled else None, error)
 
     def close(self, state: str | None, error: LauncherError | None) -> None:
         """The last writings, if the output is still this run's; then gives it up. `state` None: they are

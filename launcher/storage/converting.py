@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-from launcher import children
-from launcher.children import Child
+from launcher.children import attend
 from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitError
 from launcher.reporting.ending import describe_exit, last_lines
 from launcher.reporting.log import log
@@ -25,19 +23,7 @@ def convert(
     if spec is None:
         return
     log.info("parsing the shard")
-    child = Child(spec, wake, apart=True)
-    follow = children.Follow(spec.log, copy=None, shown=True)
-    try:
-        while not child.done.is_set():
-            pause(timings.poll)
-    finally:
-        stop = children.Stop([child], timings.stop, time.monotonic())
-        deadline = time.monotonic() + 2 * timings.stop
-        while not stop.poll(time.monotonic()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        follow.end()
-        follow.join(timings.copies)
-    code = child.returncode or 0
+    code = attend(spec, wake=wake, pause=pause, timings=timings, apart=True) or 0
     if code == 0:
         return
     said = last_lines(spec.log)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher import children, files
-from launcher.children import Child
+from launcher import files
+from launcher.children import attend
 from launcher.errors import EXIT_UNFIT, ExportError, SettingsError, UnfitError, setting
 from launcher.export import Request, folder
 from launcher.reporting.ending import describe_exit, last_lines
@@ -85,28 +84,15 @@ class Exporter:
             cwd=PACKAGES,
             log=log_file,
         )
-        child = Child(spec, self._wake)
-        follow = children.Follow(spec.log, copy=None, shown=True)
-        deadline = time.monotonic() + seconds
-        try:
-            while not child.done.is_set():
-                self._pause(t.poll)
-                if time.monotonic() >= deadline:
-                    raise ExportError(
-                        f"it did not end within {seconds:.0f} s. See how fast S3 can be reached"
-                    )
-        finally:
-            stop = children.Stop([child], t.stop, time.monotonic())
-            while not stop.poll(time.monotonic()) and time.monotonic() < deadline + 2 * t.stop:
-                time.sleep(0.05)
-            follow.end()
-            follow.join(t.copies)
+        code = attend(spec, wake=self._wake, pause=self._pause, timings=t, seconds=seconds)
+        if code is None:
+            raise ExportError(f"it did not end within {seconds:.0f} s. See how fast S3 can be reached")
         told = files.read_json(answer) or {}
         if isinstance(told.get("done"), dict):
             return dict(told["done"])
-        if child.returncode == EXIT_UNFIT:
+        if code == EXIT_UNFIT:
             raise UnfitError(f"export to {self.to}: {told.get('error')}")
-        ended = describe_exit(child.returncode or 0)
+        ended = describe_exit(code)
         raise ExportError(
             str(
                 told.get("error")

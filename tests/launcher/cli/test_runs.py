@@ -6,11 +6,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from launcher.cli import runs
+from launcher.cli.cluster import Cluster
 from launcher.cli.runs import Past
+from launcher.cli.session import ClusterSession
 
 Cli = Callable[..., tuple[int, str, str]]
 DAY = 86400.0
@@ -136,6 +140,18 @@ def test_a_run_whose_model_the_present_one_began_with_and_one_that_a_pod_reads_s
         ("a", "the present run began with its model (training.initFrom)"),
         ("b", "a pod reads it"),
     ]
+
+
+@pytest.mark.parametrize(("phase", "used"), [("Running", {"b"}), ("Pending", {"b"}), ("Succeeded", set())])
+def test_a_run_is_in_use_when_a_living_pod_was_given_its_folder(phase: str, used: set[str]) -> None:
+    pasts = [Past(folder, {}, [], locked=False) for folder in ("output", "runs/b", "runs/bb")]
+    pod = {
+        "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/job/runs/b/model"]}]},
+        "status": {"phase": phase},
+    }
+    cluster = SimpleNamespace(items=lambda kind, doing, selector: [pod] if kind == "pod" else [])
+    session = ClusterSession(cast(Cluster, cluster), "paddle-training", print)
+    assert runs.read_by_pods(session, pasts) == used
 
 
 def test_a_file_that_is_there_already_is_not_sent_again_and_another_one_of_its_name_is_refused(

@@ -12,8 +12,7 @@ from launcher.errors import (
     TwinError,
     UnfitError,
 )
-from launcher.gang.agent import RUN_ENDS
-from launcher.gang.lead import again
+from launcher.gang.lead import RUN_ENDS, again
 from launcher.gang.machine import Plan, decide
 from launcher.gang.messages import Failure
 from launcher.layout import Position

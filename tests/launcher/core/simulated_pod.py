@@ -13,8 +13,9 @@ from launcher.errors import (
     TwinError,
     UnfitError,
 )
-from launcher.gang.agent import RUN_ENDS, EndedError
+from launcher.gang.agent import EndedError
 from launcher.gang.control import SOCKET_SECONDS, Hub
+from launcher.gang.lead import RUN_ENDS
 from launcher.gang.machine import Refused
 from launcher.gang.messages import Failure, Order, State
 from tests.launcher.core.simulated_children import Children, T

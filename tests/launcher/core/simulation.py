@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.errors import EXIT_GANG, FINAL
-from launcher.gang.agent import RUN_ENDS
+from launcher.gang.lead import RUN_ENDS
 from launcher.gang.machine import Plan, Rules
 from launcher.gang.messages import Failure, Order
 from launcher.layout import Position

@@ -1,17 +1,13 @@
-"""Who decides what, by value: rank 0's plan, who is let in, and what a rank does with an order."""
+"""Who decides what, by value: rank 0's plan, and who is let in."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
-from launcher.gang.follower import Follower
 from launcher.gang.lead import again
 from launcher.gang.machine import Member, Plan, Refused, Restart, Rules, admit, decide
 from launcher.gang.messages import PHASES, Failure, Order, State
@@ -283,123 +279,6 @@ def test_a_state_that_comes_after_a_later_one_is_not_taken(phase: str, attempt: 
     assert admit(known, State(1, "i1", "idle", 3), NOW + 1, RULES).phase == "idle"
 
 
-# What a rank does.
-
-
-class Children:
-    """Notes what it is told."""
-
-    def __init__(self, order: Order) -> None:
-        self.attempt, self.phase, self.failure = order.attempt, "serving", None
-        self.running, self.told = True, ""
-
-    def poll(self, now: float) -> None:
-        """Nothing happens by itself."""
-
-    def train(self) -> None:
-        self.told = "train"
-
-    def finish(self, now: float) -> None:
-        self.told = "finish"
-
-    def stop(self, now: float) -> None:
-        self.told = "stop"
-
-
-SERVE = Order(3, "serve", ("10.0.0.0", "10.0.0.1"))
-
-
-def follower(start: Any = Children) -> Follower:
-    made = Follower(start, 1, 10)
-    made.staged, made.address = True, "10.0.0.1"
-    return made
-
-
-def serving() -> tuple[Follower, Any]:
-    made = follower()
-    made.step(SERVE, NOW, NOW)
-    return made, made.crew
-
-
-def test_a_rank_starts_once_an_attempt_and_says_so() -> None:
-    made, crew = serving()
-    assert made.told == ("serving", 3, None)
-    crew.running = False
-    made.step(Order(3, "stop"), NOW, NOW)
-    made.step(SERVE, NOW, NOW)
-    assert made.crew is crew
-    made.step(replace(SERVE, attempt=4), NOW, NOW)
-    assert made.crew is not crew
-
-
-def test_others_hear_of_the_start_before_the_first_child() -> None:
-    heard = []
-
-    def start(order: Order) -> Children:
-        heard.append(made.told)
-        return Children(order)
-
-    made = follower(start)
-    made.step(SERVE, NOW, NOW)
-    assert heard == [("serving", 3, None)]
-
-
-@pytest.mark.parametrize("do", ["train", "finish"])
-def test_a_rank_does_what_it_is_told(do: Any) -> None:
-    made, crew = serving()
-    made.step(replace(SERVE, do=do), NOW, NOW)
-    assert crew.told == do
-
-
-@pytest.mark.parametrize(
-    ("order", "heard"),
-    [
-        (Order(3, "stop"), NOW),
-        (Order(4, "wait"), NOW),
-        (replace(SERVE, do="train", attempt=4), NOW),
-        (SERVE, NOW - 10),
-    ],
-)
-def test_a_rank_without_a_fresh_order_for_its_attempt_ends_its_children(order: Order, heard: float) -> None:
-    made, crew = serving()
-    made.step(order, heard, NOW)
-    assert (crew.told, made.told[0]) == ("stop", "serving")
-    crew.running = False
-    made.step(order, heard, NOW)
-    assert made.told[:2] == ("idle", 3)
-
-
-@pytest.mark.parametrize(
-    ("order", "heard"),
-    [
-        (SERVE, NOW - 10),
-        (replace(SERVE, do="train"), NOW),
-        (replace(SERVE, addresses=("10.0.0.0", "10.9.9.9")), NOW),
-    ],
-)
-def test_a_rank_starts_nothing_by_an_old_order_or_anothers(order: Order, heard: float) -> None:
-    made = follower()
-    made.step(order, heard, NOW)
-    assert made.crew is None
-
-
-def test_a_rank_that_is_told_to_stop_never_starts_that_attempt() -> None:
-    made = follower()
-    made.step(Order(3, "stop"), NOW, NOW)
-    assert made.told == ("idle", 3, None)
-    made.step(SERVE, NOW, NOW)
-    assert made.crew is None
-
-
-def test_a_start_that_fails_is_the_attempts_failure() -> None:
-    def start(order: Order) -> Children:
-        raise StorageFailedError("EIO")
-
-    made = follower(start)
-    made.step(SERVE, NOW, NOW)
-    assert made.told == ("idle", 3, Failure("EIO", 71, NOW, 1))
-
-
 # A successor of rank 0.
 
 
@@ -425,75 +304,3 @@ def test_a_successor_counts_the_loss_and_takes_the_others_children_for_alive() -
 def test_a_successor_of_nobody_just_waits(told: dict[str, Any]) -> None:
     first, members = again(told, 4, 2, NOW, 0.0)
     assert (first.do, first.attempt, members) == ("wait", 4, ())
-
-
-# What is sent.
-
-texts = st.text(max_size=8)
-places = st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99))
-failures = st.builds(
-    Failure,
-    texts,
-    st.integers(0, 255),
-    st.floats(0, 1e6),
-    st.integers(-1, 9),
-    texts,
-    st.none() | st.integers(-64, 255),
-    places,
-)
-states = st.builds(
-    State,
-    st.integers(0, 999),
-    texts,
-    st.sampled_from(PHASES),
-    st.integers(-1, 99),
-    st.none() | failures,
-    texts,
-    texts,
-    texts,
-    st.none() | st.dictionaries(texts, texts),
-    st.dictionaries(texts, st.integers()),
-)
-
-
-@given(states)
-def test_a_state_arrives_as_it_was_sent_and_a_failure_keeps_its_age(state: State) -> None:
-    arrived = State.from_json(json.loads(json.dumps(state.to_json(2e6))), 3e6)
-    if state.failure is not None:
-        assert arrived.failure is not None
-        assert arrived.failure.at == pytest.approx(state.failure.at + 1e6)
-        arrived = replace(arrived, failure=replace(arrived.failure, at=state.failure.at))
-    assert arrived == state
-
-
-@given(
-    st.builds(
-        Order,
-        st.integers(0, 99),
-        st.sampled_from(["wait", "serve", "end"]),
-        st.lists(texts).map(tuple),
-        st.none() | st.builds(Position, st.integers(0, 9), st.integers(0, 9)),
-        st.none() | texts,
-        st.integers(0, 255),
-    )
-)
-def test_an_order_arrives_as_it_was_sent(order: Order) -> None:
-    assert Order.from_json(json.loads(json.dumps(order.to_json()))) == order
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        {},
-        {"rank": 1},
-        {"rank": "1", "incarnation": "x"},
-        {"rank": 1, "incarnation": "x", "phase": "dancing"},
-        {"rank": 1, "incarnation": "x", "attempt": None},
-        {"rank": 1, "incarnation": "x", "progress": []},
-        {"rank": 1, "incarnation": "x", "failure": {}},
-        {"rank": 1, "incarnation": "x", "more": 1},
-    ],
-)
-def test_what_is_no_state_is_refused(garbage: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        State.from_json(garbage, NOW)

@@ -1,0 +1,68 @@
+"""Which run a command is about: the options that all of them share, and what they open."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.cluster import connect
+from launcher.cli.problems import UsageError
+from launcher.cli.session import ClusterSession, FolderSession, Session
+
+PathOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
+    ),
+]
+Release = Annotated[str, typer.Option(help="Helm release.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
+Kubeconfig = Annotated[
+    Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
+]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+
+
+def say(text: str) -> None:
+    """To stderr: stdout is for answers."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def open_session(
+    path: PathOption = None,
+    release: Release = "paddle-training",
+    namespace: Namespace = "paddle",
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> Session:
+    """The folder of `--path`, else the release on the cluster."""
+    if path is None:
+        return ClusterSession(connect(kubeconfig, context, namespace), release, say)
+    if kubeconfig is not None or context is not None:
+        raise UsageError("--path reads a folder and asks no cluster: leave out --kubeconfig and --context.")
+    return FolderSession(path)
+
+
+def on_a_session(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that takes `open_session`'s options in the place of its parameter `session`."""
+    where = inspect.signature(open_session, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+
+    @functools.wraps(command)
+    def asked(**given: Any) -> None:
+        opened = open_session(**{name: given.pop(name) for name in where})
+        command(session=opened, **given)
+
+    both = {**where, **{name: parameter for name, parameter in own.items() if name != "session"}}
+    # Typer asks for the signature and for the annotations.
+    asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in both.values()]
+    )
+    asked.__annotations__ = {name: parameter.annotation for name, parameter in both.items()}
+    return asked
