@@ -134,6 +134,9 @@ def wait(
     """Follow the run through its restarts: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
     with _shower(output) as show:
         view = waiting.follow(session.glance, show, say, timeout)
+        if not view.score:  # a glance reads no file once the pods are gone
+            view = session.look()
+            show(view)
     if output is Output.json:
         render.print_json(view.as_json())
 
