@@ -69,15 +69,16 @@ def node(settings: Settings) -> capacity.Size:
     """What a node of the stack leaves to pods.
 
     Raises:
-        CommandError: the size of its instance type is not known.
+        CommandError: its instance type is not in the table.
     """
     kind = settings.nodes.instance_types[0]
-    machine = capacity.machine(kind)
-    if machine is None:
+    known = cost.instance(kind)
+    if known is None:
         raise CommandError(
-            f'the size of {kind} is not known here; plan with SET="nodes.instanceTypes=[m6i.large]"'
+            f"neither size nor price of {kind} is in aws/prices.yaml; add it, or plan with "
+            'SET="nodes.instanceTypes=[m6i.large]"'
         )
-    return capacity.for_pods(machine)
+    return capacity.for_pods(known[1])
 
 
 def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:

@@ -1,4 +1,4 @@
-"""A stack's settings and outputs, as the commands of this package read them.
+"""A stack of target aws, as the commands of this package know it.
 
 Settings come from `Pulumi.<stack>.yaml` itself, so that `doctor` and `cost` work before there is a state
 backend. Outputs and changes go through the `pulumi` command.
@@ -19,11 +19,20 @@ from typing import Any
 import boto3
 import yaml
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
+from infra.chart_values import merge
 from infra.settings import PROJECT, Settings, load
 
+FOLDER = Path(__file__).resolve().parent.parent
+"""The project's folder, where stacks and program are."""
 # Answers in seconds or not at all: two tries, five seconds to connect, ten for the answer.
 _CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+# What is not there: the codes of each service's refusal.
+_ABSENT = (
+    *("InvalidKeyPair.NotFound", "InvalidVpcID.NotFound", "NotFoundException", "NoSuchHostedZone", "404"),
+    *("NoSuchEntity", "NoSuchResourceException", "ImageNotFoundException", "RepositoryNotFoundException"),
+)
 _OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 Client = Callable[[str], Any]
@@ -36,20 +45,37 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack by its file. `region`: `aws:region`, or empty."""
+    """A stack by its file. `region`: `aws:region`."""
 
     name: str
-    folder: Path
     region: str
     settings: Settings
 
     @property
-    def prefix_tags(self) -> dict[str, str]:
+    def tags(self) -> dict[str, str]:
         """The two tags that say whose a resource is."""
         return {"Project": PROJECT, "Stack": self.name}
 
+    def setting(self, path: str, value: str) -> str:
+        """The command by which a person changes a setting."""
+        return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
-def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
+    def pulumi(self, *arguments: str, capture: bool = False) -> str:
+        """`run` of a pulumi command for this stack, which asks no question."""
+        return run(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
+
+    def outputs(self) -> dict[str, Any]:
+        """The stack's outputs, secrets included.
+
+        Raises:
+            CommandError: there is no such stack in the state backend.
+        """
+        told = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
+        found: dict[str, Any] = json.loads(told or "{}")
+        return found
+
+
+def configuration(stack: str, changes: Sequence[str] = (), folder: Path = FOLDER) -> dict[str, str]:
     """`namespace:key` → text of a stack's file, with changes such as `nodes.desired=1` laid over it.
 
     Secret values are left out: no setting of the program is one.
@@ -69,14 +95,20 @@ def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict
         ) from None
     except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
         raise CommandError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from error
-    found = {key if ":" in key else f"{PROJECT}:{key}": value for key, value in found.items()}
+
+    def full(key: str) -> str:
+        return key if ":" in key else f"{PROJECT}:{key}"
+
+    found = {full(key): value for key, value in found.items()}
     for change in changes:
         name, equals, text = change.partition("=")
-        if equals == "" or name == "":
+        if "" in (name, equals):
             raise CommandError(f"{change!r} is no change; write KEY=VALUE, such as nodes.desired=1")
-        first, *rest = name.split(".")
-        key = first if ":" in first else f"{PROJECT}:{first}"
-        found[key] = _laid_over(found.get(key), rest, yaml.safe_load(text))
+        first, *below = name.split(".")
+        value = yaml.safe_load(text)
+        for key in reversed(below):
+            value = {key: value}
+        found = merge(found, {full(first): value})
     return {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in found.items()
@@ -84,14 +116,7 @@ def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict
     }
 
 
-def _laid_over(base: Any, path: list[str], value: object) -> Any:
-    if not path:
-        return value
-    below = base if isinstance(base, dict) else {}
-    return {**below, path[0]: _laid_over(below.get(path[0]), path[1:], value)}
-
-
-def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
+def read(stack: str, changes: Sequence[str] = ()) -> Stack:
     """A stack of target aws.
 
     From then on this process, and every command that it runs, asks AWS with the stack's `aws:profile`, as the
@@ -101,7 +126,7 @@ def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
         CommandError: see `configuration`; or the stack is of another target.
         SettingsError: its settings are wrong.
     """
-    config = configuration(folder, stack, changes)
+    config = configuration(stack, changes)
     settings = load(config)
     if settings.target != "aws":
         raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
@@ -109,17 +134,12 @@ def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
         os.environ["AWS_PROFILE"] = config["aws:profile"]
         for name in _OTHER_CREDENTIALS:
             os.environ.pop(name, None)
-    return Stack(stack, folder, config.get("aws:region", ""), settings)
-
-
-def partition(region: str) -> str:
-    """The part of AWS that a region belongs to, as ARNs name it."""
-    return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rpartition("-")[0].rpartition("-")[0], "aws")
+    return Stack(stack, config["aws:region"], settings)
 
 
 def clients(region: str) -> Client:
     """Clients of one region, with the person's own credentials; each is made once, and any thread may ask."""
-    session: Any = boto3.session.Session(region_name=region if region != "" else None)
+    session: Any = boto3.session.Session(region_name=region)
     made: dict[str, Any] = {}
     # boto3's clients may be shared by threads, its sessions may not.
     lock = threading.Lock()
@@ -133,8 +153,18 @@ def clients(region: str) -> Client:
     return client
 
 
-def run(argv: Sequence[str], folder: Path, *, capture: bool = False, **more: Any) -> str:
-    """Runs a command with its output shown, or returned with `capture`.
+def seen(look: Callable[..., Any], *given: object, **asked: object) -> Any:
+    """What AWS answers, or None when it says that there is no such thing."""
+    try:
+        return look(*given, **asked)
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in _ABSENT:
+            raise
+        return None
+
+
+def run(argv: Sequence[str], *, capture: bool = False) -> str:
+    """Runs a command in the project's folder, with its output shown, or returned with `capture`.
 
     Raises:
         CommandError: it is not on PATH, or it failed.
@@ -142,19 +172,8 @@ def run(argv: Sequence[str], folder: Path, *, capture: bool = False, **more: Any
     if shutil.which(argv[0]) is None:
         raise CommandError(f"{argv[0]} is not on PATH")
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(list(argv), cwd=folder, check=False, text=True, stdout=pipe, stderr=pipe, **more)
+    done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, stdout=pipe, stderr=pipe)
     if done.returncode != 0:
         said = f": {done.stderr.strip()}" if capture and done.stderr else ""
         raise CommandError(f"`{' '.join(argv)}` ended with exit code {done.returncode}{said}")
     return done.stdout or ""
-
-
-def outputs(folder: Path, stack: str) -> dict[str, Any]:
-    """The stack's outputs, secrets included.
-
-    Raises:
-        CommandError: there is no such stack in the state backend.
-    """
-    argv = ["pulumi", "stack", "output", "--json", "--show-secrets", "--stack", stack]
-    found: dict[str, Any] = json.loads(run(argv, folder, capture=True) or "{}")
-    return found

@@ -11,22 +11,6 @@ import pulumi_aws as aws
 from infra import cidr, versions
 from infra.context import Context
 
-# What nodes and pods call when there is no way out: images, tokens, logs, EKS, pod identity, EFS, Session
-# Manager.
-PRIVATE_SERVICES = (
-    "ec2",
-    "ecr.api",
-    "ecr.dkr",
-    "eks",
-    "eks-auth",
-    "elasticfilesystem",
-    "logs",
-    "sts",
-    "ssm",
-    "ssmmessages",
-    "ec2messages",
-)
-
 
 @dataclass(frozen=True)
 class NetworkArgs:
@@ -176,7 +160,7 @@ class Network(pulumi.ComponentResource):
             opts=self._own,
         )
         made: list[pulumi.Resource] = []
-        for service in PRIVATE_SERVICES:
+        for service in versions.PRIVATE_SERVICES:
             part = f"to-{service.replace('.', '-')}"
             made.append(
                 aws.ec2.VpcEndpoint(

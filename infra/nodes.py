@@ -22,9 +22,6 @@ NODE_POLICIES = (
     "AmazonSSMManagedInstanceCore",
 )
 
-# With nodes.auto one small node stays, for DNS, the storage driver's controller and the autoscaler. They
-# ask for half a core in all: without auto a node of their own is not worth its price.
-SYSTEM_TYPES, SYSTEM_TYPES_ARM = ("t3.medium", "t3a.medium"), ("t4g.medium",)
 SYSTEM_LABELS = {"paddle-training/system": "true"}
 RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
 
@@ -150,7 +147,7 @@ class Nodes(pulumi.ComponentResource):
                 node_group(
                     "system",
                     (1, 1, 2),
-                    instance_types=list(SYSTEM_TYPES_ARM if arm else SYSTEM_TYPES),
+                    instance_types=list(versions.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,
                     taints=[*waits, alone],
                     opts=pulumi.ResourceOptions(parent=self, depends_on=after),
