@@ -48,10 +48,10 @@ def examine(stack: StackName) -> None:
 @app.command("cost")
 def show_cost(stack: StackName, changes: Changes = None) -> None:
     """What this stack costs an hour by part, and with --set what a change does to it."""
-    before = read(stack)
     changes = changes or ["compute=off"]
     columns = {}
-    for label, settings in (("now", before.settings), (", ".join(changes), read(stack, changes).settings)):
+    for label, of in (("now", []), (", ".join(changes), changes)):
+        settings = read(stack, of).settings
         columns[label] = {part.name: part for part in cost.parts(settings)}
         if settings.nodes.auto and settings.compute == "on":
             idle = cost.parts(settings, settings.nodes.min)
@@ -66,8 +66,7 @@ def show_cost(stack: StackName, changes: Changes = None) -> None:
     out.print(table)
     known = cost.prices()
     out.print("By use: " + "; ".join(f"{row['name']} {row['price']}" for row in known["usage"]))
-    elsewhere = "" if before.region == known["region"] else f" {before.region} may cost more or less."
-    out.print(f"List prices of {known['region']} as of {known['date']} (aws/prices.yaml).{elsewhere}")
+    out.print(f"List prices of {known['region']} as of {known['date']} (aws/prices.yaml); others differ.")
 
 
 @app.command("plan")
@@ -90,9 +89,8 @@ def show_plan(
         out.print(f"a plan says the same of its training with train_us: {train_us:.3g} in RATES")
         return
     if min(rows, gigabytes, passes) <= 0 or ids < 0:
-        raise CommandError(
-            f"rows {rows:g}, GB {gigabytes:g} and passes {passes} must be above 0, ids {ids:g} not below"
-        )
+        said = f"rows {rows:g}, GB {gigabytes:g} and passes {passes} must be above 0, ids {ids:g} not below"
+        raise CommandError(said)
     job, room = plan.Job(rows, gigabytes, passes, ids), plan.node(settings)
     trainers = int(chart_values.effective(settings, FOLDER).get("trainers", 1))
     least = max(plan.least_pods(job, room, known), trainers)
@@ -109,9 +107,10 @@ def show_plan(
     table.add_row("hours", *(f"{sum(one.hours.values()):.2f}" for one in found))
     table.add_row("dollars", *(f"{one.dollars:.2f}" for one in found))
     out.print(table)
-    out.print(f"The stack's values have {trainers} trainers. Rates were measured on one machine", end=" ")
-    out.print("(aws/rates.yaml): a network between pods costs more.", end=" ")
-    out.print("After a run, make plan AFTER=results says what it was.")
+    out.print(
+        f"The stack's values have {trainers} trainers. The rates of aws/rates.yaml are of one machine: a"
+    )
+    out.print("network between pods costs more. After a run, make plan AFTER=results says what it was.")
 
 
 @app.command("push")
@@ -160,8 +159,9 @@ def write_policies(
         path = to / f"{name}.json"
         path.write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
         out.print(f"aws iam create-policy --policy-name {name} --policy-document file://{path}")
-        arn = f"arn:{place}:iam::ACCOUNT:policy/{name}"
-        out.print(f"aws iam attach-role-policy --role-name ROLE --policy-arn {arn}")
+        out.print(
+            f"aws iam attach-role-policy --role-name ROLE --policy-arn arn:{place}:iam::ACCOUNT:policy/{name}"
+        )
 
 
 @app.command("smoke")
@@ -177,9 +177,8 @@ def try_all(
     known = read(stack)
     client, price = clients(known.region), cost.total(cost.parts(known.settings))
     if not yes:
-        raise CommandError(
-            f"this makes real resources at some ${price:.2f} an hour; say YES=1 (--yes) to go on"
-        )
+        said = f"this makes real resources at some ${price:.2f} an hour; say YES=1 (--yes) to go on"
+        raise CommandError(said)
     if known.settings.compute == "off":
         raise CommandError(f"compute is off, so nothing would train: {known.setting('compute', 'on')}")
     if known.settings.storage.protect and not keep:
@@ -188,8 +187,7 @@ def try_all(
     bad = [finding for finding in doctor.examine(known, client) if finding.level == "bad"]
     if bad:
         raise CommandError("\n".join(f"{finding.what}\n  → {finding.mend}" for finding in bad))
-    to = results.resolve()
-    left = smoke.smoke(known, client, base=base, results=to, say=out.rule, keep=keep)
+    left = smoke.smoke(known, client, base=base, results=results.resolve(), say=out.rule, keep=keep)
     if left:
         raise CommandError("still there after destroy:\n" + "\n".join(left))
     out.print(f"done; results are in {results}")
@@ -201,8 +199,7 @@ def remove(stack: StackName, yes: Yes = False) -> None:
     known = read(stack)
     exported = json.loads(known.pulumi("stack", "export", capture=True))
     planned = destroy.plan(exported, stack, known.settings.storage.protect)
-    loses = known.outputs().get("destroyLoses")
-    out.print(f"{planned.removed} resources of stack {stack} go: {loses}")
+    out.print(f"{planned.removed} resources of stack {stack} go: {known.outputs().get('destroyLoses')}")
     for line in [f"  goes: {name}" for name in planned.goes] + [f"  stays: {name}" for name in planned.stays]:
         out.print(line)
     if not yes and typer.prompt(f"type {stack} to go on", default="", show_default=False) != stack:
@@ -225,8 +222,9 @@ def write_comment(
     to: Annotated[Path, typer.Option(help="File for the comment.")],
 ) -> None:
     """Writes the comment for a pull request; ends with the preview's exit code."""
-    code, text = preview_comment.report(stack, base.resolve())
-    to.write_text(text, encoding="utf-8")
+    code, text, why = preview_comment.preview(stack)
+    chart = preview_comment.chart_diff(base.resolve(), FOLDER, stack)
+    to.write_text(preview_comment.comment(stack, code, text, chart, why), encoding="utf-8")
     raise typer.Exit(code)
 
 

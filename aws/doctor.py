@@ -69,48 +69,42 @@ def myself(client: Client) -> str:
     return (principal(client, "role", session[1]) if session else None) or arn
 
 
-def check_principals(stack: Stack, client: Client) -> Findings:
-    """Admins and viewers are in IAM by just that ARN, and who deploys is one of the admins.
+def check_access(stack: Stack, client: Client) -> Findings:
+    """Admins and viewers are in IAM by just that ARN, who deploys is an admin, and who reaches the API.
 
     EKS refuses a principal that is not there, when the cluster is up; without an administrator the release
     cannot be made.
     """
-    who, cluster, admins = client("sts").get_caller_identity(), stack.settings.cluster, set()
-    partition = who["Arn"].split(":")[1]
+    who, cluster, arns = client("sts").get_caller_identity(), stack.settings.cluster, dict[str, str]()
     for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers)):
-        for index, name in enumerate(names):
-            arn = name if name.startswith("arn:") else f"arn:{partition}:iam::{who['Account']}:{name}"
-            admins |= {arn} if setting == "admins" else set()
-            if f":{who['Account']}:" not in arn:
-                yield unknown(f"cluster.{setting}: {arn} is another account's, so it was not looked for")
-                continue
-            kind, _, path = arn.rpartition(":")[2].partition("/")
-            found = principal(client, kind, path.rpartition("/")[2])
-            if found == arn:
-                yield ok(f"cluster.{setting}: {arn} is in IAM")
-            elif found is None:
-                yield bad(f"cluster.{setting}: {arn} is not in IAM", "name a role or user that is there")
-            else:
-                yield bad(
-                    f"cluster.{setting}: IAM has {found}, not {arn}, and EKS wants the whole name",
-                    stack.setting(f"cluster.{setting}[{index}]", found),
-                )
+        own = f"arn:{who['Arn'].split(':')[1]}:iam::{who['Account']}:"
+        arns |= {
+            f"cluster.{setting}[{index}]": name if name.startswith("arn:") else own + name
+            for index, name in enumerate(names)
+        }
+    for setting, arn in arns.items():
+        if f":{who['Account']}:" not in arn:
+            yield unknown(f"{setting}: {arn} is another account's, so it was not looked for")
+            continue
+        kind, _, path = arn.rpartition(":")[2].partition("/")
+        found = principal(client, kind, path.rpartition("/")[2])
+        if found == arn:
+            yield ok(f"{setting}: {arn} is in IAM")
+        elif found is None:
+            yield bad(f"{setting}: {arn} is not in IAM", "name a role or user that is there")
+        else:
+            told = f"{setting}: IAM has {found}, not {arn}, and EKS wants the whole name"
+            yield bad(told, stack.setting(setting, found))
     mine = myself(client)
-    if mine in admins:
+    if mine in [arn for setting, arn in arns.items() if setting.startswith("cluster.admins")]:
         yield ok(f"{mine} is an administrator of the cluster")
     else:
-        yield bad(
-            f"cluster.admins does not name {mine}: the release could not be made",
-            stack.setting(f"cluster.admins[{len(cluster.admins)}]", mine),
-        )
-
-
-def check_api(stack: Stack, _: Client) -> Findings:
-    """Who reaches the API server."""
-    world = [network for network in stack.settings.cluster.public_cidrs if cidr.is_open(network)]
-    if world:
+        mend = stack.setting(f"cluster.admins[{len(cluster.admins)}]", mine)
+        yield bad(f"cluster.admins does not name {mine}: the release could not be made", mend)
+    world = ", ".join(network for network in cluster.public_cidrs if cidr.is_open(network))
+    if world != "":
         mend = stack.setting("cluster.publicCidrs[0]", "YOUR.ADDRESS/32")
-        yield warn(f"the API server answers everybody ({', '.join(world)}): only IAM keeps them out", mend)
+        yield warn(f"the API server answers everybody ({world}): only IAM keeps them out", mend)
 
 
 def offered_zones(client: Client) -> list[str]:
@@ -173,25 +167,21 @@ def _others(stack: Stack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
-def _vcpu(instance: dict[str, Any]) -> int:
-    cpu = instance.get("CpuOptions") or {}
-    return int(cpu.get("CoreCount", 1)) * int(cpu.get("ThreadsPerCore", 2))
-
-
 def check_quotas(stack: Stack, client: Client) -> Findings:
     """They hold the node group at its largest (sizes are EC2's own), one more VPC, and its NAT gateways."""
     nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
     same_market = [
-        one
+        one.get("CpuOptions") or {}
         for one in _others(stack, instances.search("Reservations[].Instances[]"))
         if (one.get("InstanceLifecycle") == "spot") == (nodes.capacity == "SPOT")
         and one["InstanceType"][0] in _STANDARD
     ]
     types = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
     largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in types)
-    needs = [(VCPU[nodes.capacity], sum(map(_vcpu, same_market)), nodes.max * largest)]
+    used = sum(cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2) for cpu in same_market)
+    needs = [(VCPU[nodes.capacity], used, nodes.max * largest)]
     if network.vpc_id == "":
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
         needs.append((VPCS, len(_others(stack, vpcs)), 1))
@@ -277,8 +267,7 @@ def check_image(stack: Stack, client: Client) -> Findings:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(check_principals, check_api, check_region, check_types, check_quotas, check_existing),
-    *(check_actions, check_image),
+    *(check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image),
 )
 
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from aws.stack import FOLDER, CommandError, configuration, read
-from infra import chart_check, chart_values
+from aws.stack import FOLDER, CommandError, read
+from infra import chart_check, chart_values, stack_file
 from infra.problems import SettingsError
 from infra.settings import load
 
@@ -88,7 +88,13 @@ def preview_argv(stack: str, *, without_cluster: bool) -> list[str]:
 
 
 def preview(stack: str) -> tuple[int, str, str]:
-    """Exit code and text of the preview, and why the cluster was left out (or an empty text)."""
+    """Exit code and text of the preview, and why the cluster was left out (or an empty text).
+
+    Raises:
+        CommandError: pulumi is not on PATH.
+    """
+    if shutil.which("pulumi") is None:
+        raise CommandError("pulumi is not on PATH")
     try:
         known = read(stack).outputs()
     except (CommandError, SettingsError):
@@ -107,7 +113,7 @@ def rendered(folder: Path, stack: str) -> str:
         CommandError, SettingsError: the checkout has no such stack, or its settings or values are wrong.
         FileNotFoundError: helm is not on PATH.
     """
-    settings = load(configuration(stack, folder=folder))
+    settings = load(stack_file.read(folder, stack))
     # Without the stack's image, whose digest differs with every commit: the comment is about the chart.
     done = chart_check.template(settings, chart_values.own_values(settings, folder), folder)
     if done.returncode != 0:
@@ -124,15 +130,3 @@ def chart_diff(base: Path, head: Path, stack: str) -> str:
         except (CommandError, SettingsError, FileNotFoundError) as error:
             return f"The {name} could not be rendered, so nothing was compared.\n{error}"
     return "\n".join(difflib.unified_diff(texts[0], texts[1], "base", "head", lineterm=""))
-
-
-def report(stack: str, base: Path) -> tuple[int, str]:
-    """The preview's exit code, and the comment; `base` is the checkout to compare the chart with.
-
-    Raises:
-        CommandError: pulumi is not on PATH.
-    """
-    if shutil.which("pulumi") is None:
-        raise CommandError("pulumi is not on PATH")
-    code, text, why = preview(stack)
-    return code, comment(stack, code, text, chart_diff(base, FOLDER, stack), why)

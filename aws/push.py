@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -50,30 +50,21 @@ def build(tool: str, context: Path, reference: str, arch: str, base: str) -> Non
 
 
 def upload(tool: str, reference: str, token: str) -> None:
-    """Pushes an image; `token` is base64 of user:password, as docker's `config.json` holds a login."""
-    # The login lives in a folder that is removed after the push.
-    with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as config:
-        _configure(Path(config), {reference.partition("/")[0]: {"auth": token}})
-        if tool == "docker":
-            run(["docker", "--config", config, "push", reference])
-        else:
-            run(["buildah", "push", "--authfile", f"{config}/config.json", reference])
-
-
-def _configure(folder: Path, auths: dict[str, Any]) -> None:
-    """The person's own docker configuration with these logins for all others.
-
-    The context stays, by which docker finds its daemon: Docker Desktop's and colima's are no default ones.
-    """
-    own = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    """Pushes an image; `token` is base64 of user:password, as ECR and docker write a login."""
+    registry = reference.partition("/")[0]
+    if tool == "buildah":
+        with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as folder:
+            known = Path(folder) / "auth.json"
+            known.write_text(json.dumps({"auths": {registry: {"auth": token}}}), encoding="utf-8")
+            run(["buildah", "push", "--authfile", str(known), reference])
+        return
+    # docker's login is where its context is, by which it finds its daemon (Docker Desktop, colima).
+    user, _, password = base64.b64decode(token).decode().partition(":")
+    run(["docker", "login", "--username", user, "--password-stdin", registry], given=password)
     try:
-        known = json.loads((own / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    kept = {key: value for key, value in known.items() if key not in ("credsStore", "credHelpers")}
-    (folder / "config.json").write_text(json.dumps({**kept, "auths": auths}), encoding="utf-8")
-    if (own / "contexts").is_dir():
-        (folder / "contexts").symlink_to(own.resolve() / "contexts")
+        run(["docker", "push", reference])
+    finally:
+        run(["docker", "logout", registry])
 
 
 def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
@@ -93,13 +84,8 @@ def push(
 ) -> str:
     """The image with its digest, built and pushed unless the registry has this very one already.
 
-    Args:
-        url: the stack's output `registry`.
-        context: the folder `launcher/`.
-        instance_types: the nodes'; all are of one architecture (infra/checks.py).
-        base: the Dockerfile's argument BASE.
-        ecr: a boto3 client of the registry's region.
-        upon: a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
+    `url` is the stack's output `registry`, `context` the folder `launcher/`, `ecr` a client of the registry's
+    region, and `upon` a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
 
     Raises:
         CommandError: `url` is no ECR repository, `upon` has no Dockerfile, there is no builder, or a step

@@ -32,14 +32,14 @@ def residue(stack: Stack, client: Client) -> list[str]:
 
 
 def _gone(arn: str, client: Client) -> bool:
-    service, resource = arn.split(":", 5)[2], arn.split(":", 5)[5]
+    _, _, service, _, _, resource = arn.split(":", 5)
     kind, _, name = resource.partition("/")
-    if service == "kms" and kind == "key":
+    if (service, kind) == ("kms", "key"):
         return bool(client("kms").describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "PendingDeletion")
-    if service == "ec2" and kind == "instance":
+    if (service, kind) == ("ec2", "instance"):
         found = client("ec2").describe_instances(InstanceIds=[name])["Reservations"]
         return all(i["State"]["Name"] == "terminated" for r in found for i in r["Instances"])
-    if service == "ec2" and kind == "natgateway":
+    if (service, kind) == ("ec2", "natgateway"):
         gateways = client("ec2").describe_nat_gateways(NatGatewayIds=[name])["NatGateways"]
         return all(gateway["State"] == "deleted" for gateway in gateways)
     return False

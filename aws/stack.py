@@ -6,6 +6,7 @@ backend. Outputs and changes go through the `pulumi` command.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -17,11 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import yaml
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra.chart_values import merge
+from infra import stack_file
 from infra.settings import PROJECT, Settings, load
 
 FOLDER = Path(__file__).resolve().parent.parent
@@ -75,47 +75,6 @@ class Stack:
         return found
 
 
-def configuration(stack: str, changes: Sequence[str] = (), folder: Path = FOLDER) -> dict[str, str]:
-    """`namespace:key` → text of a stack's file, with changes such as `nodes.desired=1` laid over it.
-
-    Secret values are left out: no setting of the program is one.
-
-    Raises:
-        CommandError: there is no such file, it is no YAML, or a change has no `=`.
-    """
-    path = folder / f"Pulumi.{stack}.yaml"
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        found = dict(loaded.get("config") or {})
-    except FileNotFoundError:
-        known = ", ".join(sorted(p.name.split(".")[1] for p in folder.glob("Pulumi.*.yaml"))) or "none"
-        raise CommandError(
-            f"there is no stack file {path.name} here; there are stacks {known}. "
-            "Copy Pulumi.dev.yaml, or pass STACK=dev"
-        ) from None
-    except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
-        raise CommandError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from error
-
-    def full(key: str) -> str:
-        return key if ":" in key else f"{PROJECT}:{key}"
-
-    found = {full(key): value for key, value in found.items()}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if "" in (name, equals):
-            raise CommandError(f"{change!r} is no change; write KEY=VALUE, such as nodes.desired=1")
-        first, *below = name.split(".")
-        value = yaml.safe_load(text)
-        for key in reversed(below):
-            value = {key: value}
-        found = merge(found, {full(first): value})
-    return {
-        key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in found.items()
-        if not (isinstance(value, dict) and set(value) == {"secure"})
-    }
-
-
 def read(stack: str, changes: Sequence[str] = ()) -> Stack:
     """A stack of target aws.
 
@@ -123,10 +82,10 @@ def read(stack: str, changes: Sequence[str] = ()) -> Stack:
     provider does: keys in the environment would win over a profile, so they are taken out.
 
     Raises:
-        CommandError: see `configuration`; or the stack is of another target.
-        SettingsError: its settings are wrong.
+        CommandError: the stack is of another target.
+        SettingsError: there is no such stack, or its settings are wrong.
     """
-    config = configuration(stack, changes)
+    config = stack_file.read(FOLDER, stack, changes)
     settings = load(config)
     if settings.target != "aws":
         raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
@@ -140,15 +99,13 @@ def read(stack: str, changes: Sequence[str] = ()) -> Stack:
 def clients(region: str) -> Client:
     """Clients of one region, with the person's own credentials; each is made once, and any thread may ask."""
     session: Any = boto3.session.Session(region_name=region)
-    made: dict[str, Any] = {}
     # boto3's clients may be shared by threads, its sessions may not.
     lock = threading.Lock()
 
+    @functools.cache
     def client(service: str) -> Any:
         with lock:
-            if service not in made:
-                made[service] = session.client(service, config=_CLIENT)
-            return made[service]
+            return session.client(service, config=_CLIENT)
 
     return client
 
@@ -163,8 +120,10 @@ def seen(look: Callable[..., Any], *given: object, **asked: object) -> Any:
         return None
 
 
-def run(argv: Sequence[str], *, capture: bool = False) -> str:
+def run(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
     """Runs a command in the project's folder, with its output shown, or returned with `capture`.
+
+    `given`: its standard input; None: the person's.
 
     Raises:
         CommandError: it is not on PATH, or it failed.
@@ -172,7 +131,9 @@ def run(argv: Sequence[str], *, capture: bool = False) -> str:
     if shutil.which(argv[0]) is None:
         raise CommandError(f"{argv[0]} is not on PATH")
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, stdout=pipe, stderr=pipe)
+    done = subprocess.run(
+        list(argv), cwd=FOLDER, check=False, text=True, input=given, stdout=pipe, stderr=pipe
+    )
     if done.returncode != 0:
         said = f": {done.stderr.strip()}" if capture and done.stderr else ""
         raise CommandError(f"`{' '.join(argv)}` ended with exit code {done.returncode}{said}")

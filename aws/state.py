@@ -39,11 +39,8 @@ def prepare(client: Client, region: str) -> State:
     bucket = f"{policies.STATE_BUCKETS}{account}-{region}"
     key = _key(client("kms"))
     _bucket(client("s3"), bucket, region, account, key)
-    return State(
-        bucket=bucket,
-        backend=f"s3://{bucket}?region={region}&awssdk=v2",
-        secrets=f"awskms://{policies.STATE_ALIAS}?region={region}&awssdk=v2",
-    )
+    there = f"?region={region}&awssdk=v2"
+    return State(bucket, f"s3://{bucket}{there}", f"awskms://{policies.STATE_ALIAS}{there}")
 
 
 def _key(kms: Any) -> str:

@@ -14,6 +14,7 @@ from aws import stack as stacks
 from aws.__main__ import app
 from aws.stack import CommandError, read
 from infra.capacity import GIB, Size
+from infra.problems import SettingsError
 from infra.versions import PRIVATE_SERVICES
 
 
@@ -63,9 +64,11 @@ def test_sizes_of_a_family_cost_in_proportion_and_an_unknown_type_has_no_price()
 
 
 def test_a_change_that_is_none_and_a_stack_that_is_not_there_are_one_sentence() -> None:
-    with pytest.raises(CommandError, match="write KEY=VALUE"):
+    with pytest.raises(SettingsError, match=r"SET = 'nodes.desired'\n.*KEY=VALUE"):
         read("dev", ["nodes.desired"])
-    with pytest.raises(CommandError, match="there are stacks dev, local"):
+    with pytest.raises(
+        SettingsError, match=r"STACK = 'nowhere'\n.*one of dev, local\n.*no Pulumi.nowhere.yaml"
+    ):
         read("nowhere")
 
 

@@ -124,7 +124,7 @@ def test_a_viewer_who_is_not_there_and_one_of_another_account_are_told_apart(dev
         dev("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]"), world(iam=Iam())
     )
     assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [
-        "cluster.viewers: arn:aws:iam::123456789012:role/preview is not in IAM"
+        "cluster.viewers[0]: arn:aws:iam::123456789012:role/preview is not in IAM"
     ]
     assert [w for w in levels(found, "unknown") if "210987654321:role/ci is another account's" in w]
 
