@@ -20,9 +20,9 @@ HEAD = """# A stack's settings
 
 <!-- made by docs/tables.py from infra/settings.py -->
 
-Keys of `Pulumi.<stack>.yaml`, each after `paddle-training:`. Of an object, give only the keys that differ from
-the default. Whatever is wrong is refused by the preview, before anything is made. What the training itself does is
-said by chart values, in the files of `valuesFiles`: their table is on
+Keys of `Pulumi.<stack>.yaml`, each after `paddle-training:`. Of an object, give only the keys that differ
+from the default. Whatever is wrong is refused by the preview, before anything is made. What the training
+itself does is said by chart values, in the files of `valuesFiles`: their table is on
 [the chart's page](../charts/paddle-training/README.md#values).
 
 | setting | what it does | default |
