@@ -154,6 +154,7 @@ def test_the_autoscalers_chart_renders_with_those_values_and_flags_that_it_has()
     objects = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == values["nodeSelector"]
+    assert pod["containers"][0]["command"] == ["/cluster-autoscaler"], "its image has no entrypoint"
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in pod["containers"][0]["args"])
     assert given["startup-taint"] == versions.EFS_STARTUP_TAINT
     known = Path(__file__).with_name("autoscaler_flags.txt").read_text(encoding="utf-8").splitlines()
