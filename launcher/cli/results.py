@@ -20,10 +20,12 @@ from launcher.cli.view import exported_to
 from launcher.layout import Output
 from launcher.reader import place
 from launcher.reporting import curve as report
+from launcher.retry import Retry, TransientError
 from launcher.tarstream import ReaderError, save_tar
 
 COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,6 @@ def copy(
     made = not target.exists()
     hidden = target / f".results-{secrets.token_hex(4)}.tmp"
     try:
-        hidden.mkdir(parents=True)
         saved = _receive(storage, hidden, output)
         for entry in sorted((hidden / output.root).iterdir()):
             place(entry, target / entry.name, replace=force)
@@ -109,19 +110,29 @@ def _remove(folder: Path) -> None:
 
 
 def _receive(storage: Storage, into: Path, output: Output) -> dict[str, int]:
+    retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, mend="Nothing was copied. Try again.")
+    saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
+    if not saved:
+        raise CliError(f"nothing to copy: {storage.where} has no output yet.")
+    return saved
+
+
+def _receive_once(storage: Storage, into: Path, output: Output) -> dict[str, int]:
+    """Raises TransientError where the stream lost its end although the sender ended well: on a busy node a
+    container runtime may close it before the last bytes are through."""
+    _remove(into)
+    into.mkdir(parents=True)
     patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
     answer = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
     try:
         saved = save_tar(buffered(answer), into)
     except ReaderError as error:
         answer.result()  # the far side's own sentence is the better one
-        raise CliError(f"{error}; nothing was copied. Try again.") from error
+        raise TransientError(str(error)) from error
     except BaseException:
         answer.close()
         raise
     answer.result()
-    if not saved:
-        raise CliError(f"nothing to copy: {storage.where} has no output yet.")
     return saved
 
 

@@ -182,8 +182,27 @@ def test_a_copy_that_breaks_off_leaves_nothing(cli, job_folder, tmp_path, monkey
     monkeypatch.setattr(results, "save_tar", broken)
     code, _, err = cli("results", "--path", job_folder, "--to", tmp_path / "to")
     assert code == 3
-    assert "nothing was copied" in err
+    assert "Nothing was copied" in err
     assert not (tmp_path / "to").exists()
+
+
+def test_a_copy_that_loses_its_end_is_made_again(cli, job_folder, tmp_path, monkeypatch):
+    from launcher.cli import results
+
+    whole, tries = results.save_tar, []
+
+    def torn_once(source, into):
+        tries.append(into)
+        if len(tries) == 1:
+            (into / "half").write_bytes(source.read(100))
+            source.read()
+            raise results.ReaderError("the stream ended early")
+        return whole(source, into)
+
+    monkeypatch.setattr(results, "save_tar", torn_once)
+    assert cli("results", "--path", job_folder, "--to", tmp_path / "to")[0] == 0
+    assert len(tries) == 2
+    assert "model" in names(tmp_path / "to") and "half" not in names(tmp_path / "to")
 
 
 def test_no_results_yet_is_a_sentence_and_not_an_empty_folder(cli, tmp_path):
