@@ -110,7 +110,8 @@ def _remove(folder: Path) -> None:
 
 
 def _receive(storage: Storage, into: Path, output: Output) -> dict[str, int]:
-    retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, mend="Nothing was copied. Try again.")
+    mend = "Nothing was copied. Try again."
+    retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, mend=mend)
     saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
     if not saved:
         raise CliError(f"nothing to copy: {storage.where} has no output yet.")
