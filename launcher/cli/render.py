@@ -15,6 +15,7 @@ from rich.text import Text
 
 from launcher.cli.progress import Progress, Restart
 from launcher.cli.view import JobView, Rank, View
+from launcher.cli.words import command
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
 _LOST = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that another one will replace
@@ -192,7 +193,7 @@ def screen(view: View, now: float | None = None) -> RenderableType:
         parts.append(Text(export))
     if score := _score(view):
         parts.append(
-            Text(f"{score}; python -m launcher results --to DIR brings model and curve", style="green")
+            Text(f"{score}; {command('results', '--to', 'DIR')} brings model and curve", style="green")
         )
     if view.ranks:
         columns = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")

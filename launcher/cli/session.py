@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli import assemble, reasons, view
-from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, UnreachableError, labels
+from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.readerpod import reader
-from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, small_files
+from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, of_job, small_files
 from launcher.cli.view import Run, View
 from launcher.layout import Layout, Output
 
@@ -53,10 +53,15 @@ class FolderSession:
 
     @contextlib.contextmanager
     def storage(
-        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+        self,
+        seconds: int = READ_SECONDS,
+        writable: bool = False,
+        fresh: bool = False,
+        job: str | None = None,
     ) -> Iterator[Storage]:
+        """As of a `ClusterSession`."""
         del seconds, writable, fresh  # a folder is simply there
-        yield self._storage
+        yield of_job(self._storage, job)
 
 
 class ClusterSession:
@@ -66,6 +71,16 @@ class ClusterSession:
         self.cluster, self.release, self.say = cluster, release, say
         self._read: Mapping[str, Any] = {}
         self._read_at = float("-inf")
+
+    def is_there(self) -> bool:
+        """Whether the namespace has this release."""
+        return self._find() is not None
+
+    def options(self) -> list[str]:
+        """What names this release to a command of ours; nothing where its defaults do."""
+        told = ["--release", self.release] if self.release != CHART else []
+        told += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
+        return [*told, *self.cluster.given]
 
     def base(self) -> str:
         """The chart's values that are no training's, as YAML. Raises as `run`."""
@@ -89,11 +104,14 @@ class ClusterSession:
             ) from error
 
     def _map(self) -> Mapping[str, str]:
-        place = self.cluster.namespace
-        found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
+        found = self._find()
         if found is None:
+            place = self.cluster.namespace
             raise CliError(nothing_found(self.release, place, self._known(), self.cluster.name))
         return dict(found.get("data") or {})
+
+    def _find(self) -> view.Object | None:
+        return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
 
     def _known(self) -> list[tuple[str, str]] | None:
         for everywhere in (True, False):
@@ -174,19 +192,23 @@ class ClusterSession:
 
     @contextlib.contextmanager
     def storage(
-        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+        self,
+        seconds: int = READ_SECONDS,
+        writable: bool = False,
+        fresh: bool = False,
+        job: str | None = None,
     ) -> Iterator[Storage]:
-        """The job's folder.
+        """The job's folder, or that of another `job` on the same storage.
 
         Through a running pod of the run, or (always when `fresh`) through a reader pod.
         """
         run = self.run()
         running = None if fresh or writable else through_running(self.cluster, run, self.pods())
         if running is not None:
-            yield running
+            yield of_job(running, job)
             return
         with reader(self.cluster, run, seconds, writable, self.say) as opened:
-            yield opened
+            yield of_job(opened, job)
 
 
 Session = FolderSession | ClusterSession

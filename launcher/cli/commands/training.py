@@ -1,0 +1,111 @@
+"""`run`, `sweep`: train a program on the cluster, once or with several settings."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli import launching, live, render
+from launcher.cli.cluster import CHART, NAMESPACE, connect
+from launcher.cli.helm import Helm, find_chart
+from launcher.cli.options import Context, Format, Kubeconfig, Namespace, Output, Release, say
+
+app = typer.Typer()
+
+Program = Annotated[
+    Path, typer.Argument(metavar="PROGRAM", help="A program's folder, or one of ours: quick_start, ctr, …")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="What to train on: a file here (it is pushed), s3://…, https://…, or file://NAME (there already).",
+    ),
+]
+ValuesFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--values", "-f", metavar="VALUES.yaml", help="Values of the training; later ones win."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value of the chart (training.batchSize=128), or an option of the program (width=4).",
+    ),
+]
+Trainers = Annotated[int | None, typer.Option(min=1, help="Training pods.")]
+Passes = Annotated[int | None, typer.Option(min=1, help="Passes over the data.")]
+Chart = Annotated[
+    str | None, typer.Option(metavar="PATH|oci://…", help="Another chart than the one that came along.")
+]
+BaseRelease = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Whose image and storage a new release takes over."),
+]
+Check = Annotated[
+    bool, typer.Option("--check/--no-check", help="See first whether the program loads and parses rows.")
+]
+Yes = Annotated[
+    bool, typer.Option("--yes", "-y", help="Replace a data file of that name on the storage without asking.")
+]
+Timeout = Annotated[float, typer.Option(min=0, help="Stop looking after so many seconds (exit code 2).")]
+
+
+@app.command()
+def run(
+    program: Program,
+    data: Data = None,
+    values: ValuesFiles = None,
+    settings: Settings = None,
+    trainers: Trainers = None,
+    passes: Passes = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Where this training's values go; default: RELEASE.values.yaml."),
+    ] = None,
+    base_release: BaseRelease = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also when the release is at work on another job.")
+    ] = False,
+    yes: Yes = False,
+    check: Check = True,
+    chart: Chart = None,
+    timeout: Timeout = 24 * 3600.0,
+    output: Format = Output.text,
+    release: Release = CHART,
+    namespace: Namespace = NAMESPACE,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Push a program and data, train with them, and follow it to its score; after an edit, the same again."""
+    helm = Helm(find_chart(chart), namespace, kubeconfig, context)
+    asked = launching.Request(
+        program=program,
+        data=data,
+        values=values or [],
+        settings=settings or [],
+        trainers=trainers,
+        passes=passes,
+        check=check,
+        yes=yes,
+        release=release,
+        base_release=base_release,
+        keep=keep or Path(f"{release}.values.yaml"),
+        replace=replace,
+    )
+    made = launching.prepare(asked, helm, say)
+    done = launching.launch(made, asked, helm, connect(kubeconfig, context, namespace), say)
+    if not done.changed:
+        say("program, data and values are as they were: nothing new to train")
+    with launching.interrupted(done.session, say):
+        view = live.to_the_end(
+            done.session, timeout, lines_to=say if output is Output.json else live.to_stdout
+        )
+    if output is Output.json:
+        render.print_json({**view.as_json(), "values": str(asked.keep), "changed": done.changed})
+    else:
+        print(launching.farewell(done.session, asked.keep))
