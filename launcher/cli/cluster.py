@@ -166,12 +166,13 @@ class Cluster:
             doing = f"delete the reader pod {name}"
             self._json("delete_namespaced_pod", doing, name, self.namespace, grace_period_seconds=1)
 
-    def pod_log(self, pod: str, container: str, follow: bool) -> Iterator[bytes]:
-        """A container's log as it comes."""
+    def pod_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
+        """A container's log as it comes, or its newest `lines`."""
         import urllib3
 
         doing = f"read the log of {pod}"
-        timeout = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
+        more: dict[str, Any] = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
+        more |= {"tail_lines": lines} if lines is not None else {}
         answer = self._call(
             "read_namespaced_pod_log",
             doing,
@@ -179,7 +180,7 @@ class Cluster:
             self.namespace,
             container=container,
             follow=follow,
-            **timeout,
+            **more,
         )
         try:
             while block := answer.read1(65536):

@@ -61,14 +61,11 @@ class Helm:
         ]
 
     def check(self, release: str, base: str, values: Path) -> None:
-        """Raises UsageError when the chart refuses these values; the cluster is not asked."""
-        argv = ["template", release, self.chart, "-n", self.namespace, "-f", "-", "-f", str(values)]
+        """Raises UsageError when chart or cluster refuse these values; nothing is changed."""
         try:
-            self._run(argv, base)
+            self.run([*self.upgrade(release, values), "--dry-run=server"], base)
         except CliError as error:
-            raise UsageError(
-                f"the chart refuses the values in {values}; nothing was sent.\n{error}"
-            ) from error
+            raise UsageError(f"the values in {values} are refused; nothing was sent. {error}") from error
 
     def run(self, command: Sequence[str], base: str) -> None:
         """Runs what `upgrade` gave."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
+from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from launcher.cli import render, waiting
 from launcher.cli.options import say
+from launcher.cli.problems import CliError, RunFailed
 from launcher.cli.session import Session
 from launcher.cli.view import View
 
@@ -23,22 +26,34 @@ def to_the_end(session: Session, timeout: float, lines_to: Callable[[str], None]
 
     `timeout`: seconds. `lines_to` gets the lines where there is no screen. Raises as `waiting.follow`.
     """
-    with _shower(lines_to) as (show, say):
-        view = waiting.follow(session.glance, show, say, timeout)
-        if not view.score:  # a glance reads no file once the pods are gone
+    out, _ = render.consoles()
+    drawn = lines_to is to_stdout and out.is_terminal
+    with _shower(out if drawn else None, lines_to) as (show, say):
+        try:
+            view = waiting.follow(lambda: session.glance(log=drawn), show, say, timeout)
+        except RunFailed as failed:
+            with contextlib.suppress(CliError):
+                view = session.look()  # a glance reads no file once the pods are gone
+                show(view)
+                if drawn and view.cause:
+                    raise RunFailed("the run failed; its cause stands above") from failed
+            raise
+        if not view.score:
             view = session.look()
             show(view)
     return view
 
 
-@contextmanager
+@contextlib.contextmanager
 def _shower(
-    lines_to: Callable[[str], None],
+    terminal: Console | None, lines_to: Callable[[str], None]
 ) -> Iterator[tuple[Callable[[View], None], Callable[[str], None]]]:
     """(what shows a view, what says a sentence between two of them)."""
-    out, _ = render.consoles()
-    if lines_to is not to_stdout or not out.is_terminal:
+    if terminal is None:
         yield waiting.Teller(lines_to).tell, say
         return
-    with Live(console=out, auto_refresh=False) as screen:
-        yield lambda view: screen.update(render.screen(view), refresh=True), screen.console.print
+    with Live(console=terminal, auto_refresh=False) as screen:
+        yield (
+            lambda view: screen.update(render.screen(view), refresh=True),
+            lambda text: terminal.print(Text(text)),
+        )

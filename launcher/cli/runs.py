@@ -214,13 +214,9 @@ def comparison(one: Past, other: Past) -> RenderableType:
     columns = [">pass", *(f">{key} {past.name}" for key in shown for past in (one, other))]
     words = [] if keys else [Text("the settings are the same")]
     parts = [settings] if keys else words
-    lines = [Text(f"{key} of {past.name}: {spark(past, key)}") for key in shown for past in (one, other)]
+    lines = [
+        Text(f"{key} of {past.name}: {render.spark([float(row[key]) for row in past.passes if key in row])}")
+        for key in shown
+        for past in (one, other)
+    ]
     return Group(*parts, render.table(columns, rows), *lines)
-
-
-def spark(past: Past, key: str) -> str:
-    """A curve of one line: the lowest value is the lowest block."""
-    values = [float(row[key]) for row in past.passes if key in row]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    blocks = "▁▂▃▄▅▆▇█"
-    return "".join(blocks[round((v - low) / (high - low) * 7) if high > low else 0] for v in values) or "none"

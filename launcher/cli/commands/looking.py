@@ -36,7 +36,7 @@ def status(
     output: Format = Output.text,
 ) -> None:
     """State of the data Job and the training, rank by rank, its restarts, and why what waits does not run."""
-    view = session.look()
+    view = session.look(log=True)
     if output is Output.json:
         render.print_json(view.as_json())
     else:

@@ -22,7 +22,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         metavar="FILE|URL",
-        help="What to train on: a file here (it is pushed), s3://…, https://…, or file://NAME (there already).",
+        help="What to train on: a file here (it is pushed), s3://…, https://…, or file://NAME (there).",
     ),
 ]
 ValuesFiles = Annotated[
@@ -108,4 +108,7 @@ def run(
     if output is Output.json:
         render.print_json({**view.as_json(), "values": str(asked.keep), "changed": done.changed})
     else:
+        out, _ = render.consoles()
+        if not out.is_terminal and view.passes:  # a screen has it
+            out.print(render.curves(view.passes))
         print(launching.farewell(done.session, asked.keep))
