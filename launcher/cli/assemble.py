@@ -98,13 +98,12 @@ def _state(
         state = (said if said in FINAL else "missing"), told
     elif training.state in ("complete", "suspended"):
         state = training.state, training.reason
+    elif said == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
+        state = "finishing", ""  # between its pods' good end and the Job's own
     elif said and said not in FINAL:
         state = said, told
-    elif data.state in ("running", "waiting"):
-        state = "preparing", ""
-    else:  # between its pods' good end and the Job's own nothing can be read through a pod
-        done = said == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods)
-        state = ("finishing" if done else "pending"), ""
+    else:
+        state = ("preparing" if data.state in ("running", "waiting") else "pending"), ""
     return state
 
 

@@ -79,10 +79,10 @@ def prepare(asked: Request, helm: Helm, say: Callable[[str], None]) -> Recipe:
     if not folder.is_dir():
         ours = ", ".join(sorted(path.parent.name for path in OWN.glob(f"*/{push.CONFIG}")))
         raise UsageError(f"{asked.program} is no folder with a program. Those that come along: {ours}.")
-    program = push.program(folder, None, asked.check)
+    program = push.program(folder, recipe.storable(folder.resolve().name), asked.check)
     source = None
     if asked.data is not None and not asked.data.startswith(REMOTE):
-        source = push.source(Path(asked.data), None)
+        source = push.source(Path(asked.data), recipe.storable(Path(asked.data).name))
     defaults = helm.defaults()
     values = _values(asked, program, source, defaults)
     if asked.check:

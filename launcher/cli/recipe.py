@@ -81,6 +81,11 @@ def _parsed(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
         raise UsageError(f"--set {key}={text}: that is no YAML ({error}).") from error
 
 
+def storable(name: str) -> str:
+    """A file's or folder's name as the storage takes it."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:63]
+
+
 def job_name(folder: str) -> str:
     """A program's folder as the name of a job. Raises UsageError when nothing of it can be one."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")[:JOB_NAME_LENGTH].strip("-")

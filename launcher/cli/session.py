@@ -214,7 +214,7 @@ class ClusterSession:
             raise
         except CliError as error:  # the pod that was read through may just have ended
             return self._read or {"unreadable": str(error)}
-        return {}
+        return self._read
 
     @contextlib.contextmanager
     def storage(
