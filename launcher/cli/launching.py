@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import signal
 import sys
@@ -73,8 +74,13 @@ class Launched:
     """False: the release had this very training already."""
 
 
-def prepare(asked: Request, helm: Helm, say: Callable[[str], None]) -> Recipe:
-    """Looks at program and data on this machine. Raises `LauncherError`; nothing was sent yet."""
+def prepare(
+    asked: Request, helm: Helm, say: Callable[[str], None], grid: Sequence[tuple[str, ...]] = ((),)
+) -> list[Recipe]:
+    """Looks at program and data on this machine: a recipe for each of the settings of `grid`.
+
+    The first one brings the data along. Raises `LauncherError`; nothing was sent yet.
+    """
     folder = asked.program if asked.program.is_dir() else OWN / asked.program
     if not folder.is_dir():
         ours = ", ".join(sorted(path.parent.name for path in OWN.glob(f"*/{push.CONFIG}")))
@@ -84,14 +90,17 @@ def prepare(asked: Request, helm: Helm, say: Callable[[str], None]) -> Recipe:
     if asked.data is not None and not asked.data.startswith(REMOTE):
         source = push.source(Path(asked.data), recipe.storable(Path(asked.data).name))
     defaults = helm.defaults()
-    values = _values(asked, program, source, defaults)
-    if asked.check:
-        whole = recipe.merged(defaults, values)
-        config = folder / program.values["training.config"].partition("/")[2]
-        file = source.entries[0][1] if source else None
-        found = trying.check(config, whole["training"]["extraArgs"], file, whole["data"])
-        say(f"program {folder}: {found}")
-    return Recipe([program, *([source] if source else [])], values)
+    made: list[Recipe] = []
+    for settings in grid:
+        values = recipe.apply(_values(asked, program, source, defaults), settings, defaults)
+        if asked.check:
+            whole = recipe.merged(defaults, values)
+            config = folder / program.values["training.config"].partition("/")[2]
+            file = source.entries[0][1] if source else None
+            found = trying.check(config, whole["training"]["extraArgs"], file, whole["data"])
+            say(f"{' '.join(['program', str(folder), *settings])}: {found}")
+        made.append(Recipe([program, *([source] if source and not made else [])], values))
+    return made
 
 
 def _values(
@@ -119,6 +128,13 @@ def _values(
             "there is no data to train on: give --data FILE, --data s3://…, or data.source in -f."
         )
     return values
+
+
+def numbered(made: Recipe, number: int) -> Recipe:
+    """The same as a job of its own, so that several can be trained at once."""
+    end = f"-{number}"
+    name = made.job[: recipe.JOB_NAME_LENGTH - len(end)].rstrip("-") + end
+    return dataclasses.replace(made, values={**made.values, "jobName": name})
 
 
 def launch(

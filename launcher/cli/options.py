@@ -31,6 +31,10 @@ PathOption = Annotated[
         "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
     ),
 ]
+JobOption = Annotated[
+    str | None,
+    typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
+]
 Release = Annotated[str, typer.Option(help="Helm release.")]
 Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
 Kubeconfig = Annotated[

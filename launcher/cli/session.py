@@ -86,9 +86,7 @@ class ClusterSession:
 
     def options(self) -> list[str]:
         """What names this release to a command of ours; nothing where its defaults do."""
-        told = ["--release", self.release] if self.release != CHART else []
-        told += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
-        return [*told, *self.cluster.given]
+        return options_of(self.release, self.cluster)
 
     def base(self) -> str:
         """The chart's values that are no training's, as YAML. Raises as `run`."""
@@ -238,6 +236,13 @@ class ClusterSession:
 
 
 Session = FolderSession | ClusterSession
+
+
+def options_of(release: str, cluster: Cluster) -> list[str]:
+    """As `ClusterSession.options`."""
+    told = ["--release", release] if release != CHART else []
+    told += ["-n", cluster.namespace] if cluster.namespace != NAMESPACE else []
+    return [*told, *cluster.given]
 
 
 def through_running(cluster: Cluster, run: Run, pods: list[view.Object]) -> PodStorage | None:

@@ -9,7 +9,7 @@ import typer
 
 from launcher.cli import render
 from launcher.cli import runs as runs_of
-from launcher.cli.options import Format, Output, on_a_session, say
+from launcher.cli.options import Format, JobOption, Output, on_a_session, say
 from launcher.cli.problems import UsageError
 from launcher.cli.session import COPY_SECONDS, Session
 
@@ -20,10 +20,11 @@ app = typer.Typer()
 @on_a_session
 def runs(
     session: Session,
+    job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
     """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
-    with session.storage() as storage:
+    with session.storage(job=job) as storage:
         found = runs_of.load(storage)
     if output is Output.json:
         render.print_json([past.as_json() for past in found])
@@ -39,10 +40,11 @@ def compare(
         str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
     ],
     other: Annotated[str, typer.Argument(metavar="B", help="Another one; `output` is the present run.")],
+    job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
-    with session.storage() as storage:
+    with session.storage(job=job) as storage:
         found = runs_of.load(storage)
     both = [runs_of.find(found, name) for name in (one, other)]
     if output is Output.json:

@@ -14,7 +14,7 @@ from launcher.cli import live, render
 from launcher.cli import logs as logs_of
 from launcher.cli import results as results_of
 from launcher.cli import runs as runs_of
-from launcher.cli.options import Format, Output, on_a_session, say
+from launcher.cli.options import Format, JobOption, Output, on_a_session, say
 from launcher.cli.session import COPY_SECONDS, OUTPUT, Session
 from launcher.layout import Output as LayoutOutput
 
@@ -106,10 +106,11 @@ def results(
         str | None,
         typer.Option("--run", metavar="NAME", help="One that was moved aside, as `runs` shows it."),
     ] = None,
+    job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
     """Score and table of passes; with --to a verified copy of model, curve.png, metrics.csv and logs."""
-    with session.storage(seconds=COPY_SECONDS, fresh=to is not None) as storage:
+    with session.storage(seconds=COPY_SECONDS, fresh=to is not None, job=job) as storage:
         folder = OUTPUT
         if run is not None:
             folder = LayoutOutput(Path(runs_of.find(runs_of.load(storage), run).folder))

@@ -3,15 +3,19 @@
 # ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launcher.cli import launching, live, render
+from launcher.cli import launching, live, recipe, render, sweeping
 from launcher.cli.cluster import CHART, NAMESPACE, connect
 from launcher.cli.helm import Helm, find_chart
 from launcher.cli.options import Context, Format, Kubeconfig, Namespace, Output, Release, say
+from launcher.cli.problems import CliError
+from launcher.cli.session import options_of
+from launcher.cli.words import command
 
 app = typer.Typer()
 
@@ -97,7 +101,7 @@ def run(
         keep=keep or Path(f"{release}.values.yaml"),
         replace=replace,
     )
-    made = launching.prepare(asked, helm, say)
+    (made,) = launching.prepare(asked, helm, say)
     done = launching.launch(made, asked, helm, connect(kubeconfig, context, namespace), say)
     if not done.changed:
         say("program, data and values are as they were: nothing new to train")
@@ -112,3 +116,90 @@ def run(
         if not out.is_terminal and view.passes:  # a screen has it
             out.print(render.curves(view.passes))
         print(launching.farewell(done.session, asked.keep))
+
+
+@app.command()
+def sweep(
+    program: Program,
+    grid: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=A,B,…", help="Values to try, of what --set takes; several: all of each."),
+    ],
+    data: Data = None,
+    values: ValuesFiles = None,
+    settings: Settings = None,
+    trainers: Trainers = None,
+    passes: Passes = None,
+    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Trainings side by side.")] = 1,
+    by: Annotated[
+        str | None, typer.Option(metavar="SCORE", help="Which score decides; default: the first one.")
+    ] = None,
+    highest: Annotated[
+        bool | None,
+        typer.Option("--highest/--lowest", help="Whether more of it is better; default: as its name tells."),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the values go; default: JOB.sweep.")
+    ] = None,
+    yes: Yes = False,
+    check: Check = True,
+    chart: Chart = None,
+    base_release: BaseRelease = None,
+    output: Format = Output.text,
+    namespace: Namespace = NAMESPACE,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Train with each combination of a grid, each as a release and job of its own; keep the best release."""
+    helm = Helm(find_chart(chart), namespace, kubeconfig, context)
+    asked = launching.Request(
+        program=program,
+        data=data,
+        values=values or [],
+        settings=settings or [],
+        trainers=trainers,
+        passes=passes,
+        check=check,
+        yes=yes,
+        base_release=base_release,
+        keep=Path(),
+    )
+    combinations = recipe.combinations(grid)
+    made = launching.prepare(asked, helm, say, combinations)
+    folder = keep or Path(f"{made[0].job}.sweep")
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = connect(kubeconfig, context, namespace)
+    named = [launching.numbered(one, number) for number, one in enumerate(made, 1)]
+    trials = [
+        sweeping.Trial(one.job, chosen, one.job) for one, chosen in zip(named, combinations, strict=True)
+    ]
+
+    def launch(trial: sweeping.Trial) -> sweeping.Looked:
+        own = dataclasses.replace(asked, release=trial.release, keep=folder / f"{trial.release}.values.yaml")
+        return launching.launch(named[trials.index(trial)], own, helm, cluster, say).session
+
+    out, _ = render.consoles()
+    terminal = out if output is Output.text and out.is_terminal else None
+    lines = say if output is Output.json else live.to_stdout
+    with sweeping.interrupted(trials, say), sweeping.shower(trials, terminal, lines) as (show, line):
+        sweeping.train(trials, parallel, launch, show, line)
+    try:
+        best, why = sweeping.best(trials, by, highest)
+    except CliError:
+        out.print(sweeping.table(trials))
+        raise
+    others = [trial for trial in trials if trial is not best]
+    for trial in others:
+        helm.uninstall(trial.release)
+    at = options_of(best.release, cluster)
+    if output is Output.json:
+        render.print_json({"best": best.release, "by": why, "trials": [t.as_json() for t in trials]})
+        return
+    out.print(sweeping.table(trials, best))
+    print(f"kept: release {best.release} with {' '.join(best.settings)} ({why}); its values are in {folder}")
+    print(f"  take it home:  {command('results', *at, '--to', f'results/{best.job}')}")
+    if others:
+        print(
+            "uninstalled: the others' releases. Their results stay on the storage, each in its job's folder:"
+        )
+        print(f"  take one home: {command('results', *at, '--job', others[0].job, '--to', 'DIR')}")

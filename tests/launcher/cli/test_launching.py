@@ -80,7 +80,7 @@ def test_a_setting_that_is_none_is_refused(setting: str) -> None:
 
 def test_a_training_is_one_whole_file_of_what_was_asked_for(here: Path) -> None:
     (here / "mine.yaml").write_text("training: {passes: 9, batchSize: 8}\ndata: {format: lines, seed: 3}\n")
-    made = launching.prepare(
+    (made,) = launching.prepare(
         asked(values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1),
         Helm(CHART, "paddle"),
         print,
@@ -93,7 +93,7 @@ def test_a_training_is_one_whole_file_of_what_was_asked_for(here: Path) -> None:
     assert made.values["data"]["source"] == "file://rows.txt"
     assert made.values["trainers"] == 2
     (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
-    again = launching.prepare(asked(), Helm(CHART, "paddle"), print)
+    (again,) = launching.prepare(asked(), Helm(CHART, "paddle"), print)
     assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
 
 
