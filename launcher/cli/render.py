@@ -16,6 +16,7 @@ from rich.text import Text
 from launcher.cli.progress import Progress, Restart
 from launcher.cli.view import DATA_FAILED, JobView, Rank, View
 from launcher.cli.words import command
+from launcher.reporting.figures import at_time, duration, number, rate, scores
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
 _LOST = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that another one will replace
@@ -27,33 +28,6 @@ _RESTING = {
     "stopped": "the run's pods to come back; it goes on from its newest save then",
     "suspended": "the run's Job to be resumed; it goes on from its newest save then",
 }
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people read them: 42 s, 3 min 20 s, 2 h 05 min."""
-    if seconds is None:
-        return "-"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A loss or score, or - if there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def rate(value: float | None) -> str:
-    """Samples per second with thousands separators."""
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def at_time(seconds: float | None) -> str:
-    """A time of day as the pods' logs tell it, in UTC."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
 
 
 def attempt_text(progress: Progress) -> str:
@@ -268,14 +242,6 @@ def progress_bar(progress: Progress) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=50), f"{progress.fraction:4.0%}")
     return grid
-
-
-def scores(values: dict[str, Any]) -> str:
-    """A run's score, as `error 0.1234, …`."""
-    return ", ".join(
-        f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in values.items()
-    )
 
 
 def consoles() -> tuple[Console, Console]:

@@ -16,6 +16,7 @@ from launcher.cli import render, waiting
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import RunFailed, UsageError
 from launcher.cli.view import View
+from launcher.reporting import figures
 
 PAUSE = 2.0  # seconds between two looks at all of them
 HIGHER = ("acc", "auc", "precision", "recall", "f1", "ndcg", "hit", "r2")
@@ -122,7 +123,7 @@ def table(trials: Sequence[Trial], chosen: Trial | None = None) -> RenderableTyp
     for trial in trials:
         view = trial.view
         if view and view.over:
-            said = render.scores(trial.score) or view.cause.partition("\n")[0]
+            said = figures.scores(trial.score) or view.cause.partition("\n")[0]
         else:
             said = render.progress_text(view.progress) if view and view.progress else "-"
         values = [setting.partition("=")[2] for setting in trial.settings]

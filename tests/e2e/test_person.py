@@ -73,7 +73,7 @@ def test_a_person_runs_a_program_follows_it_and_takes_the_model_home(
     assert "Pass=1" in logs.stdout
     taken = person("results", "--to", str(tmp_path / "taken"))
     assert taken.returncode == 0, taken.stderr
-    for name in ("metrics.csv", "curve.png", "run.json"):
+    for name in ("metrics.csv", "curve.png", "report.html", "run.json"):
         ours = (training.output / name).read_bytes()
         assert (
             hashlib.sha256((tmp_path / "taken" / name).read_bytes()).digest() == hashlib.sha256(ours).digest()

@@ -17,6 +17,7 @@ from launcher.cli import runs as runs_of
 from launcher.cli.options import Format, JobOption, Output, on_a_session, say
 from launcher.cli.session import COPY_SECONDS, OUTPUT, Session
 from launcher.layout import Output as LayoutOutput
+from launcher.reporting import figures
 
 app = typer.Typer()
 
@@ -109,7 +110,7 @@ def results(
     job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
-    """Score and table of passes; with --to a verified copy of model, curve.png, metrics.csv and logs."""
+    """Score and table of passes; with --to a verified copy of model, curve, report, metrics and logs."""
     with session.storage(seconds=COPY_SECONDS, fresh=to is not None, job=job) as storage:
         folder = OUTPUT
         if run is not None:
@@ -124,15 +125,17 @@ def results(
     out, _ = render.consoles()
     restarts = f" (restarts: {len(found.restarts)}; `status` tells why)" if found.restarts else ""
     out.print(f"run {found.run_id}: {found.state}{restarts}")
-    out.print(f"score on the test set: {render.scores(found.score) or 'none yet'}")
+    out.print(f"score on the test set: {figures.scores(found.score) or 'none yet'}")
     if found.passes:
         out.print(results_of.pass_table(found.passes))
     if found.exported:
         out.print(f"exported to {found.exported}")
     if to is None:
         out.print(
-            f"on the storage: {found.where}/{folder.root} (model/, curve.png, metrics.csv, node_*/); "
+            f"on the storage: {found.where}/{folder.root} ({', '.join(results_of.COPIED)}, node_*/); "
             "--to DIR copies it"
         )
     else:
         out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
+        if "report.html" in copied:
+            out.print(f"all about it on one page, in any browser: {to / 'report.html'}")

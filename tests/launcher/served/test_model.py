@@ -184,6 +184,7 @@ def test_the_installed_command_brings_all_of_the_launcher_and_the_chart_and_comp
     assert run(command, **typed, _PADDLE_TRAINING_COMPLETE="complete_bash").split() == ["sweep"]
     found = run(sys.executable, "-c", "from launcher.cli import helm; print(helm.find_chart(None))").strip()
     assert Path(found) == site / "launcher" / "charts" / "paddle-training"
+    assert (site / "launcher" / "reporting" / "report.html").is_file()
     for name in ("values.schema.json", "templates/_helpers.tpl", "templates/NOTES.txt"):
         assert (Path(found) / name).is_file(), name
 
