@@ -8,7 +8,7 @@ from html import escape
 
 Point = tuple[float, float]
 WIDTH, HEIGHT = 420.0, 230.0
-LEFT, RIGHT, TOP, BOTTOM = 54.0, 14.0, 12.0, 34.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 12.0, 40.0
 X_TICKS = 8  # at most
 
 
@@ -40,7 +40,7 @@ def curve(
     every = max(1, math.ceil((last - first + 1) / X_TICKS))
     for number in range(round(first), round(last) + 1, every):
         x = place((number, low))[0]
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 16}" text-anchor="middle">{number}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 20}" text-anchor="middle">{number}</text>')
     parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 2}" text-anchor="middle">pass</text>')
     for at, label in marks:
         x = place((at, low))[0]

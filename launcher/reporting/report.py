@@ -96,7 +96,7 @@ def _tiles(run: Values, passes: Sequence[Values]) -> str:
     tiles += [
         ("passes", str(len(passes))),
         ("trainers", str(trainers)),
-        ("samples/s, best pass", f"{speed:,.0f}"),
+        ("best samples/s", f"{speed:,.0f}"),
         ("in all", figures.duration(_seconds(run))),
         ("restarts", str(len(run.get("restarts") or []))),
     ]
@@ -197,7 +197,7 @@ def _restarts(restarts: Sequence[Values]) -> str:
         if rest:
             cause = f"<details><summary>{cause}</summary><pre>{escape(rest)}</pre></details>"
         lines.append(f'<tr><td>{_at(restart.get("at"))}</td><td class="n">{escape(str(restart["attempt"]))}')
-        lines.append(f'</td><td class="text">{cause}</td></tr>')
+        lines.append(f'</td><td class="wide">{cause}</td></tr>')
     head = '<tr><th>when</th><th class="n">attempt</th><th>why it ended</th></tr>'
     return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 
@@ -219,7 +219,7 @@ def _timings(run: Values, passes: Sequence[Values]) -> dict[str, str]:
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], here: int | None = None) -> str:
     """A heading that begins with `>` is of numbers; `here` is the line that stands out."""
-    right = [' class="n"' if head.startswith(">") else ' class="text"' for head in heads]
+    right = [' class="n"' if head.startswith(">") else "" for head in heads]
     top = "".join(
         f"<th{side}>{escape(head.lstrip('>'))}</th>" for head, side in zip(heads, right, strict=True)
     )
@@ -234,7 +234,7 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], here: int | Non
 
 def _pairs(told: Mapping[str, object]) -> str:
     lines = (
-        f'<tr><th scope="row">{escape(key)}</th><td class="text">{escape(str(value))}</td></tr>'
+        f'<tr><th scope="row">{escape(key)}</th><td>{escape(str(value))}</td></tr>'
         for key, value in told.items()
     )
     return f"<table>{''.join(lines)}</table>" if told else ""
