@@ -118,8 +118,8 @@ def _values(
     own: dict[str, Any] = dict(program.values)
     if source is not None:
         own |= source.values
-    elif asked.data is not None:
-        own |= {"data.source": asked.data, "data.sha256": ""}
+    elif asked.data is not None and asked.data != (values.get("data") or {}).get("source"):
+        own |= {"data.source": asked.data, "data.sha256": ""}  # that of another source
     own |= {"trainers": asked.trainers} if asked.trainers else {}
     own |= {"training.passes": asked.passes} if asked.passes else {}
     values = recipe.apply(recipe.merged(values, recipe.nested(own)), asked.settings, defaults)

@@ -173,5 +173,6 @@ def send(storage: Storage, parcel: Parcel, force: bool, say: Callable[[str], Non
             raise CliError(f"{failure[0]}; nothing was changed on the storage.") from error
         raise
     saved = json.loads(told)
-    say(f"{sum(saved.values()):,} bytes in {len(saved)} files, every sha256 as here")
+    count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
+    say(f"{root / parcel.final}: {sum(saved.values()):,} bytes in {count}, every sha256 as here")
     return str(root / parcel.final)

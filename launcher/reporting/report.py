@@ -96,7 +96,7 @@ def _tiles(run: Values, passes: Sequence[Values]) -> str:
     tiles += [
         ("passes", str(len(passes))),
         ("trainers", str(trainers)),
-        ("best samples/s", f"{speed:,.0f}"),
+        ("samples/s", f"{speed:,.0f}"),
         ("in all", figures.duration(_seconds(run))),
         ("restarts", str(len(run.get("restarts") or []))),
     ]

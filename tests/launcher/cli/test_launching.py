@@ -196,6 +196,14 @@ def test_a_new_release_needs_one_to_take_image_and_storage_from(
         launch(api, asked(release="new"), *releases)
 
 
+def test_ctrl_c_ends_the_looking_and_says_how_to_look_again(api: object) -> None:
+    said: list[str] = []
+    session = ClusterSession(FakeCluster(api), "mine", print)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit), launching.interrupted(session, said.append):
+        raise SystemExit(launching.INTERRUPTED)
+    assert "the training goes on. Look again: python -m launcher status --release mine;" in said[0]
+
+
 def test_a_file_of_the_persons_own_is_not_overwritten(api: object, here: Path) -> None:
     (here / "kept.yaml").write_text("trainers: 3\n")
     with pytest.raises(UsageError, match=r"kept\.yaml is there and was not written by `run`"):
