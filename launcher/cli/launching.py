@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,17 @@ def _refuse_another(session: ClusterSession, job: str) -> None:
             f"release {run.release} is at work on job {run.job_name} ({seen.state}), which {job} would end. "
             "Say --replace, or give this one a release of its own with --release NAME."
         )
+
+
+def refuse_taken(cluster: Cluster, releases: Iterable[str]) -> None:
+    """Raises UsageError when one of them is there with a job that is not called as it is: not a sweep's."""
+    for name in releases:
+        session = ClusterSession(cluster, name, lambda _: None)
+        if session.is_there() and (job := session.run().job_name) != name:
+            raise UsageError(
+                f"release {name} in namespace {cluster.namespace} is of job {job}: a sweep would take it. "
+                "Give the sweep another name with --set jobName=NAME."
+            )
 
 
 def _write(keep: Path, values: recipe.Values) -> None:

@@ -170,6 +170,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     cluster = connect(kubeconfig, context, namespace)
     named = [launching.numbered(one, number) for number, one in enumerate(made, 1)]
+    launching.refuse_taken(cluster, [one.job for one in named])
     trials = [
         sweeping.Trial(one.job, chosen, one.job) for one, chosen in zip(named, combinations, strict=True)
     ]

@@ -196,6 +196,13 @@ def test_a_new_release_needs_one_to_take_image_and_storage_from(
         launch(api, asked(release="new"), *releases)
 
 
+def test_a_sweep_takes_no_release_of_another_job(api: object) -> None:
+    cluster = FakeCluster(api, "quick-start", "line-2")
+    launching.refuse_taken(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"release line-2 .* is of job quick-start"):
+        launching.refuse_taken(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+
+
 def test_ctrl_c_ends_the_looking_and_says_how_to_look_again(api: object) -> None:
     said: list[str] = []
     session = ClusterSession(FakeCluster(api), "mine", print)  # type: ignore[arg-type]
