@@ -20,10 +20,11 @@ from launcher.cli.view import exported_to
 from launcher.layout import Output
 from launcher.reader import place
 from launcher.reporting import curve as report
+from launcher.reporting import figures
 from launcher.retry import Retry, TransientError
 from launcher.tarstream import ReaderError, save_tar
 
-COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")
+COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
 TRIES = 3
 
@@ -151,9 +152,9 @@ def pass_table(passes: list[dict[str, Any]]) -> RenderableType:
             str(row["pass"] + 1),
             f"{row['samples']:,}",
             f"{row['seconds']:.1f}",
-            render.rate(row["samples_per_second"]),
-            render.number(row["train_loss"]),
-            *(render.number(row.get(name)) for name in tests),
+            figures.rate(row["samples_per_second"]),
+            figures.number(row["train_loss"]),
+            *(figures.number(row.get(name)) for name in tests),
         ]
         for row in passes
     ]

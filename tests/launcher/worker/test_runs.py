@@ -116,7 +116,7 @@ def test_a_run_leaves_the_old_trainers_tree_and_lines(tmp_path: Path, staged: St
         "both servers hold a share"
     )
     assert (folder / "path.txt").read_text() == f"{folder}\n"
-    assert "Pass=0 Batch=5 samples=" in gang.log()
+    assert "Pass=1 Batch=5 samples=" in gang.log()
     assert ".." in gang.log()
     assert json.loads((tmp_path / "work0" / "progress.json").read_text())["state"] == "done"
     assert "is serving on" in gang.server_log(server=1)
