@@ -107,7 +107,7 @@ def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(trai
 
 
 def shards_are_even_and_whole(training: Training) -> None:
-    """Each shard is what the manifest says, to one line as long as the others, with as many labels of a kind."""
+    """Each shard is what the manifest says, even to one line, with as many labels of a kind."""
     manifest = json.loads((training.job / "manifest.json").read_text())
     assert manifest["dataDigest"] == training.described()["dataDigest"]
     counts = [shard["lines"] for shard in manifest["shards"]]
@@ -123,7 +123,7 @@ def shards_are_even_and_whole(training: Training) -> None:
 
 
 def test_two_releases_of_one_name_train_at_once_and_a_third_begins_with_the_model_of_one(train: Make) -> None:
-    """The third one, by training.initFrom: other data, and a first pass that begins where the other one ended."""
+    """The third, by training.initFrom: other data, and a first pass that begins where the other ended."""
     small = {"trainers": 2, "training": {"passes": 2}}
     one = train("quick_start", **small)
     two = train("recommendation", **small)
