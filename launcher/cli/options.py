@@ -36,7 +36,12 @@ JobOption = Annotated[
     typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
 ]
 Release = Annotated[str, typer.Option(help="Helm release.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
+Namespace = Annotated[
+    str,
+    typer.Option(
+        "--namespace", "-n", envvar="PADDLE_TRAINING_NAMESPACE", help="Namespace of the release."
+    ),
+]
 Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
 ]

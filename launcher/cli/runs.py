@@ -102,6 +102,17 @@ def find(pasts: Sequence[Past], name: str) -> Past:
     raise UsageError(f"{name!r} {why}. There are: {listed}.")
 
 
+def pair(pasts: Sequence[Past], one: str, other: str | None) -> list[Past]:
+    """The two to compare: those so named; without `other` the newest one but `one`. Raises UsageError."""
+    first = find(pasts, one)
+    if other is not None:
+        return [first, find(pasts, other)]
+    second = next((past for past in pasts if past is not first), None)
+    if second is None:
+        raise UsageError(f"there is one run only, {first.name}: nothing to compare it with.")
+    return [first, second]
+
+
 def differing(pasts: Sequence[Past]) -> list[str]:
     """The settings that are not the same in all of them, in the order in which they appear."""
     keys = dict.fromkeys(key for past in pasts for key in past.settings)

@@ -38,15 +38,17 @@ def compare(
     session: Session,
     one: Annotated[
         str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
-    ],
-    other: Annotated[str, typer.Argument(metavar="B", help="Another one; `output` is the present run.")],
+    ] = runs_of.CURRENT,
+    other: Annotated[
+        str | None, typer.Argument(metavar="B", help="Another one; else the newest but A.", show_default=False)
+    ] = None,
     job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
     with session.storage(job=job) as storage:
         found = runs_of.load(storage)
-    both = [runs_of.find(found, name) for name in (one, other)]
+    both = runs_of.pair(found, one, other)
     if output is Output.json:
         render.print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
     else:
