@@ -38,9 +38,7 @@ JobOption = Annotated[
 Release = Annotated[str, typer.Option(help="Helm release.")]
 Namespace = Annotated[
     str,
-    typer.Option(
-        "--namespace", "-n", envvar="PADDLE_TRAINING_NAMESPACE", help="Namespace of the release."
-    ),
+    typer.Option("--namespace", "-n", envvar="PADDLE_TRAINING_NAMESPACE", help="Namespace of the release."),
 ]
 Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")

@@ -39,9 +39,7 @@ def compare(
     one: Annotated[
         str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
     ] = runs_of.CURRENT,
-    other: Annotated[
-        str | None, typer.Argument(metavar="B", help="Another one; else the newest but A.", show_default=False)
-    ] = None,
+    other: Annotated[str | None, typer.Argument(metavar="B", help="Another; else the newest but A.")] = None,
     job: JobOption = None,
     output: Format = Output.text,
 ) -> None:
