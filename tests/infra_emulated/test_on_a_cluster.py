@@ -240,7 +240,9 @@ def test_it_trains_on_the_buckets_data_exports_the_model_and_goes_on_after_a_des
     )
     marker = json.loads(s3.get_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json")["Body"].read())
     model = {str(path.relative_to(output)) for path in (output / "model").rglob("*") if path.is_file()}
-    assert model | {"run.json", "metrics.csv", "curve.png"} == {entry["name"] for entry in marker["files"]}
+    assert model | {"run.json", "metrics.csv", "curve.png", "report.html"} == {
+        entry["name"] for entry in marker["files"]
+    }
     for entry in marker["files"]:
         body = s3.get_object(Bucket=bucket, Key=folder + entry["name"])["Body"].read()
         assert hashlib.sha256(body).hexdigest() == entry["sha256"], entry["name"]
