@@ -21,6 +21,8 @@ from infra.problems import Problem
 SECONDS = 60
 # As the templates write it: `paddle-training.fault` in _validate.tpl.
 _FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
+# As helm tells what the schema refuses.
+_AT = re.compile(r"at '/?([^']*)': (.*)")
 
 
 def available() -> bool:
@@ -44,28 +46,35 @@ def render(values: Mapping[str, Any], release: str, namespace: str, folder: Path
     return done.stderr.strip() if done.returncode else ""
 
 
-def _problem(line: str) -> Problem:
-    found = _FAULT.fullmatch(line)
+def _problem(line: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Problem:
     mend = "correct it in the stack's valuesFiles or values"
-    if found is None:
-        return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
-    key, text, limit, reason, better = found.groups()
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    return Problem(key, value, limit.rstrip(","), reason, better)
+    if found := _FAULT.fullmatch(line):
+        key, text, limit, reason, better = found.groups()
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        return Problem(key, value, limit.rstrip(","), reason, better)
+    if (at := _AT.fullmatch(line)) and at[1]:
+        value, node = values, schema
+        for key in at[1].split("/"):
+            value = value.get(key) if isinstance(value, Mapping) else value
+            node = node.get("properties", {}).get(key, node)
+        return Problem(at[1].replace("/", "."), value, at[2], node.get("description", ""), mend)
+    return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
 
 
-def problems(said: str) -> Iterator[Problem]:
-    """Each fault that helm tells of, from `render`."""
-    lines = [line.removeprefix("- ") for line in said.splitlines() if line.startswith("- ")]
+def problems(said: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Problem]:
+    """Each fault that helm tells of, from `render`; `schema` is the chart's values.schema.json."""
+    lines = [line.strip().removeprefix("- ") for line in said.splitlines() if line.lstrip().startswith("- ")]
+    lines = [line for line in lines if not line.endswith(": validation failed")]
     for line in lines if lines else [said] * (said != ""):
-        yield _problem(line)
+        yield _problem(line, values, schema)
 
 
 def refused(
     values: Mapping[str, Any], release: str, namespace: str, folder: Path, version: str = versions.KUBERNETES
 ) -> list[Problem]:
     """Everything that the chart has against `values`."""
-    return list(problems(render(values, release, namespace, folder, version)))
+    schema = json.loads((folder / CHART / "values.schema.json").read_text(encoding="utf-8"))
+    return list(problems(render(values, release, namespace, folder, version), values, schema))

@@ -17,8 +17,8 @@ from typing import Annotated, NoReturn
 import typer
 from rich.live import Live
 
+from launcher.cli import leftovers, predicting, render, trying, waiting
 from launcher.cli import logs as logs_of
-from launcher.cli import predicting, render, trying, waiting
 from launcher.cli import push as pushing
 from launcher.cli import results as results_of
 from launcher.cli import runs as runs_of
@@ -245,6 +245,9 @@ def clean(
             )
         freed = runs_of.remove(storage, going)
     print(f"removed {names}: {freed:,} bytes are free")
+
+
+typer_app.command("leftovers")(on_a_session(leftovers.command))
 
 
 @typer_app.command()

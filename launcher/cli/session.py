@@ -88,6 +88,11 @@ class ClusterSession:
                 f"chart's: {error!r}. Run helm upgrade with this version of the chart."
             ) from error
 
+    def known_run(self) -> Run | None:
+        """The same, or None when there is no such release (any more)."""
+        found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
+        return self.run() if found is not None else None
+
     def _map(self) -> Mapping[str, str]:
         place = self.cluster.namespace
         found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
@@ -126,6 +131,7 @@ class ClusterSession:
         jobs = self.cluster.items("job", "list the release's Jobs", labels(self.release))
         pods = self.pods()
         state, _ = reasons.job_state(next((job for job in jobs if reasons.name(job) == run.k8s_job), None))
+        leaving = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         seen = assemble.Seen(
             run=run,
             jobs={reasons.name(job): job for job in jobs},
@@ -133,6 +139,7 @@ class ClusterSession:
             events=self._events(run, pods),
             claim=self._claim(run, pods),
             files=self._files(run, pods, state in read_after),
+            ending=leaving and self.cluster.ending(),
         )
         return assemble.of_cluster(seen)
 
