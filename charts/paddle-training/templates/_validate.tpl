@@ -224,6 +224,7 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- include "paddle-training.validate.claimModes" (list .Values.storage.existingClaim.name $claim.spec.accessModes) -}}
 {{- end -}}
 {{- end -}}
+{{- include "paddle-training.validate.released" (lookup "v1" "PersistentVolume" "" (include "paddle-training.volume" .)) -}}
 {{- if .Values.hostPorts -}}
 {{- $namespace := lookup "v1" "Namespace" "" .Release.Namespace | default dict -}}
 {{- include "paddle-training.validate.podSecurity" (list .Release.Namespace (dig "metadata" "labels" "pod-security.kubernetes.io/enforce" "" $namespace)) -}}
@@ -239,5 +240,11 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- define "paddle-training.validate.podSecurity" -}}
 {{- if has (index . 1) (list "baseline" "restricted") -}}
 {{- include "paddle-training.fault" (list "hostPorts" true (printf "false in namespace %s" (index . 0)) (printf "its Pod Security level is %s, which refuses pods with host ports" (index . 1)) (printf "Set hostPorts to false, or: kubectl label namespace %s pod-security.kubernetes.io/enforce=privileged --overwrite" (index . 0))) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "paddle-training.validate.released" -}}
+{{- if eq (dig "status" "phase" "" (. | default dict)) "Released" -}}
+{{- include "paddle-training.fault" (list "storage" .metadata.name "a volume that is free" "the claim that it was bound to is gone, and Kubernetes binds it to no other" (printf "kubectl delete pv %s (what lies on the storage stays), and try again" .metadata.name)) -}}
 {{- end -}}
 {{- end -}}
