@@ -1,6 +1,6 @@
 # Every target works on a bare machine: it first makes the Python environment (outside the clone), then what it needs.
 PYTHON ?= python3
-CONFIG ?= quick_start
+CONFIG ?=
 NODES ?= 3
 CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
@@ -35,7 +35,7 @@ demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation|ctr,
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
 
 try: ## an example trained here and now by three launchers on loopback: no root, no Kubernetes; CONFIG=
-	@$(LOCAL) try --config "$(CONFIG)"
+	@$(LOCAL) try --config "$(or $(CONFIG),quick_start)"
 
 status: ## what runs, and how far the training is
 	@$(LOCAL) status

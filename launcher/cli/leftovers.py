@@ -29,8 +29,9 @@ _OF_THE_OLD = (
     "managedFields",
     "ownerReferences",
 )
-_WRITTEN_LABELS = ("controller-uid", "job-name", "batch.kubernetes.io/controller-uid")
-_WRITTEN_LABELS += ("batch.kubernetes.io/job-name",)
+_WRITTEN_LABELS = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
+}
 
 
 @dataclass(frozen=True)
