@@ -11,7 +11,7 @@ LOCAL = $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs
+.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs package
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -68,6 +68,9 @@ fmt: venv ## format and sort
 docs: tools ## docs/settings.md and the charts' READMEs from their sources
 	@$(RUN) docs/tables.py
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
+
+package: tools ## the charts as archives in build/, the same bytes for the same charts
+	@$(RUN) charts/package.py build
 
 # What stacks of target aws need besides pulumi itself.
 include aws.mk
