@@ -110,8 +110,8 @@ class Training(pulumi.ComponentResource):
             description=f"chart {digest}. {LOST}",
             values={} if manual else args.values,
             reuse_values=True if manual else None,
-            # Helm would forget what a failed upgrade has made. But with wait it is mostly the training that failed,
-            # and its Jobs tell why: `python -m launcher leftovers` removes them.
+            # Helm would forget what a failed upgrade has made. But with wait it is mostly the training that
+            # failed, and its Jobs tell why: `python -m launcher leftovers` removes them.
             cleanup_on_fail=args.wait_seconds is None,
             skip_await=False,
             wait_for_jobs=args.wait_seconds is not None,

@@ -1,4 +1,4 @@
-"""Where things live: the clone (only what .gitignore knows is written there), the cache, and the state of the local cluster."""
+"""Where things live: the clone (only what git ignores is written), the cache, and the local cluster's state."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ KUBERNETES = "1.35.4"
 PULUMI = "3.259.0"
 PROVIDER = "4.25.0"
 _COMPONENT = "k8s.io/component-base/version"
-_HELM = "helm.sh/helm/v3"
 
 
 @dataclass(frozen=True)
@@ -87,16 +86,7 @@ MODULES = (
     ),
     Module("coredns", {"coredns": "github.com/coredns/coredns"}, minutes=3),
     Module(
-        "helm",
-        {"helm": f"{_HELM}/cmd/helm"},
-        {
-            f"{_HELM}/internal/version.version": "v3.19.4",
-            # Without them `helm template` believes in Kubernetes 1.20.
-            f"{_HELM}/pkg/chartutil.k8sVersionMajor": KUBERNETES.split(".", maxsplit=1)[0],
-            f"{_HELM}/pkg/chartutil.k8sVersionMinor": KUBERNETES.split(".")[1],
-            f"{_HELM}/pkg/lint/rules.k8sVersionMajor": KUBERNETES.split(".", maxsplit=1)[0],
-            f"{_HELM}/pkg/lint/rules.k8sVersionMinor": KUBERNETES.split(".")[1],
-        },
+        "helm", {"helm": "helm.sh/helm/v3/cmd/helm"}, {"helm.sh/helm/v3/internal/version.version": "v3.19.4"}
     ),
     Module(
         "pulumi",
