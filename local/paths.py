@@ -1,4 +1,4 @@
-"""Where things live: the clone (only what git ignores is written), the cache, and the local cluster's state."""
+"""Where things live: the clone (only what git ignores is written), the cache, and the cluster's state."""
 
 from __future__ import annotations
 
