@@ -62,7 +62,7 @@ def of(
             state = reasons.job_state(job)[0]
             kept = ""
             if halfway and state in ("running", "suspended"):
-                kept = "an upgrade failed before it made the Job of its values: helm upgrade first"
+                kept = "an upgrade failed before it made the Job of its values: upgrade first"
             found.append(Leftover("job", reasons.name(job), state, kept))
     held = any(one.kept for one in found)
     for kind, things in (("persistent_volume_claim", claims), ("persistent_volume", volumes)):
@@ -148,5 +148,11 @@ def command(
         print(f"job {reasons.name(data)} {done}: the storage holds other data than it made")
     if not found and data is None:
         print("nothing is left over")
+    elif any(one.kept for one in found):
+        at = f"{session.release} -n {cluster.namespace}"
+        print(
+            f"to go back: helm get values {at} --revision N -o yaml > good.yaml; "
+            f"helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
+        )
     elif not remove:
         print("--remove does it; nothing was changed")
