@@ -110,9 +110,11 @@ class Training(pulumi.ComponentResource):
             description=f"chart {digest}. {LOST}",
             values={} if manual else args.values,
             reuse_values=True if manual else None,
-            # Helm would forget what a failed upgrade has made. But with wait it is mostly the training that
-            # failed, and its Jobs tell why: `python -m launcher leftovers` removes them.
+            # Helm would forget what a failed upgrade has made. And it would be the last revision, whose values a
+            # refresh reads: the next up would find nothing to do. Even a rollback that fails has the old ones.
+            # But with wait it is mostly the training that failed, and its Jobs tell why.
             cleanup_on_fail=args.wait_seconds is None,
+            atomic=args.wait_seconds is None,
             skip_await=False,
             wait_for_jobs=args.wait_seconds is not None,
             timeout=READY_SECONDS if args.wait_seconds is None else args.wait_seconds,
