@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
-
-import typer
+from dataclasses import dataclass
+from typing import Any
 
 from launcher.cli import reasons
 from launcher.cli.cluster import Cluster, labels
-from launcher.cli.problems import CliError, UsageError
-from launcher.cli.render import print_json
-from launcher.cli.session import ClusterSession, Session, status_files
+from launcher.cli.problems import CliError
+from launcher.cli.session import ClusterSession, status_files
 from launcher.cli.view import Object, Run
 
 GONE_SECONDS = 120.0  # for an ended Job to disappear with its pods
@@ -95,6 +92,28 @@ def again(job: Object) -> Object:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
 
 
+def look(session: ClusterSession) -> tuple[list[Leftover], Object | None]:
+    """What is left over, and the data Job that must be made again, if any."""
+    cluster = session.cluster
+    run = None if cluster.ending() else session.known_run()
+    jobs = cluster.items("job", "list the release's Jobs", labels(session.release))
+    claims = cluster.items("persistent_volume_claim", "list the release's claims", labels(session.release))
+    found = of(run, jobs, claims, cluster.volumes(session.release))
+    if run is None or not any(reasons.name(job) == run.k8s_data_job for job in jobs):
+        return found, None
+    with session.storage() as storage:
+        return found, replaced_data(run, jobs, status_files(storage)["manifest"])
+
+
+def remove(cluster: Cluster, found: Sequence[Leftover], data: Object | None) -> None:
+    """Remove what need not be kept, and make the data Job again."""
+    for one in found:
+        if not one.kept:
+            cluster.delete(one.kind, one.name)
+    if data is not None:
+        _make_again(cluster, data)
+
+
 def _make_again(cluster: Cluster, job: Object) -> None:
     name = reasons.name(job)
     cluster.delete("job", name)
@@ -104,55 +123,3 @@ def _make_again(cluster: Cluster, job: Object) -> None:
             raise CliError(f"the data Job {name} is still there {GONE_SECONDS:.0f} s after its deletion.")
         time.sleep(0.5)
     cluster.create_job(again(job))
-
-
-def command(
-    session: Session,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove them; else they are only listed.")] = False,
-    output: Annotated[str, typer.Option("--output", "-o", help="text, or json for scripts.")] = "text",
-) -> None:
-    """List, or remove, what a failed upgrade, an uninstall or a deleted namespace left of a release.
-
-    Where a failed upgrade replaced the data, --remove also makes the release's data Job again.
-    """
-    if not isinstance(session, ClusterSession):
-        raise UsageError("--path reads a folder: leftovers are objects of a cluster.")
-    cluster = session.cluster
-    run = None if cluster.ending() else session.known_run()
-    jobs = cluster.items("job", "list the release's Jobs", labels(session.release))
-    claims = cluster.items("persistent_volume_claim", "list the release's claims", labels(session.release))
-    found = of(run, jobs, claims, cluster.volumes(session.release))
-    data = None
-    if run is not None and any(reasons.name(job) == run.k8s_data_job for job in jobs):
-        with session.storage() as storage:
-            data = replaced_data(run, jobs, status_files(storage)["manifest"])
-    if remove:
-        for one in found:
-            if not one.kept:
-                cluster.delete(one.kind, one.name)
-        if data is not None:
-            _make_again(cluster, data)
-    if output == "json":
-        print_json(
-            {
-                "leftovers": [asdict(one) for one in found],
-                "dataJob": data and reasons.name(data),
-                "removed": remove,
-            }
-        )
-        return
-    for one in found:
-        print(f"keeps {one}: {one.kept}" if one.kept else f"{'removed' if remove else 'left over:'} {one}")
-    if data is not None:
-        done = "is made again" if remove else "would be made again"
-        print(f"job {reasons.name(data)} {done}: the storage holds other data than it made")
-    if not found and data is None:
-        print("nothing is left over")
-    elif any(one.kept for one in found):
-        at = f"{session.release} -n {cluster.namespace}"
-        print(
-            f"to go back: helm get values {at} --revision N -o yaml > good.yaml; "
-            f"helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
-        )
-    elif not remove:
-        print("--remove does it; nothing was changed")

@@ -1,0 +1,120 @@
+"""`runs`, `compare`, `clean`: the trainings of one job beside each other; `leftovers` of a release."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from launcher.cli import leftovers as left
+from launcher.cli import reasons, render
+from launcher.cli import runs as runs_of
+from launcher.cli.options import Format, JobOption, Output, on_a_session, say
+from launcher.cli.problems import UsageError
+from launcher.cli.session import COPY_SECONDS, ClusterSession, Session
+
+app = typer.Typer()
+
+
+@app.command()
+@on_a_session
+def runs(
+    session: Session,
+    job: JobOption = None,
+    output: Format = Output.text,
+) -> None:
+    """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
+    with session.storage(job=job) as storage:
+        found = runs_of.load(storage)
+    if output is Output.json:
+        render.print_json([past.as_json() for past in found])
+    else:
+        render.consoles()[0].print(runs_of.runs_table(found) if found else "no run has written there yet")
+
+
+@app.command()
+@on_a_session
+def compare(
+    session: Session,
+    one: Annotated[
+        str, typer.Argument(metavar="A", help="A run's name as `runs` shows it, or its beginning.")
+    ] = runs_of.CURRENT,
+    other: Annotated[str | None, typer.Argument(metavar="B", help="Another; else the newest but A.")] = None,
+    job: JobOption = None,
+    output: Format = Output.text,
+) -> None:
+    """Show the settings in which two runs differ, and their losses and scores pass by pass."""
+    with session.storage(job=job) as storage:
+        found = runs_of.load(storage)
+    both = runs_of.pair(found, one, other)
+    if output is Output.json:
+        render.print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
+    else:
+        render.consoles()[0].print(runs_of.comparison(*both))
+
+
+@app.command()
+@on_a_session
+def clean(
+    session: Session,
+    keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the newest N of them.")] = 5,
+    older_than: Annotated[
+        float, typer.Option(min=0, metavar="DAYS", help="Keep those that ended within so many days.")
+    ] = 0.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Remove runs that were moved aside; never one that a pod uses, nor the present output."""
+    with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
+        found = runs_of.load(storage)
+        going, staying = runs_of.unused(found, keep, older_than, runs_of.read_by_pods(session, found))
+        for past, why in staying:
+            say(f"keeps {past.name}: {why}")
+        if not going:
+            say("nothing to remove")
+            return
+        names = ", ".join(past.name for past in going)
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {names}?", err=True)):
+            raise UsageError(
+                f"{names} would be removed for good; nothing was. Say --yes where nobody can be asked."
+            )
+        freed = runs_of.remove(storage, going)
+    print(f"removed {names}: {freed:,} bytes are free")
+
+
+@app.command()
+@on_a_session
+def leftovers(
+    session: Session,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them; else they are only listed.")] = False,
+    output: Format = Output.text,
+) -> None:
+    """List, or remove, what a failed upgrade, an uninstall or a deleted namespace left of a release.
+
+    Where a failed upgrade replaced the data, --remove also makes the release's data Job again.
+    """
+    if not isinstance(session, ClusterSession):
+        raise UsageError("--path reads a folder: leftovers are objects of a cluster.")
+    found, data = left.look(session)
+    if remove:
+        left.remove(session.cluster, found, data)
+    if output is Output.json:
+        name = reasons.name(data) if data else None
+        render.print_json({"leftovers": [asdict(one) for one in found], "dataJob": name, "removed": remove})
+        return
+    for one in found:
+        print(f"keeps {one}: {one.kept}" if one.kept else f"{'removed' if remove else 'left over:'} {one}")
+    if data is not None:
+        done = "is made again" if remove else "would be made again"
+        print(f"job {reasons.name(data)} {done}: the storage holds other data than it made")
+    if not found and data is None:
+        print("nothing is left over")
+    elif any(one.kept for one in found):
+        at = f"{session.release} -n {session.cluster.namespace}"
+        print(
+            f"to go back: helm get values {at} --revision N -o yaml > good.yaml; "
+            f"helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
+        )
+    elif not remove:
+        print("--remove does it; nothing was changed")
