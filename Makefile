@@ -1,6 +1,6 @@
 # Every target works on a bare machine: it first makes the Python environment (outside the clone), then what it needs.
 PYTHON ?= python3
-CONFIG ?= quick_start
+CONFIG ?=
 NODES ?= 3
 CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
@@ -11,7 +11,7 @@ LOCAL = $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs
+.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs package
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,7 +35,7 @@ demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation|ctr,
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
 
 try: ## an example trained here and now by three launchers on loopback: no root, no Kubernetes; CONFIG=
-	@$(LOCAL) try --config "$(CONFIG)"
+	@$(LOCAL) try --config "$(or $(CONFIG),quick_start)"
 
 status: ## what runs, and how far the training is
 	@$(LOCAL) status
@@ -68,6 +68,9 @@ fmt: venv ## format and sort
 docs: tools ## docs/settings.md and the charts' READMEs from their sources
 	@$(RUN) docs/tables.py
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
+
+package: tools ## the charts as archives in build/, the same bytes for the same charts
+	@$(RUN) charts/package.py build
 
 # What stacks of target aws need besides pulumi itself.
 include aws.mk

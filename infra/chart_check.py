@@ -29,6 +29,8 @@ FACTS = Facts(
 )
 # As the templates write it: `paddle-training.fault` in _validate.tpl.
 _FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
+# As helm tells what the schema refuses.
+_AT = re.compile(r"at '/?([^']*)': (.*)")
 
 
 def template(
@@ -55,23 +57,30 @@ def template(
     )
 
 
-def _problem(line: str) -> Problem:
-    found = _FAULT.fullmatch(line)
+def _problem(line: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Problem:
     mend = "correct it in the stack's valuesFiles or values"
-    if found is None:
-        return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
-    key, text, limit, reason, better = found.groups()
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = text
-    return Problem(key, value, limit.rstrip(","), reason, better)
+    if found := _FAULT.fullmatch(line):
+        key, text, limit, reason, better = found.groups()
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        return Problem(key, value, limit.rstrip(","), reason, better)
+    if (at := _AT.fullmatch(line)) and at[1]:
+        value, node = values, schema
+        for key in at[1].split("/"):
+            value = value.get(key) if isinstance(value, Mapping) else value
+            node = node.get("properties", {}).get(key, node)
+        return Problem(at[1].replace("/", "."), value, at[2], node.get("description", ""), mend)
+    return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
 
 
 def refused(settings: Settings, own: Mapping[str, Any], folder: Path, image: str = "") -> Iterator[Problem]:
     """Each fault that the chart has with the values; the arguments are those of `template`."""
     done = template(settings, own, folder, image)
     said = done.stderr.strip() if done.returncode else ""
-    lines = [line.removeprefix("- ") for line in said.splitlines() if line.startswith("- ")]
+    lines = [line.strip().removeprefix("- ") for line in said.splitlines() if line.lstrip().startswith("- ")]
+    lines = [line for line in lines if not line.endswith(": validation failed")]
+    schema = json.loads((folder / CHART / "values.schema.json").read_text(encoding="utf-8"))
     for line in lines if lines else [said] * (said != ""):
-        yield _problem(line)
+        yield _problem(line, own, schema)

@@ -110,6 +110,12 @@ class Training(pulumi.ComponentResource):
             description=f"chart {digest}. {LOST}",
             values={} if manual else args.values,
             reuse_values=True if manual else None,
+            # Helm would forget what a failed upgrade has made. And that would be the last revision, whose
+            # values a refresh reads, so that the next up had nothing to do: a rollback has the old ones, even
+            # where it fails.
+            # But with wait it is mostly the training that failed, and its Jobs tell why.
+            cleanup_on_fail=args.wait_seconds is None,
+            atomic=args.wait_seconds is None,
             skip_await=False,
             wait_for_jobs=args.wait_seconds is not None,
             timeout=READY_SECONDS if args.wait_seconds is None else args.wait_seconds,

@@ -114,8 +114,8 @@ def sources(
 @app.command()
 def demo(
     config: Annotated[
-        str, typer.Option(help="An example: quick_start, recommendation, ctr.")
-    ] = "quick_start",
+        str, typer.Option(help="An example: quick_start, recommendation, ctr; empty: the stack's own.")
+    ] = "",
     nodes: Nodes = 3,
     cluster_kubeconfig: Annotated[
         str, typer.Option(help="A cluster of your own, instead of the local one.")

@@ -8,6 +8,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,11 +37,12 @@ class Target:
 
 
 def target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
-    """Which cluster is meant.
+    """Which cluster is meant: the named one, else the one of the stack's file.
 
     Raises:
         LocalError: a named kubeconfig that is not there, has no such context, or comes without an image.
     """
+    kept: dict[str, Any] = {} if kubeconfig else stack.settings().get("kubeconfig") or {}
     if not kubeconfig:
         if context:
             raise LocalError(
@@ -48,23 +50,23 @@ def target(kubeconfig: str | None, context: str | None, image: str | None) -> Ta
                 "you name; "
                 "$KUBECONFIG and ~/.kube/config are never used. Add CLUSTER_KUBECONFIG=FILE."
             )
-        return Target(KUBECONFIG, CONTEXT, own=True)
-    file = Path(kubeconfig).expanduser().absolute()
+        if (kept.get("path"), kept.get("context")) == (str(KUBECONFIG), CONTEXT):
+            return Target(KUBECONFIG, CONTEXT, own=True)
+    named = kubeconfig or kept.get("path") or ""
+    file = Path(named).expanduser().absolute()
     try:
         content = yaml.safe_load(file.read_text())
         known = [entry["name"] for entry in content["contexts"]]
     except (OSError, yaml.YAMLError, TypeError, KeyError) as problem:
-        raise LocalError(
-            f"CLUSTER_KUBECONFIG={kubeconfig} cannot be read as a kubeconfig: {problem}"
-        ) from None
-    chosen = context or content.get("current-context") or ""
+        raise LocalError(f"CLUSTER_KUBECONFIG={named} cannot be read as a kubeconfig: {problem}") from None
+    chosen = context or kept.get("context") or content.get("current-context") or ""
     if chosen not in known:
         raise LocalError(
             f"CONTEXT={chosen or '(none)'} is not in {file}, which has {', '.join(known) or 'none'}."
         )
     if file == KUBECONFIG and chosen == CONTEXT:
         return Target(file, chosen, own=True)
-    if not image:
+    if kubeconfig and not image:
         raise LocalError(
             "A cluster of your own needs the launcher's image where its nodes can fetch it: build it with "
             "`docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
@@ -73,8 +75,13 @@ def target(kubeconfig: str | None, context: str | None, image: str | None) -> Ta
 
 
 def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
-    """Run the example `config` to its results."""
-    stack.check_config(config)
+    """Run the example `config` to its results; empty: the one that the stack's file names."""
+    if config:
+        stack.check_config(config)
+    chosen: dict[str, str | list[str]] = (
+        {"valuesFiles": [f"{stack.EXAMPLES}/{config}.yaml"]} if config else {}
+    )
+    config = config or stack.example()
     STATE.mkdir(parents=True, exist_ok=True)
     need_space(STATE, 3, "The demo")
     if where.own:
@@ -86,14 +93,14 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         say.note(
             f"cluster {where.context} of {where.kubeconfig}: its own storage must hold what the example names"
         )
-    stack.refresh(
-        stack.Choices(config=config)
-        if where.own
-        else stack.Choices(config, str(where.kubeconfig), where.context, image)
-    )
+    stack.refresh()
+    chosen |= {"kubeconfig.path": str(where.kubeconfig), "kubeconfig.context": where.context}
+    if image or (where.own and stack.settings()["kubeconfig"].get("path") != str(where.kubeconfig)):
+        chosen["image"] = image or f"{launcher.REPOSITORY}:{{launcher}}"
     env = {**os.environ, **stack.environment(fitting)}
     with say.step("pulumi up -s local"):
         stack.ensure(env, own_pulumi="pulumi" in fitting)
+        stack.choose(env, chosen)
         _pulumi_up(env)
     _launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))
     say.done("the training is complete")
@@ -147,6 +154,8 @@ def _pulumi_up(env: dict[str, str]) -> None:
     command = [
         "pulumi",
         "up",
+        "--stack",
+        stack.STACK,
         "--yes",
         "--skip-preview",
         "--refresh",

@@ -1,4 +1,4 @@
-"""Where things live: the clone (never written), the cache, and the state of the local cluster."""
+"""Where things live: the clone (only what git ignores is written), the cache, and the cluster's state."""
 
 from __future__ import annotations
 

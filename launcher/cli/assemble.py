@@ -34,6 +34,8 @@ class Seen:
     events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     claim: str = ""
     files: Mapping[str, Any] = field(default_factory=dict)
+    ending: bool = False
+    """Whether the namespace is being deleted."""
     log: Sequence[str] = ()
     log_of: str = ""
 
@@ -109,8 +111,19 @@ def _state(
 
 def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[str]:
     run, notes = seen.run, []
+    if seen.ending:
+        notes.append(
+            f"namespace {run.namespace} is being deleted, which waits for ever for pods that their "
+            f"Jobs would replace. To end it: kubectl delete jobs --all -n {run.namespace}"
+        )
     if seen.claim:
         notes.append(seen.claim)
+    there = (seen.files.get("manifest") or {}).get("dataDigest")
+    if data.state == "complete" and there not in (None, run.data_digest):
+        notes.append(
+            f"the storage holds other data than {data.name} made: python -m launcher leftovers --remove -n "
+            f"{run.namespace} --release {run.release} makes it again"
+        )
     if data.state in ("running", "waiting"):
         notes.append(f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else ""))
     if state == "missing":
@@ -127,7 +140,10 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
                 if job.get("metadata", {}).get("deletionTimestamp")
                 else reasons.job_state(job)[0]
             )
-            notes.append(f"an earlier Job of this release is still there: {name} ({going})")
+            notes.append(
+                f"a Job that this release's values do not name is there: {name} ({going}). Is it of a failed "
+                f"upgrade? python -m launcher leftovers -n {run.namespace} --release {run.release}"
+            )
     if seen.files.get("unreadable"):
         notes.append(f"no progress shown: {seen.files['unreadable']}")
     return notes

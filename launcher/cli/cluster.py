@@ -18,6 +18,7 @@ from launcher.cli.problems import CliError, UsageError, api_problem
 NAME_LABEL = "app.kubernetes.io/name"
 RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
+NAMESPACE_LABEL = "paddle-training/namespace"  # of volumes, which are cluster-wide
 CHART = "paddle-training"  # a release's name too, where none is given
 NAMESPACE = "paddle"  # where none is given
 FOLLOW_SECONDS = 24 * 3600.0  # without a line before following a log is given up
@@ -155,6 +156,35 @@ class Cluster:
             return []
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+
+    def volumes(self, release: str) -> list[Object]:
+        """The volumes that a release of this namespace made."""
+        selector = f"{labels(release)},{NAMESPACE_LABEL}={self.namespace}"
+        found = self._json("list_persistent_volume", "list the release's volumes", label_selector=selector)
+        return cast(list[Object], found.get("items", []))
+
+    def ending(self) -> bool:
+        """Whether the namespace is being deleted; False when that may not be asked."""
+        try:
+            found = self._json("read_namespace", "look at the namespace", self.namespace)
+        except UnreachableError:
+            raise
+        except CliError:
+            return False
+        return (found.get("status") or {}).get("phase") == "Terminating"
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object, by the client's name for its kind, and what belongs to it; gone already is
+        well."""
+        inside = () if kind == "persistent_volume" else (self.namespace,)
+        method = f"delete_namespaced_{kind}" if inside else f"delete_{kind}"
+        with contextlib.suppress(NotThereError):
+            doing = f"delete {kind.replace('_', ' ')} {name}"
+            self._json(method, doing, name, *inside, propagation_policy="Background")
+
+    def create_job(self, job: Object) -> None:
+        """Make a Job in this namespace."""
+        self._json("create_namespaced_job", "make the Job again", self.namespace, job)
 
     def create_pod(self, pod: Object) -> None:
         """Make a pod in this namespace."""

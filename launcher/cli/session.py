@@ -109,6 +109,10 @@ class ClusterSession:
                 f"chart's: {error!r}. Run helm upgrade with this version of the chart."
             ) from error
 
+    def known_run(self) -> Run | None:
+        """The same, or None when there is no such release (any more)."""
+        return self.run() if self._find() is not None else None
+
     def _map(self) -> Mapping[str, str]:
         found = self._find()
         if found is None:
@@ -153,6 +157,7 @@ class ClusterSession:
         jobs = self.cluster.items("job", "list the release's Jobs", labels(self.release))
         pods = self.pods()
         state, _ = reasons.job_state(next((job for job in jobs if reasons.name(job) == run.k8s_job), None))
+        leaving = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         seen = assemble.Seen(
             run=run,
             jobs={reasons.name(job): job for job in jobs},
@@ -160,6 +165,7 @@ class ClusterSession:
             events=self._events(run, pods),
             claim=self._claim(run, pods),
             files=self._files(run, pods, state in read_after),
+            ending=leaving and self.cluster.ending(),
             **(self._log(run, pods) if log else {}),
         )
         return assemble.of_cluster(seen)

@@ -53,8 +53,7 @@ def test_a_second_clone_previews_no_changes_and_no_secret_is_readable(
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_PYTHON_CMD": str(python_command(tools)),
         }
-        for name in ("PULUMI_CONFIG_PASSPHRASE_FILE", "PULUMI_OPTION_STACK", "PULUMI_OPTION_CONFIG_FILE"):
-            environment.pop(name, None)
+        environment.pop("PULUMI_CONFIG_PASSPHRASE_FILE", None)
         argv = ["pulumi", *arguments, "--non-interactive", "--stack", "dev"]
         done = subprocess.run(
             argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False

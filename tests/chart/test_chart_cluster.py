@@ -70,6 +70,18 @@ def test_the_api_server_accepts_each_scenario_without_a_warning(files, namespace
     assert "Warning" not in done.stderr, done.stderr
 
 
+def test_the_sample_claim_is_one_that_the_chart_takes(namespaces):
+    file = CHART / "examples" / "claim" / "claim.yaml"
+    done = kubectl(
+        "create", "--dry-run=server", "-o", "json", "-n", namespaces["restricted"], "-f", str(file)
+    )
+    assert done.returncode == 0, done.stderr
+    claim = json.loads(done.stdout)
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    readme = (CHART / "README.md").read_text(encoding="utf-8")
+    assert f"storage.existingClaim.name={claim['metadata']['name']}" in readme
+
+
 def test_a_restricted_namespace_refuses_host_ports_so_the_check_above_is_real(namespaces):
     manifests = render(CHART / "ci" / "host-ports.yaml", namespace=namespaces["restricted"])
     training = next(pod for pod in pods(manifests) if "data" not in pod["metadata"]["name"])

@@ -153,9 +153,10 @@ def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
     for example in EXAMPLES:
         training, data = containers(None, ONE_MACHINE, example)
         told = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
-        told |= {"PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}
+        written = {"PADDLE_LAUNCHER_K8S_JOB": "a-1", "PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}  # by Kubernetes
+        told |= written
         settings = TrainSettings.from_environ(told)
-        cut = DataSettings.from_environ(env(data[0]))
+        cut = DataSettings.from_environ(env(data[0]) | written)
         assert settings.trainers == cut.split_count == 3
         assert settings.data_digest == cut.data_digest
         if example.stem == "recommendation":

@@ -52,6 +52,10 @@ def test_the_run_names_the_objects_that_are_made():
         ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
         # A proxy does not decide the data: the new data Job finds it there.
         ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
+        ({"podLabels": {"team": "a"}}, {"k8sJob", "k8sDataJob"}),
+        ({"podAnnotations": {"a.io/b": "c"}}, {"k8sJob", "k8sDataJob"}),
+        ({"extraVolumes": [{"name": "scratch", "emptyDir": {}}]}, {"k8sJob", "k8sDataJob"}),
+        ({"scheduling": {"annotations": {"a.io/b": "c"}}}, {"k8sJob"}),
         ({"data": {"seed": 8}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"sha256": "0" * 64}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
@@ -69,13 +73,13 @@ def test_the_run_names_the_objects_that_are_made():
         ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),
-        ({"storage": {"size": "1Gi"}}, {"k8sJob", "k8sDataJob", "claim"}),
         # What Kubernetes lets be changed in a Job that exists, or what is in no pod, renames nothing.
         ({"training": {"deadlineSeconds": 5}}, set()),
         ({"ttlSecondsAfterFinished": 100}, set()),
         ({"scheduling": {"suspend": True}}, set()),
         ({"networkPolicy": {"enabled": False}}, set()),
         ({"extraEnv": []}, set()),
+        ({"storage": {"size": "1Gi"}}, set()),
         ({"storage": {"nfs": {"server": "unused"}}}, set()),
         # The same meaning in other words.
         ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -28,6 +29,7 @@ def leaves(values: object, path: str = "") -> list[str]:
     return [path.lstrip(".")]
 
 
+@functools.cache
 def defaults() -> dict:
     return yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 

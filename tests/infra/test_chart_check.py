@@ -25,17 +25,17 @@ def _asked(**keys: Any) -> list[Problem]:
 @pytest.mark.parametrize(
     ("values", "key", "limit"),
     [
-        ({"port": 65535}, "port", "1024 to 65534"),
-        ({"port": 80}, "port", "1024 to"),
+        ({"port": 65535}, "port", "at most 6553"),
+        ({"port": 80}, "port", "got 80, want 1,024"),
         ({"peerPort": 7165}, "peerPort", "outside 7164 to 7165"),
-        ({"peerPort": 65536}, "peerPort", "1024 to 65535"),
-        ({"hostPorts": True, "port": 10249}, "port", "port 10250 stays free"),
-        ({"hostPorts": True, "port": 30000}, "port", "outside 30000 to 32767"),
+        ({"peerPort": 65536}, "peerPort", "want 65,535"),
+        ({"hostPorts": True, "port": 10249}, "port", "ports 10250 to 10250 stay free"),
+        ({"hostPorts": True, "port": 30000}, "port", "ports 30000 to 32767 stay free"),
         ({"gradientNum": 2}, "gradientNum", "trainers, which is 3"),
         ({"data": {"splitCount": 2}}, "data.splitCount", "trainers, which is 3"),
-        ({"jobName": "x" * 46}, "jobName", "45 characters"),
+        ({"jobName": "x" * 46}, "jobName", "does not match pattern"),
         ({"training": {"extraArgs": ["--port=1"]}}, "training.extraArgs", "no value of this chart sets"),
-        ({"data": {"source": "ftp://x/y"}}, "data.source", "s3://BUCKET/PREFIX"),
+        ({"data": {"source": "ftp://x/y"}}, "data.source", "does not match pattern"),
     ],
 )
 def test_values_that_the_chart_refuses_are_told_as_settings_are(values: Any, key: str, limit: str) -> None:
@@ -53,7 +53,16 @@ def test_what_the_schema_refuses_is_passed_on() -> None:
 
 
 def test_all_of_the_charts_faults_are_in_one_message() -> None:
-    assert len(_asked(values={"peerPort": 7165, "jobName": "UPPER"})) == 2
+    assert len(_asked(values={"peerPort": 7165, "gradientNum": 9})) == 2
+
+
+def test_what_the_schema_refuses_inside_is_told_with_its_value_and_what_it_is_for() -> None:
+    found = _asked(values={"jobName": "UPPER", "training": {"stallSeconds": 1}})
+    assert [(problem.key, problem.value) for problem in found] == [
+        ("training.stallSeconds", 1),
+        ("jobName", "UPPER"),
+    ]
+    assert "DNS label of at most 45 characters" in found[1].reason
 
 
 def test_a_cluster_too_old_for_the_chart_is_refused() -> None:

@@ -80,6 +80,7 @@ def test_the_release_has_a_fixed_name_and_a_path_that_every_clone_shares() -> No
     assert release["name"] == "paddle-training"
     assert release["chart"] == "./charts/paddle-training"
     assert release["skipAwait"] is False
+    assert release["cleanupOnFail"] is release["atomic"] is True
     assert release["waitForJobs"] is False
     assert release["values"]["image"].startswith("localhost/paddle-training:")
     assert "{" not in release["values"]["image"]
@@ -114,6 +115,7 @@ def test_the_release_says_what_its_end_loses() -> None:
 def test_waiting_covers_both_deadlines() -> None:
     release = local_stack(release={"wait": True}).one("Release").inputs
     assert release["waitForJobs"] is True
+    assert release["cleanupOnFail"] is release["atomic"] is False, "Jobs of a training that failed tell why"
     assert release["timeout"] >= 3600 + 86400
     assert wait_seconds({"data": {"enabled": False, "deadlineSeconds": 9}, "training": {}}) == wait_seconds(
         {}

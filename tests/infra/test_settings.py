@@ -261,12 +261,13 @@ def test_every_setting_is_described_and_has_its_default_in_one_place() -> None:
 
 @pytest.mark.parametrize("stack", ["dev", "local"])
 def test_the_stacks_that_come_with_the_project_load(stack: str) -> None:
-    written = yaml.safe_load((ROOT / f"Pulumi.{stack}.yaml").read_text())["config"]
+    file = ROOT / {"dev": "Pulumi.dev.yaml", "local": "local/Pulumi.local.yaml"}[stack]
+    written = yaml.safe_load(file.read_text())["config"]
     keys = {
         key.removeprefix("paddle-training:"): value for key, value in written.items() if key != "aws:region"
     }
     assert settings.load(config(region=written.get("aws:region"), **keys)).target in ("aws", "kubeconfig")
-    assert "encryptionsalt" not in (ROOT / f"Pulumi.{stack}.yaml").read_text()
+    assert "encryptionsalt" not in file.read_text()
 
 
 def test_the_pure_modules_import_no_pulumi() -> None:

@@ -40,8 +40,8 @@ def test_a_stock_preview_needs_neither_root_nor_go_nor_local(tmp_path: Path) -> 
     project.mkdir(parents=True)
     for name in ("infra", "charts", "launcher"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__main__.py", "Pulumi.yaml", "Pulumi.local.yaml"):
-        shutil.copy(ROOT / name, project / name)
+    for name in ("__main__.py", "Pulumi.yaml", "local/Pulumi.local.yaml"):
+        shutil.copy(ROOT / name, project)
     config = project / "Pulumi.local.yaml"
     own = "config:\n  paddle-training:namespace: {name: stock-preview}"
     config.write_text(config.read_text().replace("config:", own, 1))

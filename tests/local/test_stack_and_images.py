@@ -1,9 +1,11 @@
-"""The stack's settings copy, the demo's choices, and image archives."""
+"""The stack's own file, what the demo writes into it, and image archives."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
 import tarfile
 
 import pytest
@@ -13,18 +15,64 @@ from local import bootstrap, data, demo, files, stack
 from local.errors import LocalError
 from local.images import archive, base, slim, store
 from local.paths import CLONE
+from local.run import run
 
 
-def test_choices_lie_over_the_clones_stack_file_and_leave_it_alone():
-    original = {"config": {"paddle-training:image": "x", "paddle-training:valuesFiles": ["a.yaml"]}}
-    made = stack.settings(original, stack.Choices(config="recommendation"), "v1:salt")
-    assert made["encryptionsalt"] == "v1:salt"
-    assert made["config"]["paddle-training:valuesFiles"] == [
-        "charts/paddle-training/examples/recommendation.yaml"
-    ]
-    assert made["config"]["paddle-training:image"] == "x"
-    assert original["config"]["paddle-training:valuesFiles"] == ["a.yaml"]
-    assert stack.settings(original, stack.Choices(), None) == original
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A clone with the state folder of a machine of its own."""
+    monkeypatch.setattr(stack, "PULUMI", tmp_path / "pulumi")
+    monkeypatch.setattr(stack, "PASSPHRASE", tmp_path / "passphrase")
+    monkeypatch.setattr(stack, "HOME", tmp_path / "home")
+    made = tmp_path / "clone"
+    (made / "local").mkdir(parents=True)
+    for name in ("Pulumi.yaml", "Pulumi.dev.yaml", "local/Pulumi.local.yaml"):
+        shutil.copy(CLONE / name, made / name)
+    shutil.copytree(CLONE / stack.EXAMPLES, made / stack.EXAMPLES)
+    return made
+
+
+def pulumi(clone, *words):
+    """As a person types it after `eval "$(make -s env)"`."""
+    env = {**os.environ, **stack.environment()}
+    return run(["pulumi", *words, "--non-interactive"], why="the test", env=env, cwd=clone)
+
+
+def test_what_a_person_keeps_in_the_stacks_file_stays_and_other_stacks_have_their_own(clone):
+    stack.refresh(clone)
+    env = {**os.environ, **stack.environment()}
+    stack.ensure(env, own_pulumi=False, clone=clone)
+    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml")
+    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
+    stack.refresh(clone)
+    assert stack.settings(clone)["valuesFiles"] == ["mine.yaml"]
+    with pytest.raises(
+        LocalError, match=r"valuesFiles in .* are \['mine.yaml'\], and not one of the examples"
+    ):
+        stack.example(clone)
+
+    stack.choose(env, {"valuesFiles": [f"{stack.EXAMPLES}/ctr.yaml"], "kubeconfig.context": "other"}, clone)
+    assert stack.example(clone) == "ctr"
+    assert stack.settings(clone)["kubeconfig"]["context"] == "other"
+    assert stack.settings(clone)["values"] == {"trainers": 2}, "what was not chosen stays"
+    assert "# {launcher} is the digest" in stack.file(clone).read_text(), "comments too"
+
+    dev = (clone / "Pulumi.dev.yaml").read_text()
+    pulumi(clone, "stack", "init", "dev")
+    assert (clone / "Pulumi.dev.yaml").read_text().startswith(dev.rstrip()), "but for its salt"
+    assert pulumi(clone, "config", "get", "-s", "dev", "paddle-training:target").strip() == "aws"
+
+
+def test_the_salt_of_a_state_that_was_wiped_is_dropped(clone, tmp_path):
+    stack.refresh(clone)
+    kept = stack.file(clone).read_text()
+    stack.file(clone).write_text(f"{kept}encryptionsalt: v1:a:b\n")
+    stack.refresh(clone)
+    assert "encryptionsalt" in stack.file(clone).read_text()
+    (tmp_path / "passphrase").unlink()
+    os.utime(stack.file(clone), (0, 0))
+    stack.refresh(clone)
+    assert stack.file(clone).read_text() == kept
 
 
 def test_an_unknown_example_is_refused_with_those_there_are():

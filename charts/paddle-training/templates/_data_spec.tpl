@@ -1,38 +1,37 @@
-{{/* All that is immutable in the data Job. Takes (dict "root" $ "job" <its name, or the digest's placeholder>). */}}
+{{/* All that is immutable in the data Job, whose name is a digest of it. */}}
 {{- define "paddle-training.dataSpec" -}}
-{{- $root := .root -}}
-{{- $data := $root.Values.data -}}
+{{- $data := .Values.data -}}
 completionMode: Indexed
 completions: {{ $data.workers | int64 }}
 parallelism: {{ $data.workers | int64 }}
 {{- /* What the launcher does not call final (a lost node, a kill) is tried again; what is done stays done. */}}
 backoffLimitPerIndex: 3
 maxFailedIndexes: 0
-{{ include "paddle-training.podFailurePolicy" $root }}
+{{ include "paddle-training.podFailurePolicy" . }}
 podReplacementPolicy: Failed
 template:
   metadata:
-    labels: {{- include "paddle-training.selectorLabels" (dict "root" $root "component" "data") | nindent 6 }}
+    {{- include "paddle-training.podMetadata" (dict "root" . "component" "data") | nindent 4 }}
   spec:
     automountServiceAccountToken: false
-    {{- include "paddle-training.podCommon" $root | nindent 4 }}
-    {{- with $root.Values.scheduling.tolerations }}
+    {{- include "paddle-training.podCommon" . | nindent 4 }}
+    {{- with .Values.scheduling.tolerations }}
     tolerations: {{- toYaml . | nindent 6 }}
     {{- end }}
     containers:
       - name: prepare
-        {{- include "paddle-training.containerCommon" (dict "root" $root "command" "prepare") | nindent 8 }}
+        {{- include "paddle-training.containerCommon" (dict "root" . "command" "prepare") | nindent 8 }}
         env:
           {{- include "paddle-training.commonEnv" . | nindent 10 }}
           {{- range $name, $value := dict
-            "OUT_DIR" (printf "%s/%s" (trimSuffix "/" $root.Values.jobPath) $root.Values.jobName)
-            "SPLIT_COUNT" (include "paddle-training.splitCount" $root)
+            "OUT_DIR" (printf "%s/%s" (trimSuffix "/" .Values.jobPath) .Values.jobName)
+            "SPLIT_COUNT" (include "paddle-training.splitCount" .)
             "PADDLE_LAUNCHER_DATA_SOURCE" $data.source
             "PADDLE_LAUNCHER_DATA_SHA256" (lower $data.sha256)
             "PADDLE_LAUNCHER_DATA_MEMBER" $data.member
             "PADDLE_LAUNCHER_DATA_TABLES" (toJson $data.tables)
             "PADDLE_LAUNCHER_DATA_FORMAT" $data.format
-            "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" $root)
+            "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" .)
             "PADDLE_LAUNCHER_DATA_HEADER" $data.header
             "PADDLE_LAUNCHER_DATA_COLUMNS" (toJson $data.columns)
             "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
@@ -47,11 +46,7 @@ template:
           {{- end }}
         {{- include "paddle-training.resources" $data.resources | nindent 8 }}
         volumeMounts:
-          - {name: jobpath, mountPath: {{ $root.Values.jobPath | quote }}}
-          - {name: tmp, mountPath: /tmp}
+          {{- include "paddle-training.mounts" . | nindent 10 }}
     volumes:
-      - name: jobpath
-        persistentVolumeClaim: {claimName: {{ include "paddle-training.claim" $root | quote }}}
-      - name: tmp
-        emptyDir: {}
+      {{- include "paddle-training.volumes" . | nindent 6 }}
 {{- end -}}

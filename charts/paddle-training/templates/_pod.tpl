@@ -1,35 +1,45 @@
-{{/* What every pod is told. Takes (dict "root" $ "job" <name of the pod's Job>). */}}
+{{/* What every pod is told. */}}
 {{- define "paddle-training.commonEnv" -}}
 - name: JOB_NAME
-  value: {{ .root.Values.jobName | quote }}
+  value: {{ .Values.jobName | quote }}
 - name: JOB_PATH
-  value: {{ .root.Values.jobPath | quote }}
+  value: {{ .Values.jobPath | quote }}
 - name: JOB_NAMESPACE
-  value: {{ .root.Release.Namespace | quote }}
+  value: {{ .Release.Namespace | quote }}
 - name: PADDLE_LAUNCHER_RELEASE
-  value: {{ .root.Release.Name | quote }}
-- name: PADDLE_LAUNCHER_K8S_JOB
-  value: {{ .job | quote }}
+  value: {{ .Release.Name | quote }}
 - name: PADDLE_LAUNCHER_RUN_ID
-  value: {{ .root.Values.runId | quote }}
+  value: {{ .Values.runId | quote }}
 - name: PADDLE_LAUNCHER_DATA_DIGEST
-  value: {{ include "paddle-training.dataDigest" .root | quote }}
+  value: {{ include "paddle-training.dataDigest" . | quote }}
 - name: PADDLE_LAUNCHER_LOG_FORMAT
-  value: {{ .root.Values.logFormat | quote }}
+  value: {{ .Values.logFormat | quote }}
 - name: PADDLE_LAUNCHER_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: PADDLE_LAUNCHER_POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: PADDLE_LAUNCHER_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-# The Job's own uid, which Kubernetes writes on its pods.
+# The Job's name and uid, as Kubernetes writes them on its pods.
+- name: PADDLE_LAUNCHER_K8S_JOB
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
 - name: PADDLE_LAUNCHER_K8S_JOB_UID
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
 # Libraries keep small files at home, and the pods' user has none in the image.
 - name: HOME
   value: /tmp
-{{- with .root.Values.extraEnv }}
+{{- with .Values.extraEnv }}
 {{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "training" "annotations" <more of them>). */}}
+{{- define "paddle-training.podMetadata" -}}
+labels:
+  {{- include "paddle-training.selectorLabels" . | nindent 2 }}
+  {{- with .root.Values.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.podAnnotations }}
+annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -68,6 +78,26 @@ securityContext:
   allowPrivilegeEscalation: false
   capabilities: {drop: [ALL]}
   readOnlyRootFilesystem: {{ .root.Values.podSecurity.readOnlyRootFilesystem }}
+{{- end -}}
+
+{{/* Volumes of a pod: the shared storage, scratch folders, a person's own. */}}
+{{- define "paddle-training.volumes" -}}
+- name: jobpath
+  persistentVolumeClaim: {claimName: {{ include "paddle-training.claim" . | quote }}}
+- name: tmp
+  emptyDir: {}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Where they are mounted. */}}
+{{- define "paddle-training.mounts" -}}
+- {name: jobpath, mountPath: {{ .Values.jobPath | quote }}}
+- {name: tmp, mountPath: /tmp}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{/* Requests and limits as given. Takes .Values.resources or .Values.data.resources. */}}

@@ -1,23 +1,23 @@
-{{/* What a training pod is told besides. Takes (dict "root" $). */}}
+{{/* What a training pod is told besides. */}}
 {{- define "paddle-training.trainingEnv" -}}
-{{- $v := .root.Values -}}
+{{- $v := .Values -}}
 {{- range $name, $value := dict
-  "TRAIN_CONFIG_DIR" (include "paddle-training.configDir" .root)
-  "PADDLE_LAUNCHER_CONFIG_FILE" (include "paddle-training.configFile" .root)
+  "TRAIN_CONFIG_DIR" (include "paddle-training.configDir" .)
+  "PADDLE_LAUNCHER_CONFIG_FILE" (include "paddle-training.configFile" .)
   "CONF_PADDLE_NIC" $v.nic
   "CONF_PADDLE_PORT" (int64 $v.port)
   "CONF_PADDLE_PORTS_NUM" (int64 $v.portsNum)
   "CONF_PADDLE_PORTS_NUM_SPARSE" (int64 $v.portsNumSparse)
-  "CONF_PADDLE_GRADIENT_NUM" (include "paddle-training.gradientNum" .root)
+  "CONF_PADDLE_GRADIENT_NUM" (include "paddle-training.gradientNum" .)
   "TRAINER_COUNT" (int64 $v.trainerCount)
   "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
-  "PADDLE_LAUNCHER_SERVICE" .root.Release.Name
+  "PADDLE_LAUNCHER_SERVICE" .Release.Name
   "PADDLE_LAUNCHER_FRESH" $v.fresh
   "PADDLE_LAUNCHER_PROGRAM_SHA256" $v.training.programSha256
   "PADDLE_LAUNCHER_RUNTIME" $v.runtime
   "PADDLE_LAUNCHER_RENDEZVOUS" $v.rendezvous
   "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS" (int64 $v.rendezvousSeconds)
-  "PADDLE_LAUNCHER_PEER_PORT" (include "paddle-training.peerPort" .root)
+  "PADDLE_LAUNCHER_PEER_PORT" (include "paddle-training.peerPort" .)
   "PADDLE_LAUNCHER_MODE" $v.training.mode
   "PADDLE_LAUNCHER_PASSES" (int64 $v.training.passes)
   "PADDLE_LAUNCHER_BATCH_SIZE" (int64 $v.training.batchSize)
@@ -83,27 +83,17 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Spread over nodes: wished for, and with hostPorts required, since two pods cannot have one node's port. */}}
+{{/* Where training pods go. They spread over nodes as far as there are any; host ports alone keep them apart for sure. */}}
 {{- define "paddle-training.placement" -}}
-{{- $selector := dict "matchLabels" (include "paddle-training.selectorLabels" (dict "root" . "component" "training") | fromYaml) -}}
-{{- $affinity := deepCopy .Values.scheduling.affinity -}}
-{{- if .Values.hostPorts -}}
-{{- $anti := $affinity.podAntiAffinity | default dict -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $selector -}}
-{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" -}}
-{{- $_ := set $anti $key (append (get $anti $key | default list) $term) -}}
-{{- $_ := set $affinity "podAntiAffinity" $anti -}}
-{{- end -}}
-{{- with $affinity }}
+{{- with .Values.scheduling.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if not .Values.hostPorts }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
     whenUnsatisfiable: ScheduleAnyway
-    labelSelector: {{- toYaml $selector | nindent 6 }}
-{{- end }}
+    labelSelector:
+      matchLabels: {{- include "paddle-training.selectorLabels" (dict "root" . "component" "training") | nindent 8 }}
 {{- with .Values.scheduling.schedulerName }}
 schedulerName: {{ . | quote }}
 {{- end }}

@@ -1,17 +1,19 @@
-"""`runs`, `compare`, `clean`: the trainings of one job beside each other."""
+"""`runs`, `compare`, `clean`: the trainings of one job beside each other; `leftovers` of a release."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
-from launcher.cli import render
+from launcher.cli import leftovers as left
+from launcher.cli import reasons, render
 from launcher.cli import runs as runs_of
 from launcher.cli.options import Format, JobOption, Output, on_a_session, say
 from launcher.cli.problems import UsageError
-from launcher.cli.session import COPY_SECONDS, Session
+from launcher.cli.session import COPY_SECONDS, ClusterSession, Session
 
 app = typer.Typer()
 
@@ -79,3 +81,40 @@ def clean(
             )
         freed = runs_of.remove(storage, going)
     print(f"removed {names}: {freed:,} bytes are free")
+
+
+@app.command()
+@on_a_session
+def leftovers(
+    session: Session,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove them; else they are only listed.")] = False,
+    output: Format = Output.text,
+) -> None:
+    """List, or remove, what a failed upgrade, an uninstall or a deleted namespace left of a release.
+
+    Where a failed upgrade replaced the data, --remove also makes the release's data Job again.
+    """
+    if not isinstance(session, ClusterSession):
+        raise UsageError("--path reads a folder: leftovers are objects of a cluster.")
+    found, data = left.look(session)
+    if remove:
+        left.remove(session.cluster, found, data)
+    if output is Output.json:
+        name = reasons.name(data) if data else None
+        render.print_json({"leftovers": [asdict(one) for one in found], "dataJob": name, "removed": remove})
+        return
+    for one in found:
+        print(f"keeps {one}: {one.kept}" if one.kept else f"{'removed' if remove else 'left over:'} {one}")
+    if data is not None:
+        done = "is made again" if remove else "would be made again"
+        print(f"job {reasons.name(data)} {done}: the storage holds other data than it made")
+    if not found and data is None:
+        print("nothing is left over")
+    elif any(one.kept for one in found):
+        at = f"{session.release} -n {session.cluster.namespace}"
+        print(
+            f"to go back: helm get values {at} --revision N -o yaml > good.yaml; "
+            f"helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
+        )
+    elif not remove:
+        print("--remove does it; nothing was changed")

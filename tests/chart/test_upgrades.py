@@ -1,0 +1,194 @@
+"""Upgrades on a real API server: what stays, what a failed one leaves, and how one gets rid of it.
+
+The pods' image is nowhere, so they wait for ever and cost nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chart_tools import CHART, run, tool
+
+from infra.chart_values import merge
+from launcher.cli import leftovers
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
+VALUES = {
+    "image": "example.org/nowhere:1",
+    "imagePullPolicy": "Never",
+    "trainers": 2,
+    "data": {"enabled": False, "source": "file://lines.txt"},
+    "storage": {"type": "hostPath", "hostPath": {"path": "/srv/paddle"}},
+    "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "32Mi"}},
+}
+ELSEWHERE = {"storage": {"hostPath": {"path": "/srv/elsewhere"}}}
+
+
+def kubectl(*argv: str, stdin: str | None = None) -> str:
+    done = run(tool("kubectl"), *argv, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def until(what: str, seen: Callable[[], Any], seconds: float = 60) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := seen()):
+        assert time.monotonic() < deadline, f"not seen within {seconds:.0f} s: {what}"
+        time.sleep(0.3)
+    return found
+
+
+@dataclass
+class Release:
+    """A release in a namespace of its own."""
+
+    namespace: str
+
+    def upgrade(self, changes: dict[str, Any] | None = None, *words: str) -> str:
+        """`helm upgrade --install`; returns what helm has against it."""
+        argv = [tool("helm"), "upgrade", "--install", "demo", str(CHART), "-n", self.namespace, "-f", "-"]
+        done = run(*argv, *words, stdin=json.dumps(merge(VALUES, changes or {})))
+        return done.stderr if done.returncode else ""
+
+    def items(self, kind: str) -> list[dict[str, Any]]:
+        found = json.loads(kubectl("get", kind, "-n", self.namespace, "-o", "json"))["items"]
+        return list(found)
+
+    def volumes(self) -> set[str]:
+        wanted = f"paddle-training/namespace={self.namespace}"
+        found = json.loads(kubectl("get", "pv", "-l", wanted, "-o", "json"))["items"]
+        return {item["metadata"]["name"] for item in found}
+
+    def pods(self) -> set[str]:
+        return {item["metadata"]["uid"] for item in self.items("pods")}
+
+    def training(self) -> dict[str, Any]:
+        """The Job that the values name."""
+        text = kubectl("get", "configmap", "demo-run", "-n", self.namespace, "-o", "json")
+        name = json.loads(json.loads(text)["data"]["run.json"])["k8sJob"]
+        return dict(json.loads(kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))
+
+    def leftovers(self, *words: str) -> list[dict[str, Any]]:
+        argv = [
+            "python",
+            "-m",
+            "launcher",
+            "leftovers",
+            "-n",
+            self.namespace,
+            "--release",
+            "demo",
+            "-o",
+            "json",
+        ]
+        done = run(*argv, *words)
+        assert done.returncode == 0, done.stderr
+        return list(json.loads(done.stdout)["leftovers"])
+
+
+@pytest.fixture
+def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
+    if not KUBECONFIG.exists():
+        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
+    monkeypatch.setenv("KUBECONFIG", str(KUBECONFIG))
+    made = Release(f"chart-upgrade-{uuid.uuid4().hex[:6]}")
+    kubectl("create", "namespace", made.namespace)
+    yield made
+    run(tool("kubectl"), "delete", "jobs", "--all", "-n", made.namespace)
+    kubectl("delete", "namespace", made.namespace, "--wait=false", "--ignore-not-found")
+
+
+def test_pods_of_an_unchanged_training_keep_their_uid_and_an_admitted_one_stays_admitted(
+    release: Release,
+) -> None:
+    queued = {"scheduling": {"queue": "research", "suspend": True}}
+    assert not release.upgrade(queued)
+    assert release.training()["spec"]["suspend"] is True
+    name = release.training()["metadata"]["name"]
+    # As Kueue admits it.
+    kubectl("patch", "job", name, "-n", release.namespace, "-p", '{"spec":{"suspend":false}}')
+    before = until("pods", lambda: len(release.pods()) == 2 and release.pods())
+    for unchanged in (
+        {},
+        {"storage": {"size": "7Gi"}},
+        {"networkPolicy": {"enabled": False}},
+        {"training": {"deadlineSeconds": 5000}, "ttlSecondsAfterFinished": 100},
+        {},
+    ):
+        assert not release.upgrade({**queued, **unchanged}), unchanged
+        assert release.training()["spec"]["suspend"] is False, unchanged
+        assert release.pods() == before, unchanged
+    (claim,) = release.items("pvc")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
+
+    assert not release.upgrade({**queued, "training": {"passes": 3}})
+    assert release.training()["metadata"]["name"] != name
+    assert release.training()["spec"]["suspend"] is True, "another training waits for its own admission"
+    assert len(release.volumes()) == 1
+
+
+def test_a_failed_upgrade_is_gone_back_from_and_what_it_left_is_removed(release: Release) -> None:
+    assert not release.upgrade()
+    first = release.training()["metadata"]["name"]
+    pods = until("pods", lambda: len(release.pods()) == 2 and release.pods())
+    (volume,) = release.volumes()
+    kubectl("create", "quota", "jobs", "-n", release.namespace, "--hard=count/jobs.batch=1")
+    until("the quota is in force", lambda: release.items("resourcequota")[0].get("status", {}).get("used"))
+
+    assert "exceeded quota" in release.upgrade({"training": {"passes": 3}, **ELSEWHERE}, "--cleanup-on-fail")
+    assert release.volumes() == {volume}, "helm removed what it had made"
+    assert "exceeded quota" in release.upgrade({"training": {"passes": 3}, **ELSEWHERE})
+    assert len(release.volumes()) == 2
+    kept = release.leftovers("--remove")
+    assert [one["name"] for one in kept if one["kind"] == "job"] == [first]
+    assert all(one["kept"] for one in kept), "the training that runs is none, though the values name another"
+    assert release.pods() == pods
+
+    good = run(
+        tool("helm"), "get", "values", "demo", "-n", release.namespace, "--revision", "1", "-o", "json"
+    )
+    argv = [tool("helm"), "upgrade", "demo", str(CHART), "-n", release.namespace, "--reset-values", "-f", "-"]
+    back = run(*argv, stdin=good.stdout)
+    assert back.returncode == 0, back.stderr
+    assert {one["kind"] for one in release.leftovers("--remove")} == {
+        "persistent_volume_claim",
+        "persistent_volume",
+    }
+    until("the other volume is gone", lambda: release.volumes() == {volume})
+    assert release.leftovers() == []
+    assert release.pods() == pods
+
+    again = leftovers.again(release.training())
+    again["metadata"]["name"] += "-again"
+    kubectl("delete", "quota", "jobs", "-n", release.namespace)
+    kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))
+
+
+def test_a_namespace_that_is_deleted_under_a_training_ends_with_its_jobs_and_can_be_made_again(
+    release: Release,
+) -> None:
+    assert not release.upgrade()
+    until("pods", lambda: len(release.pods()) == 2)
+    kubectl("delete", "namespace", release.namespace, "--wait=false")
+    until(
+        "pods are told to go",
+        lambda: all(p["metadata"].get("deletionTimestamp") for p in release.items("pods")),
+    )
+    argv = ["python", "-m", "launcher", "status", "-n", release.namespace, "--release", "demo"]
+    assert f"kubectl delete jobs --all -n {release.namespace}" in " ".join(run(*argv).stdout.split())
+    assert "job" in {one["kind"] for one in release.leftovers("--remove")}
+    kubectl("wait", "--for=delete", f"namespace/{release.namespace}", "--timeout=60s")
+    until("its volume goes with it", lambda: not release.volumes())
+
+    kubectl("create", "namespace", release.namespace)
+    assert not release.upgrade()
+    until("the claim is bound", lambda: release.items("pvc")[0]["status"]["phase"] == "Bound")

@@ -1,0 +1,50 @@
+"""A real OCI registry on loopback, for tests that push."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[str]:
+    """Debian's docker-registry, its storage in `folder`; yields host:port (no TLS) and ends it afterwards."""
+    if shutil.which("docker-registry") is None:
+        pytest.skip("needs Debian's docker-registry (`make tools` installs it)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    config = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}},
+        "http": {"addr": address},
+        "log": {"level": "error"},
+    }
+    (folder / "registry.json").write_text(json.dumps(config))
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+    argv = ["docker-registry", "serve", str(folder / "registry.json")]
+    with (folder / "registry.log").open("wb") as log:
+        process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{address}/v2/", timeout=2).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, (folder / "registry.log").read_text()
+                time.sleep(0.1)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
