@@ -1,6 +1,7 @@
 """DeepFM of program ctr in PyTorch, one process: `python benchmarks/_ctr_torch.py ROWS.npz HIDDEN BATCH`.
 
-Needs nothing but torch and numpy. Prints, of the second pass, {"rate": samples a second, "cpu": microseconds a sample, "loss"} as JSON.
+Needs nothing but torch and numpy. Prints, of the second pass, {"rate": samples a second, "cpu":
+microseconds a sample, "loss"} as JSON.
 """
 
 import itertools
@@ -21,7 +22,7 @@ class DeepFm(nn.Module):
     def __init__(self, known: int, slots: int, counts: int, hidden: list[int]) -> None:
         super().__init__()
         self.table = nn.Embedding(known, WIDTH, sparse=True)
-        nn.init.uniform_(self.table.weight, -0.02, 0.02)
+        nn.init.uniform_(self.table.weight, -0.01, 0.01)
         self.wide = nn.Linear(counts, 1)
         sizes = [slots * (WIDTH - 1) + counts, *hidden]
         layers = [
@@ -47,8 +48,8 @@ def main(file: str, hidden: str, batch: int) -> None:
     data = np.load(file)
     ids, counts, label = (torch.from_numpy(data[name]) for name in ("ids", "counts", "label"))
     model = DeepFm(int(data["known"]), ids.shape[1], counts.shape[1], [int(n) for n in hidden.split(",")])
-    table = torch.optim.SGD([model.table.weight], 0.5)
-    rest = torch.optim.Adam([p for p in model.parameters() if p is not model.table.weight], 0.001)
+    table = torch.optim.SparseAdam([model.table.weight], 0.0005)
+    rest = torch.optim.Adam([p for p in model.parameters() if p is not model.table.weight], 0.0005)
     loss_of = nn.BCEWithLogitsLoss()
     for _ in range(PASSES):
         began, used, total = time.monotonic(), time.process_time(), 0.0

@@ -46,7 +46,7 @@ NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hi
 BATCH = 512
 GAP = 0.005
 FASTER = 1.4
-LEARN = {"rows": 3_000_000, "passes": 1}
+LEARN = {"rows": 1_000_000, "passes": 1}
 
 
 @dataclass
@@ -145,7 +145,10 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
                     flush=True,
                 )
                 say(f"{name}_cpu", sum(ours_cpu), sum(theirs_cpu), "us")
-                print(f"# of which servers: ours {ours_cpu[1]:.1f} us, theirs {theirs_cpu[1]:.1f} us", flush=True)
+                print(
+                    f"# servers' part: {ours_cpu[1]:.1f} us of ours, {theirs_cpu[1]:.1f} of theirs",
+                    flush=True,
+                )
                 shutil.rmtree(place)
                 yield kept
             if ranks == 1:
