@@ -49,7 +49,7 @@ def main(file: str, hidden: str, batch: int) -> None:
     ids, counts, label = (torch.from_numpy(data[name]) for name in ("ids", "counts", "label"))
     model = DeepFm(int(data["known"]), ids.shape[1], counts.shape[1], [int(n) for n in hidden.split(",")])
     table = torch.optim.SparseAdam([model.table.weight], 0.0005)
-    rest = torch.optim.Adam([p for p in model.parameters() if p is not model.table.weight], 0.0005)
+    rest = torch.optim.Adam([p for p in model.parameters() if p is not model.table.weight], 0.002)
     loss_of = nn.BCEWithLogitsLoss()
     for _ in range(PASSES):
         began, used, total = time.monotonic(), time.process_time(), 0.0
