@@ -53,6 +53,7 @@ LEARN = {"rows": 1_000_000, "passes": 1}
 class Bench(Loopback):
     """A gang whose trainers are benchmarks/_ctr_trainer.py."""
 
+    forked: bool = False
     how: str = "ours"
     files: list[str] = field(default_factory=list)
 
@@ -223,7 +224,7 @@ def learning(folder: Path) -> Iterator[bool]:
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
         "CONF_PADDLE_PORT": PORT,
     }
-    gang = Loopback(folder / "gang", data, PROGRAMS / "ctr", values=values)
+    gang = Loopback(folder / "gang", data, PROGRAMS / "ctr", values=values, forked=False)
     codes = gang.run(580)
     if set(codes.values()) != {0}:
         sys.exit(f"three pods failed: {codes}\n{gang.log()[-3000:]}")

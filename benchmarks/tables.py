@@ -69,7 +69,7 @@ def gang(folder: Path, lines: list[str], **values: str) -> Loopback:
     (data / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     (data / "test.txt").write_text("".join(f"{line}\n" for line in lines[:100]))
     few = {"PADDLE_LAUNCHER_LOG_PERIOD": "1000", "PADDLE_LAUNCHER_DOT_PERIOD": "1000"}
-    return Loopback(folder, [data], own, values=few | values)
+    return Loopback(folder, [data], own, values=few | values, forked=False)
 
 
 class Watched:
