@@ -1,9 +1,7 @@
-"""Threads of a trainer, and tables as they grow: memory, saves and loads. One pserver and one trainer.
+"""Tables as they grow: memory, saves and loads. One pserver and one trainer.
 
 `python -m benchmarks.tables [MILLIONS]` prints
 
-- `ctr_threads`: seconds of a pass with two threads a trainer beside one (DeepFM on 26 ids and 13 numbers);
-  a ratio of 0.714 is 1.4 times the speed;
 - `ctr_table_memory_<rule>`: the pserver's megabytes a million ids of width 16, beside Adam's;
 - `ctr_table_save_<how>`: the pservers' CPU seconds to save a million of them, compressed as we do beside
   gzip's own level 6, with the bytes an id that each takes;
@@ -12,13 +10,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import random
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -32,43 +27,8 @@ from benchmarks._lines import say  # noqa: E402
 from launcher.layout import Position  # noqa: E402
 from tests.launcher.worker.loopback import Loopback  # noqa: E402
 
-ROUNDS = 3
-ROWS = 120_000
 TICK = os.sysconf("SC_CLK_TCK")
-DEEP = """
-import numpy as np
-import paddle
-from launcher.worker.interface import Ids, Real
-
-COLUMNS = ("label", "numbers", "ids")
-LABEL = "label"
-
-def inputs(job):
-    return {"label": Real(), "numbers": Real(13), "ids": Ids(26)}
-
-def parse(row, job):
-    return {"label": float(row["label"]), "numbers": [float(x) for x in row["numbers"].split()],
-            "ids": [int(x) for x in row["ids"].split()]}
-
-def network(data, job):
-    found = job.embedding(data["ids"], 16, "vectors")
-    first = paddle.sum(found[:, :, 0], axis=1, keepdim=True)
-    rest = found[:, :, 1:]
-    pairs = paddle.square(paddle.sum(rest, 1)) - paddle.sum(paddle.square(rest), 1)
-    hidden = paddle.concat([paddle.reshape(found, [-1, 26 * 16]), data["numbers"]], axis=1)
-    for number, size in enumerate((64, 32)):
-        hidden = paddle.static.nn.fc(hidden, size, activation="relu", name=f"hidden{number}")
-    score = paddle.static.nn.fc(hidden, 1, name="score") + first + 0.5 * paddle.sum(pairs, 1, keepdim=True)
-    loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, data["label"]))
-    return paddle.nn.functional.sigmoid(score), loss
-
-def metrics(prediction, label):
-    return {"error": float(np.mean((prediction > 0.5) != (label > 0.5)))}
-
-def optimizer(job):
-    return paddle.optimizer.Adam(0.001)
-"""
-WIDE = """
+PROGRAM = """
 import numpy as np
 import paddle
 from launcher.worker.interface import Ids, Real
@@ -100,16 +60,16 @@ def optimizer(job):
 """
 
 
-def gang(folder: Path, program: str, lines: list[str], **values: str) -> Loopback:
+def gang(folder: Path, lines: list[str], **values: str) -> Loopback:
     """One pserver and one trainer on these rows, of which the first 100 are the test set."""
     data, own = folder / "data", folder / "own"
     (data / "tables").mkdir(parents=True)
     own.mkdir()
-    (own / "trainer_config.py").write_text(program)
+    (own / "trainer_config.py").write_text(PROGRAM)
     (data / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     (data / "test.txt").write_text("".join(f"{line}\n" for line in lines[:100]))
     few = {"PADDLE_LAUNCHER_LOG_PERIOD": "1000", "PADDLE_LAUNCHER_DOT_PERIOD": "1000"}
-    return Loopback(folder, [data], own, values=few | values)
+    return Loopback(folder, [data], own, values=few | values, forked=False)
 
 
 class Watched:
@@ -145,32 +105,6 @@ class Watched:
         return self.after - self.before
 
 
-def threads() -> bool:
-    """Prints `ctr_threads`."""
-    rng = random.Random(1)
-    lines = []
-    for _ in range(ROWS):
-        ids = " ".join(str(slot << 32 | int(rng.paretovariate(0.3)) % 100_000 + 1) for slot in range(26))
-        numbers = " ".join(f"{rng.random():.3f}" for _ in range(13))
-        lines.append(f"{rng.randint(0, 1)}\t{numbers}\t{ids}")
-    values = {
-        "PADDLE_LAUNCHER_PASSES": "4",
-        "PADDLE_LAUNCHER_BATCH_SIZE": "512",
-        "PADDLE_LAUNCHER_SAVING_PERIOD": "100",
-    }
-    found: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(ROUNDS):
-        for count, seconds in found.items():
-            with tempfile.TemporaryDirectory() as folder:
-                started = gang(Path(folder), DEEP, lines, **values, TRAINER_COUNT=str(count))
-                Watched(started)
-                rows = list(csv.DictReader(started.output.metrics_csv.open()))
-                seconds.append(statistics.median(float(row["seconds"]) for row in rows[1:]))
-    two, one = (statistics.median(found[count]) for count in (2, 1))
-    print(f"# {ROWS / one:,.0f} samples/s with one thread, {ROWS / two:,.0f} with two", flush=True)
-    return say("ctr_threads", two, one, most=1 / 1.4)
-
-
 def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
     """A run that trains each of so many million ids once, and saves."""
     lines = [str(n) for n in range(int(millions * 1000))]
@@ -179,7 +113,7 @@ def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
         "PADDLE_LAUNCHER_BATCH_SIZE": "100",
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--rule={rule}"]),
     }
-    return Watched(gang(folder, WIDE, lines, **values, **more))
+    return Watched(gang(folder, lines, **values, **more))
 
 
 def tables(millions: float) -> bool:
@@ -225,8 +159,7 @@ def loaded(started: Loopback, millions: float) -> bool:
 def main() -> int:
     """Returns 1 when a limit is not kept."""
     millions = float(sys.argv[1]) if len(sys.argv) > 1 else 2.0
-    kept = [threads(), tables(millions)]
-    return 0 if all(kept) else 1
+    return 0 if tables(millions) else 1
 
 
 if __name__ == "__main__":

@@ -18,7 +18,14 @@ COLUMNS = ("label", *COUNTS, *CATEGORIES)
 LABEL = "label"
 BLANK = {"label": "0"}  # any that parses: what is to be predicted has none
 MODELS = ("deepfm", "wide_deep")
-OPTIONS = {"model": "deepfm", "width": 16, "hidden": "128,64", "learning_rate": 0.002, "spread": 0.01}
+OPTIONS = {
+    "model": "deepfm",
+    "width": 16,
+    "hidden": "64,32",
+    "learning_rate": 0.002,
+    "table_rate": 0.0005,  # of weights and vectors: most ids are rare, and large steps make them noise
+    "spread": 0.01,
+}
 LARGEST = 1e15  # a count above it is a mistake
 SLOTS = tuple((column, number << 40) for number, column in enumerate(CATEGORIES, 1))
 
@@ -77,7 +84,8 @@ def network(data, job):
     if width < 2:
         raise ValueError(f"--width={width}, but it must be at least 2: a weight and a vector")
     slots = len(CATEGORIES)
-    rows = job.embedding(data["ids"], width, "category", spread=job.options["spread"])
+    own = paddle.optimizer.Adam(job.options["table_rate"])
+    rows = job.embedding(data["ids"], width, "category", spread=job.options["spread"], optimizer=own)
     weights, vectors = paddle.split(rows, [1, width - 1], axis=2)
     score = paddle.sum(weights, axis=1) + paddle.static.nn.fc(data["counts"], 1, name="wide")
     if model == "deepfm":  # the sum of the products of all pairs of vectors
