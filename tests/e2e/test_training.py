@@ -8,11 +8,12 @@ import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.e2e import processes
-from tests.e2e.kube import Cluster, Training
+from tests.e2e.kube import Cluster, Serving, Training
 
 pytestmark = pytest.mark.e2e
 
@@ -87,7 +88,9 @@ def test_each_shard_holds_its_own_lines_and_the_manifest_tells_the_truth(train: 
     assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
 
 
-def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: Make) -> None:
+def test_the_same_run_ends_at_once_more_passes_go_on_and_the_served_model_follows(
+    train: Make, cluster: Cluster
+) -> None:
     training = train("quick_start", training={"passes": 1})
     training.upgrade()
     training.complete()
@@ -97,6 +100,8 @@ def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: M
     measured = (
         training.output / "metrics.csv"
     ).read_bytes()  # with each pass's seconds: never the same twice
+    serving = Serving(training)
+    serving.install()
 
     training.upgrade({"runId": "again"})
     again = training.described()
@@ -106,12 +111,31 @@ def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: M
     assert run_json(training.output)["score"] == before["score"]
     assert (training.output / "metrics.csv").read_bytes() == measured, "a complete run is not trained again"
 
+    row = {"text": "what a lovely day"}
+
+    def said() -> Any:
+        """By the package, of the model that lies there now."""
+        asked = cluster.launcher("predict", str(training.output), f"text={row['text']}", "--output", "json")
+        return json.loads(asked.stdout)[0]["prediction"]
+
+    serving.rollout("status")
+    assert json.loads(serving.get("healthz")) == {"status": "ok"}
+    old = serving.predict([row, row])["predictions"]
+    assert old == [pytest.approx(said(), rel=1e-5)] * 2
+    assert "\npaddle_serve_rows_total 2.0\n" in serving.get("metrics")
+
     training.upgrade({"runId": "", "training": {"passes": 2}})
     assert training.described()["dataDigest"] == first["dataDigest"], "more passes fetch no data"
     training.complete()
     assert sha256(training.output / "pass-00000" / "done") == pass_zero, "pass 0 was kept"
     assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
     assert run_json(training.output)["fingerprint"] == before["fingerprint"]
+
+    serving.rollout("restart")
+    serving.rollout("status")
+    [new] = serving.predict([row])["predictions"]
+    assert new == pytest.approx(said(), rel=1e-5)
+    assert abs(new[0] - old[0][0]) > 1e-3, "the second pass taught it something"
 
 
 def test_another_mode_moves_the_old_output_aside_and_a_rollback_brings_it_back(train: Make) -> None:
