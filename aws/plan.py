@@ -45,6 +45,19 @@ class Plan:
     dollars: float
 
 
+@dataclass(frozen=True)
+class Load:
+    """What training makes of one of so many pods."""
+
+    memory_gib: float
+    row_us: float
+    """CPU of a row: of the trainer, and of all servers for it."""
+    rows: float
+    """A second."""
+    network_mb: float
+    """10⁶ bytes a second, sent, and as many received."""
+
+
 def rates(own: Path | None = None) -> dict[str, float]:
     """The rates, with a person's own file over them.
 
@@ -92,6 +105,27 @@ def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
             f"a node leaves {size} to pods, and a pod takes {known['base_mb']:g} MB without ids"
         )
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
+
+
+def wire(batch: float, known: Rates) -> float:
+    """Bytes of a row between a trainer and the servers, both ways."""
+    return known["wire_row"] + known["wire_batch"] / batch
+
+
+def load(pods: int, cores: float, ids: float, batch: float, known: Rates) -> Load:
+    """Each pod has a server and a trainer, which asks all servers in each batch; `ids` are all tables'."""
+    row = known["train_us"] + known["message_us"] * (pods - 1) / batch
+    rows = cores * known["busy"] * 1e6 / row
+    # What a trainer receives others send: with pods that are alike both ways of one are each way of all.
+    return Load(
+        memory_gib=(
+            known["base_mb"] * 1e6 + known["server_mb"] * 1e6 * (pods - 1) + ids / pods * known["id_bytes"]
+        )
+        / capacity.GIB,
+        row_us=row,
+        rows=rows,
+        network_mb=rows * wire(batch, known) * (pods - 1) / pods / 1e6,
+    )
 
 
 def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:

@@ -1,0 +1,169 @@
+"""Traffic, memory and time of a run by its number of pods: what `make plan` reckons with, measured.
+
+`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr on planted
+rows, one trainer and one or eight servers, batches of 512 rows):
+
+- `scale_wire_row`: bytes a row between a trainer and its servers, both ways, but for
+- `scale_wire_batch`: the dense parameters, which go both ways with each batch;
+- `scale_message`: CPU microseconds of both sides, a batch and server;
+- `scale_server_mb`: megabytes that a trainer takes for each server;
+- `scale_foretold`: bytes a row with batches of 4096, beside what follows from the above;
+
+and the table of docs/scale.md (`--table`: nothing else). All traffic of the machine's loopback is counted, so
+it runs in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import paddle
+import psutil
+
+from aws import plan
+from benchmarks._lines import say
+from launcher.programs.ctr import planted
+from launcher.worker import program as programs
+from launcher.worker.network import build
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+
+ROWS = 150_000
+BATCH, LARGE = 512, 4096
+SERVERS = 8
+PODS = (30, 300)
+IDS = 1e9
+CORES = 2.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What was spent when a trainer said that it was at a batch. Seconds of CPU, bytes."""
+
+    batch: int
+    cpu: float
+    wire: float
+    memory: float
+
+
+def measure(folder: Path, data: Path, servers: int, batch: int) -> tuple[float, float, float]:
+    """CPU seconds and bytes on the wire a batch, and bytes of memory of the trainer, in the second pass."""
+    values = {
+        "CONF_PADDLE_PORTS_NUM": str(servers),
+        "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(batch),
+        "PADDLE_LAUNCHER_PASSES": "2",
+    }
+    gang = Loopback(folder, [data], PROGRAMS / "ctr", values=values)
+    progress = gang.settings(0).work.progress
+    seen: list[Sample] = []
+    last = [0]
+
+    def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        try:
+            changed = progress.stat().st_mtime_ns
+            if changed == last[0]:
+                return
+            last[0] = changed
+            state = json.loads(progress.read_text())
+            processes = {name: psutil.Process(process.pid) for name, process in running.items()}
+            cpu = sum(sum(process.cpu_times()[:2]) for process in processes.values())
+            memory = processes["0/trainer"].memory_info().rss
+        except (OSError, ValueError, psutil.Error):
+            return
+        if state["state"] == "training" and state["pass"] == 1 and state["batch"] > 2:
+            seen.append(Sample(state["batch"], cpu, wire(), memory))
+
+    codes = gang.run(600, watch)
+    if set(codes.values()) != {0} or len(seen) < 2:
+        sys.exit(f"{servers} servers: {codes}, {len(seen)} samples\n{gang.log()[-3000:]}")
+    first, end = seen[0], seen[-1]
+    batches = end.batch - first.batch
+    print(f"# {servers} servers, batches of {batch}: {batches} measured", flush=True)
+    shutil.rmtree(folder)
+    return (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches, end.memory
+
+
+def wire() -> float:
+    """Bytes that went over loopback so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return float(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
+
+
+def dense() -> float:
+    """Bytes of the dense parameters of program ctr."""
+    paddle.enable_static()
+    network = build(programs.load(PROGRAMS / "ctr" / "trainer_config.py", Path("/none")), "served")
+    block = network.main.global_block()
+    return 4.0 * sum(math.prod(block.var(name).shape) for name in network.dense())
+
+
+def constants(folder: Path) -> None:
+    """Measures, and prints all lines."""
+    known = plan.rates()
+    data = folder / "data"
+    (data / "tables").mkdir(parents=True)
+    planted.make(data / "train.txt", ROWS)
+    (data / "test.txt").write_text("".join((data / "train.txt").read_text().splitlines(True)[:100]))
+    one, many, large = (
+        measure(folder / "run", data, servers, batch)
+        for servers, batch in ((1, BATCH), (SERVERS, BATCH), (SERVERS, LARGE))
+    )
+    both_ways = 2 * dense()
+    row = (one[1] - both_ways) / BATCH
+    say("scale_wire_row", row, known["wire_row"], " bytes")
+    say("scale_wire_batch", both_ways, known["wire_batch"], " bytes")
+    say("scale_message", 1e6 * (many[0] - one[0]) / (SERVERS - 1), known["message_us"], "us")
+    say("scale_server_mb", (many[2] - one[2]) / (SERVERS - 1) / 1e6, known["server_mb"], "MB")
+    say("scale_foretold", large[1] / LARGE, plan.wire(LARGE, known), " bytes")
+
+
+def table() -> None:
+    """The table of docs/scale.md."""
+    known = plan.rates()
+    columns = [(pods, batch) for pods in PODS for batch in (BATCH, LARGE)]
+    loads = [plan.load(pods, CORES, IDS, batch, known) for pods, batch in columns]
+    print("| pods, batch | " + " | ".join(f"{pods}, {batch}" for pods, batch in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, cells in (
+        ("memory of a pod, GiB", [f"{each.memory_gib:.2f}" for each in loads]),
+        ("CPU of a row, µs", [f"{each.row_us:.0f}" for each in loads]),
+        (
+            "of it for messages to more servers",
+            [f"{1 - known['train_us'] / each.row_us:.0%}" for each in loads],
+        ),
+        ("network of a pod each way, MB/s", [f"{each.network_mb:.0f}" for each in loads]),
+        (
+            "rows a second, all pods",
+            [f"{each.rows * pods:,.0f}" for each, (pods, _) in zip(loads, columns, strict=True)],
+        ),
+    ):
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> int:
+    """Measures in a network namespace of its own. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--table", action="store_true", help="only the table, from aws/rates.yaml")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.table and not given.inside:
+        own = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "benchmarks.scale", "--inside"]
+        return subprocess.run(own, cwd=ROOT, check=False).returncode
+    if given.inside:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+            constants(Path(folder))
+    table()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
