@@ -1,13 +1,13 @@
 """Traffic, memory and time of a run by its number of pods: what `make plan` reckons with, measured.
 
-`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr on planted
-rows, one trainer and one or eight servers, batches of 512 rows):
+`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr, each of the 26
+ids of a row another, one trainer and one or eight servers, batches of 512 rows and of 4096):
 
-- `scale_wire_row`: bytes a row between a trainer and its servers, both ways, but for
-- `scale_wire_batch`: the dense parameters, which go both ways with each batch;
+- `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, both ways: of a row (its ids,
+  vectors and gradients), and of a batch (the dense parameters);
 - `scale_message`: CPU microseconds of both sides, a batch and server;
 - `scale_server_mb`: megabytes that a trainer takes for each server;
-- `scale_foretold`: bytes a row with batches of 4096, beside what follows from the above;
+- `scale_foretold`: bytes a row with batches of 2048, beside what follows from the first two;
 
 and the table of docs/scale.md (`--table`: nothing else). All traffic of the machine's loopback is counted, so
 it runs in a network namespace of its own.
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shutil
 import subprocess
 import sys
@@ -25,18 +24,16 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-import paddle
+import numpy as np
 import psutil
 
 from aws import plan
 from benchmarks._lines import say
 from launcher.programs.ctr import planted
-from launcher.worker import program as programs
-from launcher.worker.network import build
 from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
 
-ROWS = 150_000
-BATCH, LARGE = 512, 4096
+ROWS = 60_000
+BATCH, MIDDLE, LARGE = 512, 2048, 4096
 SERVERS = 8
 PODS = (30, 300)
 IDS = 1e9
@@ -44,17 +41,18 @@ CORES = 2.0
 
 
 @dataclass(frozen=True)
-class Sample:
-    """What was spent when a trainer said that it was at a batch. Seconds of CPU, bytes."""
+class Spent:
+    """CPU seconds of trainer and servers, and bytes that went over loopback."""
 
-    batch: int
+    batches: int
     cpu: float
     wire: float
     memory: float
+    """Bytes of the trainer."""
 
 
-def measure(folder: Path, data: Path, servers: int, batch: int) -> tuple[float, float, float]:
-    """CPU seconds and bytes on the wire a batch, and bytes of memory of the trainer, in the second pass."""
+def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
+    """What a batch takes, in the second pass."""
     values = {
         "CONF_PADDLE_PORTS_NUM": str(servers),
         "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
@@ -63,7 +61,7 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> tuple[float, 
     }
     gang = Loopback(folder, [data], PROGRAMS / "ctr", values=values)
     progress = gang.settings(0).work.progress
-    seen: list[Sample] = []
+    seen: list[Spent] = []
     last = [0]
 
     def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -79,16 +77,16 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> tuple[float, 
         except (OSError, ValueError, psutil.Error):
             return
         if state["state"] == "training" and state["pass"] == 1 and state["batch"] > 2:
-            seen.append(Sample(state["batch"], cpu, wire(), memory))
+            seen.append(Spent(state["batch"], cpu, wire(), memory))
 
     codes = gang.run(600, watch)
     if set(codes.values()) != {0} or len(seen) < 2:
         sys.exit(f"{servers} servers: {codes}, {len(seen)} samples\n{gang.log()[-3000:]}")
-    first, end = seen[0], seen[-1]
-    batches = end.batch - first.batch
-    print(f"# {servers} servers, batches of {batch}: {batches} measured", flush=True)
     shutil.rmtree(folder)
-    return (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches, end.memory
+    first, end = seen[0], seen[-1]
+    batches = end.batches - first.batches
+    print(f"# {servers} servers, batches of {batch}: {batches} measured", flush=True)
+    return Spent(1, (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches, end.memory)
 
 
 def wire() -> float:
@@ -97,12 +95,11 @@ def wire() -> float:
     return float(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
-def dense() -> float:
-    """Bytes of the dense parameters of program ctr."""
-    paddle.enable_static()
-    network = build(programs.load(PROGRAMS / "ctr" / "trainer_config.py", Path("/none")), "served")
-    block = network.main.global_block()
-    return 4.0 * sum(math.prod(block.var(name).shape) for name in network.dense())
+def rows(file: Path) -> None:
+    """Writes rows whose ids nobody else has."""
+    clicks, ids, counts = planted.rows(0, ROWS, day=0, seed=0)
+    ids = np.random.default_rng(1).integers(1, 1 << 32, ids.shape)
+    file.write_text(planted.text(clicks, ids, counts))
 
 
 def constants(folder: Path) -> None:
@@ -110,19 +107,16 @@ def constants(folder: Path) -> None:
     known = plan.rates()
     data = folder / "data"
     (data / "tables").mkdir(parents=True)
-    planted.make(data / "train.txt", ROWS)
+    rows(data / "train.txt")
     (data / "test.txt").write_text("".join((data / "train.txt").read_text().splitlines(True)[:100]))
-    one, many, large = (
-        measure(folder / "run", data, servers, batch)
-        for servers, batch in ((1, BATCH), (SERVERS, BATCH), (SERVERS, LARGE))
-    )
-    both_ways = 2 * dense()
-    row = (one[1] - both_ways) / BATCH
+    runs = ((1, BATCH), (1, MIDDLE), (1, LARGE), (SERVERS, BATCH))
+    small, middle, large, many = (measure(folder / "run", data, *run) for run in runs)
+    row = (large.wire - small.wire) / (LARGE - BATCH)
     say("scale_wire_row", row, known["wire_row"], " bytes")
-    say("scale_wire_batch", both_ways, known["wire_batch"], " bytes")
-    say("scale_message", 1e6 * (many[0] - one[0]) / (SERVERS - 1), known["message_us"], "us")
-    say("scale_server_mb", (many[2] - one[2]) / (SERVERS - 1) / 1e6, known["server_mb"], "MB")
-    say("scale_foretold", large[1] / LARGE, plan.wire(LARGE, known), " bytes")
+    say("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
+    say("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
+    say("scale_server_mb", (many.memory - small.memory) / (SERVERS - 1) / 1e6, known["server_mb"], "MB")
+    say("scale_foretold", middle.wire / MIDDLE, plan.wire(MIDDLE, known), " bytes")
 
 
 def table() -> None:
