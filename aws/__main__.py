@@ -102,14 +102,17 @@ def plan(
         raise CommandError(
             f"rows {rows:g}, GB {gigabytes:g} and passes {passes} must be above 0, ids {ids:g} not below"
         )
-    job, room = plans.Job(rows, gigabytes, passes, ids), plans.node(settings)
-    trainers = int(chart_values.effective(settings, folder).get("trainers", 1))
+    values = chart_values.effective(settings, folder)
+    trainers, batch = int(values.get("trainers", 1)), int(values.get("training", {}).get("batchSize", 256))
+    job, room = plans.Job(rows, gigabytes, passes, ids, batch), plans.node(settings)
     least = max(plans.least_pods(job, room, known), trainers)
     found = [plans.plan(job, settings, least * times, known) for times in (1, 2, 4)]
     table = Table("pods, one a node", *(str(one.pods) for one in found))
     table.add_row(
-        f"memory of a pod, GiB (of {room.memory / 2**30:.1f})", *(f"{p.memory_gib:.1f}" for p in found)
+        f"memory of a pod, GiB (of {room.memory / 2**30:.1f})", *(f"{p.train.memory_gib:.1f}" for p in found)
     )
+    table.add_row("network of a pod each way, MB/s", *(f"{p.train.network_mb:.0f}" for p in found))
+    table.add_row("CPU of a row, µs", *(f"{p.train.row_us:.0f}" for p in found))
     disk = settings.nodes.disk_gib
     small = [f"{p.disk_gib:.0f}{' !!' if p.disk_gib > disk else ''}" for p in found]
     table.add_row(f"disk of a node, GiB (nodes.diskGib {disk}; !! needs more)", *small)
@@ -120,9 +123,12 @@ def plan(
     table.add_row("dollars", *(f"{p.dollars:.2f}" for p in found))
     out.print(table)
     out.print(
-        f"The stack's values have {trainers} trainers. Rates were measured on one machine (aws/rates.yaml): a"
+        f"The stack's values have {trainers} trainers and batches of {batch}. Rates were measured on one"
     )
-    out.print("network between pods costs more. After a run, make plan AFTER=results says what it was.")
+    out.print(
+        "machine (aws/rates.yaml): a network costs more. After a run, make plan AFTER=results says what it"
+    )
+    out.print("was.")
 
 
 def _cell(part: costs.Part | None) -> str:

@@ -1,7 +1,7 @@
 """Traffic, memory and time of a run by its number of pods: what `make plan` reckons with, measured.
 
-`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr, each of the 26
-ids of a row another, one trainer and one or eight servers, batches of 512 rows and of 4096):
+`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr, all ids of
+a batch different, one trainer and one or eight servers, batches of 512 rows and of 4096):
 
 - `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, both ways: of a row (its ids,
   vectors and gradients), and of a batch (the dense parameters);
@@ -123,7 +123,8 @@ def table() -> None:
     """The table of docs/scale.md."""
     known = plan.rates()
     columns = [(pods, batch) for pods in PODS for batch in (BATCH, LARGE)]
-    loads = [plan.load(pods, CORES, IDS, batch, known) for pods, batch in columns]
+    jobs = [plan.Job(rows=0, gigabytes=0, passes=1, ids=IDS, batch=batch) for _, batch in columns]
+    loads = [plan.load(pods, CORES, job, known) for (pods, _), job in zip(columns, jobs, strict=True)]
     print("| pods, batch | " + " | ".join(f"{pods}, {batch}" for pods, batch in columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for name, cells in (
