@@ -32,7 +32,7 @@ from benchmarks._lines import say
 from launcher.programs.ctr import planted
 from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
 
-ROWS = 60_000
+ROWS = 40_000
 BATCH, MIDDLE, LARGE = 512, 2048, 4096
 SERVERS = 8
 PODS = (30, 300)
