@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import values
+from . import lean, values
 from .errors import ModelError, RowError, ServedError
 
 Arrays = dict[str, NDArray[Any]]
@@ -130,7 +130,8 @@ def _load(path: Path, interface: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))  # stays: a program may import its files later on
         try:
             sys.modules[INTERFACE] = sys.modules[f"{name}.interface"] = _import(interface, INTERFACE)
-            return _import(path, name)
+            with lean.stand_in():
+                return _import(path, name)
         finally:
             for key in own:
                 sys.modules.pop(key, None)

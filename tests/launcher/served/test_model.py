@@ -167,7 +167,14 @@ def test_an_installed_package_needs_nothing_of_the_launcher(made: SimpleNamespac
         "import importlib.util, sys\n"
         "from paddle_served import Model\n"
         "assert importlib.util.find_spec('launcher') is None\n"
-        f"print(Model({str(made.folder)!r}).predict([{{'words': '5 77', 'size': 0.5}}])[0].tolist())\n"
+        f"model, rows = Model({str(made.folder)!r}), [{{'words': '5 77', 'size': 0.5}}]\n"
+        "before = model.predict(rows)[0].tolist()\n"
+        "assert 'paddle.nn' not in sys.modules, 'half of the start'\n"
+        "assert model.program.module.paddle.to_tensor([1.0, 2.0]).sum() == 3, 'for a program that uses it'\n"
+        "import paddle.nn\n"
+        "assert paddle.nn.functional.relu(paddle.to_tensor([-1.0])).item() == 0\n"
+        "assert model.predict(rows)[0].tolist() == before\n"
+        "print(before)\n"
         "assert not {m.split('.')[0] for m in sys.modules} & {'fastapi', 'uvicorn', 'prometheus_client'}\n"
     )
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site)}
