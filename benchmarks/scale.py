@@ -58,6 +58,7 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
         "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(batch),
         "PADDLE_LAUNCHER_PASSES": "2",
+        "PADDLE_LAUNCHER_SAVING_PERIOD": "2",
     }
     gang = Loopback(folder, [data], PROGRAMS / "ctr", values=values)
     progress = gang.settings(0).work.progress
@@ -76,11 +77,15 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
             memory = processes["0/trainer"].memory_info().rss
         except (OSError, ValueError, psutil.Error):
             return
-        if state["state"] == "training" and state["pass"] == 1 and state["batch"] > 2:
-            seen.append(Spent(state["batch"], cpu, wire(), memory))
+        if state["pass"] == 1 and state["batch"] > 2:
+            if state["state"] == "training":
+                seen.append(Spent(state["batch"], cpu, wire(), memory))
+            else:  # what comes now is not asked for
+                for process in running.values():
+                    process.kill()
 
     codes = gang.run(600, watch)
-    if set(codes.values()) != {0} or len(seen) < 2:
+    if len(seen) < 2:
         sys.exit(f"{servers} servers: {codes}, {len(seen)} samples\n{gang.log()[-3000:]}")
     shutil.rmtree(folder)
     first, end = seen[0], seen[-1]
