@@ -117,7 +117,7 @@ def load(pods: int, cores: float, job: Job, known: Rates) -> Load:
     """Each pod has a server and a trainer, which asks all servers in each batch."""
     row = known["train_us"] + _messages(pods, job.batch, known)
     rows = cores * known["busy"] * 1e6 / row
-    memory = (known["base_mb"] + known["server_mb"] * (pods - 1)) * 1e6 + job.ids / pods * known["id_bytes"]
+    memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
     # What a trainer receives others send: with pods that are alike both ways of one are each way of all.
     network = rows * wire(job.batch, known) * (pods - 1) / pods
     return Load(memory_gib=memory / capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)

@@ -6,7 +6,7 @@ a batch different, one trainer and one or eight servers, batches of 512 rows and
 - `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, both ways: of a row (its ids,
   vectors and gradients), and of a batch (the dense parameters);
 - `scale_message`: CPU microseconds of both sides, a batch and server;
-- `scale_server_mb`: megabytes that a trainer takes for each server;
+- `scale_memory`: megabytes of a trainer with eight servers, beside one;
 - `scale_foretold`: bytes a row with batches of 2048, beside what follows from the first two;
 
 and the table of docs/scale.md (`--table`: nothing else). All traffic of the machine's loopback is counted, so
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from benchmarks._lines import say
 from launcher.programs.ctr import planted
 from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
 
-ROWS = 40_000
+ROWS = 80_000
 BATCH, MIDDLE, LARGE = 512, 2048, 4096
 SERVERS = 8
 PODS = (30, 300)
@@ -77,10 +78,9 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
             memory = processes["0/trainer"].memory_info().rss
         except (OSError, ValueError, psutil.Error):
             return
-        if state["pass"] == 1 and state["batch"] > 2:
-            if state["state"] == "training":
-                seen.append(Spent(state["batch"], cpu, wire(), memory))
-            else:  # what comes now is not asked for
+        if state["pass"] == 1 and state["state"] != "testing":  # which begins while pushes are under way
+            seen.append(Spent(state["batch"], cpu, wire(), memory))
+            if state["state"] == "saving":  # what comes now is not asked for
                 for process in running.values():
                     process.kill()
 
@@ -90,8 +90,10 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
     shutil.rmtree(folder)
     first, end = seen[0], seen[-1]
     batches = end.batches - first.batches
-    print(f"# {servers} servers, batches of {batch}: {batches} measured", flush=True)
-    return Spent(1, (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches, end.memory)
+    cpu, sent = (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches
+    load = os.getloadavg()[0]
+    print(f"# {servers} servers, {batches} batches of {batch}: {1e3 * cpu:.2f} ms CPU each, load {load:.1f}")
+    return Spent(1, cpu, sent, end.memory)
 
 
 def wire() -> float:
@@ -120,7 +122,7 @@ def constants(folder: Path) -> None:
     say("scale_wire_row", row, known["wire_row"], " bytes")
     say("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
     say("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
-    say("scale_server_mb", (many.memory - small.memory) / (SERVERS - 1) / 1e6, known["server_mb"], "MB")
+    say("scale_memory", many.memory / 1e6, small.memory / 1e6, "MB")
     say("scale_foretold", middle.wire / MIDDLE, plan.wire(MIDDLE, known), " bytes")
 
 
