@@ -230,11 +230,13 @@ def loaded(started: Loopback, millions: float) -> bool:
 
 def loading(gang: Loopback) -> float:
     """Seconds in which a run's tables come to the servers; it is ended then."""
+    progress = gang.root / "work0" / "progress.json"
+    progress.unlink(missing_ok=True)  # an earlier attempt's
     found: list[float] = []
 
     def look(running: dict[str, subprocess.Popen[bytes]]) -> None:
         with contextlib.suppress(OSError, ValueError):
-            marks = json.loads((gang.root / "work0" / "progress.json").read_text())["marks"]
+            marks = json.loads(progress.read_text())["marks"]
             if "loaded" in marks and not found:
                 found.append(marks["loaded"] - marks["met"])
                 for process in running.values():
