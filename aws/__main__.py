@@ -91,14 +91,17 @@ def show_plan(
     if min(rows, gigabytes, passes) <= 0 or ids < 0:
         said = f"rows {rows:g}, GB {gigabytes:g} and passes {passes} must be above 0, ids {ids:g} not below"
         raise CommandError(said)
-    job, room = plan.Job(rows, gigabytes, passes, ids), plan.node(settings)
-    trainers = int(chart_values.effective(settings, FOLDER).get("trainers", 1))
+    values = chart_values.effective(settings, FOLDER)
+    trainers, batch = int(values.get("trainers", 1)), int(values.get("training", {}).get("batchSize", 256))
+    job, room = plan.Job(rows, gigabytes, passes, ids, batch), plan.node(settings)
     least = max(plan.least_pods(job, room, known), trainers)
     found = [plan.plan(job, settings, least * times, known) for times in (1, 2, 4)]
     disk = settings.nodes.disk_gib
     table = Table("pods, one a node", *(str(one.pods) for one in found))
     memory = f"memory of a pod, GiB (of {room.memory / 2**30:.1f})"
-    table.add_row(memory, *(f"{one.memory_gib:.1f}" for one in found))
+    table.add_row(memory, *(f"{one.train.memory_gib:.1f}" for one in found))
+    table.add_row("network of a pod each way, MB/s", *(f"{one.train.network_mb:.0f}" for one in found))
+    table.add_row("CPU of a row, µs", *(f"{one.train.row_us:.0f}" for one in found))
     small = [f"{one.disk_gib:.0f}{' !!' if one.disk_gib > disk else ''}" for one in found]
     table.add_row(f"disk of a node, GiB (nodes.diskGib {disk}; !! needs more)", *small)
     for step in found[0].hours:
@@ -108,9 +111,9 @@ def show_plan(
     table.add_row("dollars", *(f"{one.dollars:.2f}" for one in found))
     out.print(table)
     out.print(
-        f"The stack's values have {trainers} trainers. The rates of aws/rates.yaml are of one machine: a"
+        f"The stack's values have {trainers} trainers and batches of {batch}. The rates of aws/rates.yaml are"
     )
-    out.print("network between pods costs more. After a run, make plan AFTER=results says what it was.")
+    out.print("of one machine: a network costs more. After a run, make plan AFTER=results says what it was.")
 
 
 @app.command("push")

@@ -26,12 +26,26 @@ SYSTEM_GIB = 12.0
 
 @dataclass(frozen=True)
 class Job:
-    """`gigabytes` of the source (10⁹ bytes), `ids` different ones over all tables."""
+    """`gigabytes` of the source (10⁹ bytes), `ids` different ones over all tables, `batch` of a trainer."""
 
     rows: float
     gigabytes: float
     passes: int
     ids: float
+    batch: int = 256
+
+
+@dataclass(frozen=True)
+class Load:
+    """What training makes of one of so many pods."""
+
+    memory_gib: float
+    row_us: float
+    """CPU of a row: of the trainer, and of all servers for it."""
+    rows: float
+    """A second."""
+    network_mb: float
+    """10⁶ bytes a second, sent, and as many received."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Plan:
     """For one number of pods, each on its own node. GiB are of one pod, hours and dollars of the whole."""
 
     pods: int
-    memory_gib: float
+    train: Load
     disk_gib: float
     hours: dict[str, float]
     dollars: float
@@ -90,14 +104,35 @@ def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
 
 
+def wire(batch: float, known: Rates) -> float:
+    """Bytes of a row between a trainer and the servers, both ways."""
+    return known["wire_row"] + known["wire_batch"] / batch
+
+
+def load(pods: int, cores: float, job: Job, known: Rates) -> Load:
+    """Each pod has a server and a trainer, which asks all servers in each batch."""
+    row = known["train_us"] + _messages(pods, job.batch, known)
+    rows = cores * known["busy"] * 1e6 / row
+    memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
+    # What a trainer receives others send: with pods that are alike both ways of one are each way of all.
+    network = rows * wire(job.batch, known) * (pods - 1) / pods
+    return Load(memory_gib=memory / capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)
+
+
+def _messages(pods: int, batch: float, known: Rates) -> float:
+    """CPU µs of a row for all servers but one, which is in train_us."""
+    return known["message_us"] * (pods - 1) / batch
+
+
 def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
     """What `job` takes with that many pods, one a node, while the stack is up for it only."""
     cores = max(1.0, node(settings).cpu)
+    train = load(pods, cores, job, known)
     rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
     hours = {
         "data": source / (known["split_mb"] * 1e6) / 3600,
         "parsing": rows * known["parse_us"] / 1e6 / cores / 3600,
-        "training": rows * job.passes * known["train_us"] / 1e6 / (cores * known["busy"]) / 3600,
+        "training": rows * job.passes / train.rows / 3600,
         "saves": ids * job.passes * known["save_us"] / 1e6 / 3600,
     }
     usage, saved = cost.prices()["gb"], job.ids * job.passes * known["save_bytes"]
@@ -105,7 +140,7 @@ def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
     moved = (source + saved) / GB * (usage["efs_read"] + usage["efs_write"])
     return Plan(
         pods=pods,
-        memory_gib=(known["base_mb"] * 1e6 + ids * known["id_bytes"]) / capacity.GIB,
+        train=train,
         disk_gib=SYSTEM_GIB + source * (1 + known["record_bytes"]) / pods / capacity.GIB,
         hours=hours,
         dollars=sum(hours.values()) * cost.total(cost.parts(settings, pods)) + moved,
@@ -128,7 +163,8 @@ def spent(results: Path, settings: Settings, known: Rates) -> tuple[int, float, 
         samples, busy = (sum(float(row[name]) for row in rows) for name in ("samples", "seconds"))
         pods = len({row["rank"] for row in rows})
         cores = max(1.0, node(settings).cpu)
-        train_us = busy * cores * known["busy"] / samples * 1e6
+        batch = int(run["fingerprint"]["batchSize"])
+        train_us = busy * cores * known["busy"] / samples * 1e6 - _messages(pods, batch, known)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         said = " ".join(str(error).split())
         raise CommandError(

@@ -5,8 +5,8 @@
 - `export_cpu`: CPU of the trainers an id, all of the export, beside the look-up alone (the transfer). The
   rest has a limit of 1 us. Two servers and two trainers on loopback, ids of 64 bits, width 16.
 - `export_wall`: seconds a million ids, scoring in a process of its own included, beside the save before it.
-- `serve_start`: `python -m launcher serve` until it answers, beside `import paddle` alone in a new process;
-  limit 2 s.
+- `serve_start`: `python -m launcher serve` until it has answered a row, beside `import paddle` alone in a new
+  process; limit 2 s.
 - `serve_open`: of it, what opening the model takes (mapped files, the network, the program) when its files
   were read before, beside the first time.
 - `serve_rows`: predictions a second and core of parsed rows (DeepFM: 26 ids, 13 counts), beside the network
@@ -188,8 +188,8 @@ def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -
     return wall(lambda: model.answer([next(singles)]), 400)
 
 
-def start(folder: Path) -> tuple[subprocess.Popen[bytes], int, float]:
-    """The server, its port, and the seconds until it answered."""
+def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], int, float]:
+    """The server, its port, and the seconds until it had answered a row."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -199,14 +199,20 @@ def start(folder: Path) -> tuple[subprocess.Popen[bytes], int, float]:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while True:
         try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            connection.request("GET", "/healthz")
-            connection.getresponse().read()
+            ask(http.client.HTTPConnection("127.0.0.1", port, timeout=10), json.dumps({"rows": [row]}))
             return process, port, time.perf_counter() - began
         except OSError:
             if process.poll() is not None:
                 sys.exit("the server ended")
             time.sleep(0.01)
+
+
+def ask(connection: http.client.HTTPConnection, body: str) -> None:
+    """One request, answered."""
+    connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    said = answer.read()
+    assert answer.status == 200, said
 
 
 def spent(pid: int) -> float:
@@ -219,26 +225,19 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
     """Prints start and latency."""
     starts = []
     for _ in range(3):
-        process, port, seconds = start(folder)
+        process, port, seconds = start(folder, rows(1, 5)[0])
         starts.append(seconds)
         if len(starts) < 3:
             process.kill()
             process.wait()
     imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
-    print(f"# CPU seconds until it answers: {spent(process.pid):.2f}")
+    print(f"# CPU seconds until it had answered: {spent(process.pid):.2f}")
     kept = say("serve_start", statistics.median(starts), imports, "s", limit=2)
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         bodies = iter([json.dumps({"rows": [row]}) for row in rows(1200, 4)])
-
-        def ask() -> None:
-            connection.request("POST", "/predict", next(bodies), {"Content-Type": "application/json"})
-            answer = connection.getresponse()
-            assert answer.status == 200, answer.read()
-            answer.read()
-
-        wall(ask, 200)
-        asked = wall(ask, 1000)
+        wall(lambda: ask(connection, next(bodies)), 200)
+        asked = wall(lambda: ask(connection, next(bodies)), 1000)
     finally:
         process.kill()
         process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,8 +14,7 @@ from typing import Any
 import yaml
 
 from launcher.programs.ctr import planted, scores
-from launcher.served import Model
-from local import data, say, stack
+from local import data, say, served, stack
 from local.cluster import lifecycle
 from local.errors import LocalError
 from local.files import need_space
@@ -110,6 +110,7 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         output = SHARED / job / "output"
         say.done(f"model:  {output / 'model'}")
         say.done(f"curve:  {output / 'curve.png'}")
+        served.show(SHARED / job)
         if config == "ctr":
             _beside_the_limit(SHARED / job)
     say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
@@ -135,18 +136,14 @@ def start_cluster(nodes: int) -> None:
 
 
 def _beside_the_limit(job: Path) -> None:
-    """The model's AUC beside that of the model that made the rows, and what it says of a row."""
+    """The model's AUC beside that of the one that made the rows, and what that one says of the row asked."""
     chances, clicks = planted.limit(job / "test.txt")
-    model = Model(job / "output" / "model")
+    score = json.loads((job / "output" / "model" / "score.json").read_text("utf-8"))
     say.done(
-        f"AUC:    {model.score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "
+        f"AUC:    {score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "
         f"{scores.metrics(chances, clicks)['auc']:.4f}"
     )
-    with (job / "test.txt").open() as rows:
-        first = dict(zip(model.program.columns, next(rows).rstrip("\n").split("\t"), strict=True))
-    answer = model.answer([first])
-    assert answer.words is not None
-    say.done(f"a row:  {answer.words[0]}; in truth with one of {chances[0, 0]:.1%}")
+    say.done(f"truth:  the first of them is clicked with a chance of {chances[0, 0]:.1%}")
 
 
 def _pulumi_up(env: dict[str, str]) -> None:

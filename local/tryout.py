@@ -28,7 +28,7 @@ from launcher.gang.agent import Agent
 from launcher.gang.network import Network
 from launcher.settings import TrainSettings
 from launcher.timings import Timings
-from local import data, say, stack
+from local import data, say, served, stack
 from local.errors import LocalError
 from local.files import need_space
 from local.paths import CLONE, cache
@@ -142,6 +142,7 @@ def run(config: str) -> None:
     _person("results", job).wait()
     say.done(f"model:  {job / 'output' / 'model'}")
     say.done(f"curve:  {job / 'output' / 'curve.png'}")
+    served.show(job)
     say.note(f"the same on a Kubernetes of three nodes, from nothing: make demo CONFIG={config}")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import lean
 from .errors import ModelError
 
 
@@ -17,19 +18,19 @@ class Engine:
 
     def __init__(self, path: Path, threads: int) -> None:
         try:
-            from paddle import inference
+            paddle = lean.core()
         except ImportError as error:
             raise ModelError(
                 f"Paddle cannot be loaded ({error}). Install it: pip install '.[model]' in the project's "
                 "folder."
             ) from error
         program, values = path.with_suffix(".pdmodel"), path.with_suffix(".pdiparams")
-        config = inference.Config(str(program), str(values))
+        config = paddle.AnalysisConfig(str(program), str(values))
         config.disable_glog_info()
         config.set_cpu_math_library_num_threads(threads)
         config.enable_memory_optim()
         try:
-            self._first = inference.create_predictor(config)
+            self._first = paddle.create_predictor(config)
         except (RuntimeError, ValueError, OSError) as error:
             last = str(error).strip().splitlines()[-1]
             raise ModelError(f"Paddle cannot read {program}: {last}. Is it whole? Copy it again.") from error
@@ -45,6 +46,6 @@ class Engine:
             with self._cloning:
                 predictor = self._own.predictor = self._first.clone()
         for name in self._inputs:
-            predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(feed[name]))
+            predictor.get_input_handle(name)._copy_from_cpu_bind(np.ascontiguousarray(feed[name]))
         predictor.run()
         return [predictor.get_output_handle(name).copy_to_cpu() for name in self._outputs]

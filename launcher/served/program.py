@@ -11,7 +11,6 @@ import importlib.util
 import sys
 import threading
 import traceback
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -20,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import lean, values
 from .errors import ModelError, RowError, ServedError
 
 Arrays = dict[str, NDArray[Any]]
 INTERFACE = "launcher.worker.interface"
-LARGEST = 1 << 64
 _importing = threading.Lock()
 
 
@@ -54,21 +53,26 @@ class Program:
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> Arrays:
         """The network's inputs, int64 [rows, length] or float32 [rows, width]. Raises `RowError`."""
-        made: Arrays = {}
-        for name in self.features:
-            kind = self.inputs[name]
-            if hasattr(kind, "length"):
-                made[name] = np.zeros((len(rows), kind.length), np.uint64)
-            else:
-                made[name] = np.zeros((len(rows), kind.width), np.float32)
-        for number, row in enumerate(rows):
-            sample = self._parse(row, number + 1)
-            for name, column in made.items():
+        columns = {name: values.column(self.inputs[name]) for name in self.features}
+        for number, row in enumerate(rows, 1):
+            sample = self._parse(row, number)
+            for name, column in columns.items():
                 try:
-                    _fill(column[number], sample[name], self.inputs[name])
+                    column.add(sample[name])
                 except (KeyError, TypeError, ValueError, OverflowError) as error:
-                    raise RowError(f"row {number + 1}: input {name}: {error}") from error
-        return {n: c.view(np.int64) if c.dtype == np.uint64 else c for n, c in made.items()}
+                    raise RowError(f"row {number}: input {name}: {error}") from error
+        return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
+
+    def _filled(self, name: str, column: values.Column, rows: int) -> NDArray[Any]:
+        kind = self.inputs[name]
+        ids = hasattr(kind, "length")
+        array = np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
+        bad = column.fill(array)
+        if bad is not None:
+            raise RowError(
+                f"row {bad + 1}: input {name} is {array[bad].tolist()}: not a number that float32 holds"
+            )
+        return array
 
     def _parse(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
         full = {**self.blank, **row}
@@ -117,29 +121,6 @@ def _text(value: Any, column: str, number: int) -> str:
     return str(value)
 
 
-def _fill(into: NDArray[Any], value: Any, kind: Any) -> None:
-    """One row of an input, as the launcher's samples.py makes it. Raises `ValueError`, `TypeError`."""
-    if not hasattr(kind, "length"):
-        numbers = [value] if isinstance(value, int | float) else list(value)
-        if len(numbers) != len(into):
-            raise ValueError(f"{len(numbers)} numbers where {len(into)} belong")
-        with np.errstate(over="ignore"):
-            into[:] = numbers
-        if not np.isfinite(into).all():
-            wrong = next(n for n, kept in zip(numbers, into, strict=True) if not np.isfinite(kept))
-            raise ValueError(f"{wrong} is not a number that float32 holds")
-        return
-    ids = [value] if isinstance(value, int) else list(value)
-    if len(ids) > kind.length and not kind.cut:
-        raise ValueError(f"{len(ids)} ids, but Ids({kind.length}) takes {kind.length} a row")
-    ids = ids[: kind.length]
-    try:
-        into[: len(ids)] = array("Q", ids)
-    except OverflowError:
-        wrong = next(each for each in ids if not 0 <= each < LARGEST)
-        raise ValueError(f"{wrong} is no id: ids are whole numbers from 0 to 2**64-1") from None
-
-
 def _load(path: Path, interface: Path) -> ModuleType:
     """Imports the program under a name of its own; others find what they loaded, and nothing of this one."""
     name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
@@ -149,7 +130,8 @@ def _load(path: Path, interface: Path) -> ModuleType:
         sys.path.insert(0, str(path.parent))  # stays: a program may import its files later on
         try:
             sys.modules[INTERFACE] = sys.modules[f"{name}.interface"] = _import(interface, INTERFACE)
-            return _import(path, name)
+            with lean.stand_in():
+                return _import(path, name)
         finally:
             for key in own:
                 sys.modules.pop(key, None)

@@ -1,10 +1,15 @@
-"""`training.initFrom`: the parameters of an earlier run, from its folder or from its export in a bucket."""
+"""`training.initFrom`: the parameters of an earlier run, from its folder or from its export in a bucket.
+
+Tables are read where they lie, a stretch of rows at a time, by each rank for its own servers.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +31,22 @@ Values = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
+class Stored:
+    """A table of an earlier run, where it lies."""
+
+    width: int
+    stretches: Callable[[int, Collection[int]], Iterator[Rows]]
+    """Of a number of shards and some of them: at least the rows whose id modulo the former is of the latter.
+    Raises `DataError` for files that are not what was saved."""
+
+
+@dataclass(frozen=True)
 class Initial:
     """All trained parameters by name; of embedding tables, the rows that were trained."""
 
-    values: dict[str, NDArray[np.float32]]
+    values: Values
     """Dense ones."""
-    tables: dict[str, Rows]
+    tables: dict[str, Stored]
     source: str
 
     @classmethod
@@ -61,7 +76,7 @@ class Initial:
         for name in network.dense():
             wanted[name] = str(tuple(network.main.global_block().var(name).shape))
         found = {name: str(values.shape) for name, values in self.values.items()}
-        found |= {name: f"a table of width {rows.vectors.shape[1]}" for name, rows in self.tables.items()}
+        found |= {name: f"a table of width {table.width}" for name, table in self.tables.items()}
         faults = [
             f"{name} is {found.get(name, 'absent')} there and {wanted.get(name, 'absent')} here"
             for name in sorted({*wanted, *found})
@@ -72,13 +87,13 @@ class Initial:
 
     def whole(self, table: Described) -> NDArray[np.float32]:
         """geo: a table as the plain array that each trainer has. Raises `SettingsError` for ids beyond it."""
-        rows = self.tables[table.name]
-        if len(rows.ids) and rows.ids[-1] >= (table.rows or 0):
-            raise _wrong(
-                self.source, f"{table.name} has the id {rows.ids[-1]} there and {table.rows} rows here"
-            )
         values = np.zeros((table.rows or 0, table.width), np.float32)
-        values[rows.ids] = rows.vectors
+        for ids, vectors in self.tables[table.name].stretches(1, (0,)):
+            if len(ids) and ids.max() >= len(values):
+                raise _wrong(
+                    self.source, f"{table.name} has the id {ids.max()} there and {table.rows} rows here"
+                )
+            values[ids] = vectors
         return values
 
 
@@ -95,7 +110,7 @@ def _wrong(value: str, reason: str) -> SettingsError:
     )
 
 
-def _model(folder: Path) -> tuple[Values, dict[str, Rows]]:
+def _model(folder: Path) -> tuple[Values, dict[str, Stored]]:
     """The parameters of an exported model; its tables are mapped."""
     import paddle
 
@@ -113,22 +128,40 @@ def _model(folder: Path) -> tuple[Values, dict[str, Rows]]:
             raise DataError(f"training.initFrom: the model in {folder} cannot be read: {error}") from error
         names = [p.name for p in program.list_vars() if p.persistable and p.name not in ("feed", "fetch")]
         values = {name: np.array(scope.find_var(name).get_tensor()) for name in names}
-    return values, {name: Rows(table.ids, table.vectors) for name, table in tables.items()}
+    return values, {name: _held(Rows(table.ids, table.vectors)) for name, table in tables.items()}
 
 
-def _save(folder: Path) -> tuple[Values, dict[str, Rows]]:
+def _held(rows: Rows) -> Stored:
+    return Stored(rows.vectors.shape[1], lambda *_: rows.stretches())
+
+
+def _save(folder: Path) -> tuple[Values, dict[str, Stored]]:
     """The parameters of a save inside a run."""
     contents = outputs.contents(folder)
-    if reason := checkpoint.check_files(
-        folder, [n for n, e in contents["files"].items() if "sha256" in e], contents
-    ):
-        raise DataError(f"training.initFrom: {folder}: {reason}. Name another run.")
+    _check(folder, [checkpoint.PARAMETERS], contents)
     values = checkpoint.load_arrays(folder / checkpoint.PARAMETERS)
     tables = {}
     for name, about in contents["tables"].items():
         if name in values:  # geo keeps tables with the dense parameters
-            tables[name] = Rows.held(values.pop(name))
+            tables[name] = _held(Rows.held(values.pop(name)))
         else:
-            place = folder / checkpoint.TABLES / about["folder"]
-            tables[name] = parts.read_table(place, about["width"], about["rule"])
+            tables[name] = _parts(folder, contents, about)
     return values, tables
+
+
+def _parts(folder: Path, contents: Mapping[str, Any], about: Mapping[str, Any]) -> Stored:
+    place = f"{checkpoint.TABLES}/{about['folder']}/"
+    every = sorted(name for name in contents["files"] if name.startswith(place))
+
+    def stretches(shards: int, own: Collection[int]) -> Iterator[Rows]:
+        alike = shards == contents["shards"]
+        names = [name for name in every if parts.shard(name) in own] if alike else every
+        _check(folder, names, contents)
+        return parts.read_rows((folder / name for name in names), about["width"], about["rule"])
+
+    return Stored(about["width"], stretches)
+
+
+def _check(folder: Path, names: list[str], contents: Mapping[str, Any]) -> None:
+    if reason := checkpoint.check_files(folder, names, contents):
+        raise DataError(f"training.initFrom: {folder}: {reason}. Name another run.")

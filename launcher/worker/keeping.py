@@ -15,6 +15,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,6 @@ LOADS = 2  # tries: a save is refused for ever only when the servers fail twice 
 Rows = dict[int, NDArray[np.float32]]
 Keys = NDArray[np.uint64]
 KEYS = {"width": "the width", "rule": "the optimizer"}
-PROBES = 1000  # rows that are looked up after parameters were brought in from another run
 
 
 class Keeper:
@@ -270,51 +270,70 @@ class Keeper:
         return None
 
     def _initial(self) -> Initial | None:
-        if not (self.first and self.settings.init_from):
+        # geo: all tables are trainer 0's before they meet, and the servers' through it.
+        if not self.settings.init_from or (self.geo and not self.first):
             return None
         initial = Initial.find(self.settings)
         initial.check(self.trainer.network)
-        self.trainer.set_parameters(initial.values)
         if self.geo:
-            self.trainer.set_parameters({t.name: initial.whole(t) for t in self.trainer.network.tables})
+            whole = {table.name: initial.whole(table) for table in self.trainer.network.tables}
+            initial = replace(initial, values=initial.values | whole)
+        if self.first:
+            self.trainer.set_parameters(initial.values)
         return initial
 
     def _bring_in(self, initial: Initial | None) -> None:
         """The tables of `training.initFrom` go to the servers; the dense parameters came with the meeting."""
-        trainer = self.trainer
-        if initial is not None and not self.geo:
-            folder = self.settings.output_dir / f".init.attempt-{self.settings.attempt}.tmp"
-            with files.storage(folder):
-                for table in trainer.network.tables:
-                    place = folder / trainer.table_folder(table.name)
-                    rule, servers = trainer.rules[table.name], len(trainer.servers)
-                    parts.write_table(place, initial.tables[table.name], rule, trainer.shards, servers)
-                    trainer.load_table(table.name, folder)
-                shutil.rmtree(folder)
-        trainer.barrier()
-        if not self.geo:
-            trainer.pull_dense()
+        trainer, began = self.trainer, time.monotonic()
         if initial is not None:
-            self._prove(initial)
+            written = {} if self.geo else self._bring_tables(initial)
+            self._prove(initial, written)
         total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
         totals = trainer.gather([total])[:, 0]
         if not np.allclose(totals, totals[0], rtol=parts.TOLERANCE):
             raise GangError(f"training.initFrom: the ranks begin with other parameters: {totals.tolist()}")
-        self.log.line(f"began with the parameters of {self.settings.init_from}")
+        took = time.monotonic() - began
+        self.log.line(f"began with the parameters of {self.settings.init_from} ({took:.2f} s)")
 
-    def _prove(self, initial: Initial) -> None:
+    def _bring_tables(self, initial: Initial) -> dict[str, parts.Rows]:
+        """Each rank writes what its own servers load. Returns some of its rows of each table."""
+        trainer = self.trainer
+        temp = self.settings.output_dir / f".init.attempt-{self.settings.attempt}.tmp"
+        if self.first:
+            with files.storage(temp):
+                shutil.rmtree(temp, ignore_errors=True)
+                temp.mkdir()
+        trainer.barrier()
+        shards, servers = trainer.shards, len(trainer.servers)
+        own = {
+            shard: server for server in trainer.own_servers for shard in parts.held(shards, servers, server)
+        }
+        written = {}
+        with files.storage(temp):
+            for table in trainer.network.tables:
+                place, rule = temp / trainer.table_folder(table.name), trainer.rules[table.name]
+                rows = initial.tables[table.name].stretches(shards, own)
+                written[table.name] = parts.write_table(
+                    place, rows, rule, own, width=table.width, shards=shards
+                )
+        trainer.barrier()
+        if self.first:
+            for table in trainer.network.tables:
+                trainer.load_table(table.name, temp)
+            with files.storage(temp):
+                shutil.rmtree(temp)
+        trainer.barrier()
+        trainer.pull_dense()
+        return written
+
+    def _prove(self, initial: Initial, written: Mapping[str, parts.Rows]) -> None:
         """Raises `GangError` unless the servers give what was brought in."""
-        given = self.trainer.parameters()
-        for table in self.trainer.network.tables:
-            ids, vectors = initial.tables[table.name]
-            some = slice(None, None, max(1, len(ids) // PROBES))
-            if parts.differ(self.trainer.rows(table.name, ids[some].view(np.int64)), vectors[some]):
-                given[table.name] = np.zeros(0, np.float32)
-        wrong = [
-            name
-            for name, values in given.items()
-            if parts.differ(values, initial.values.get(name, values[:0]))
-        ]
+        trainer = self.trainer
+        given = trainer.parameters() | (trainer.tables() if self.geo else {})
+        wrong = [name for name, values in given.items() if parts.differ(values, initial.values[name])]
+        for name, (ids, vectors) in written.items():
+            if parts.differ(trainer.rows(name, ids.view(np.int64)), vectors):
+                wrong.append(name)
         if wrong:
             raise GangError(
                 f"training.initFrom: the servers do not give what was read from {initial.source}: "

@@ -12,11 +12,12 @@ All are compressed by gzip.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +33,8 @@ SHARDS = 60
 """Of a table: it divides by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 cost nothing beside 4,
 240 on two servers doubled their CPU, and Paddle's default of 1000 takes 5 s a save."""
 TOLERANCE = 1e-5  # of a value: twice the error of six digits
-BLOCK = 1 << 16  # rows that are written at once
 WEIGHT = 6  # where w[0] is in a line
+STRETCH = 1 << 16  # rows
 _PART = re.compile(r"part-(\d+)(?:-(\d+))?(?:\.gz)?")
 
 
@@ -41,7 +42,7 @@ class Rows(NamedTuple):
     """Rows of a table."""
 
     ids: NDArray[np.uint64]
-    """Ascending, without 0."""
+    """Without 0; ascending in a whole table."""
     vectors: NDArray[np.float32]
     """Shape [ids, width]."""
 
@@ -51,6 +52,19 @@ class Rows(NamedTuple):
         ids = np.flatnonzero(table.any(axis=1))
         ids = ids[ids > 0]
         return cls(ids.astype(np.uint64), table[ids])
+
+    @classmethod
+    def whole(cls, stretches: Iterable[Rows], width: int) -> Rows:
+        """All of them in one, ascending."""
+        nothing = cls(np.zeros(0, np.uint64), np.zeros((0, width), np.float32))
+        ids, vectors = map(np.concatenate, zip(nothing, *stretches, strict=True))
+        order = np.argsort(ids)
+        return cls(ids[order], vectors[order])
+
+    def stretches(self) -> Iterator[Rows]:
+        """The same rows, some at a time."""
+        for at in range(0, len(self.ids), STRETCH):
+            yield Rows(self.ids[at : at + STRETCH], self.vectors[at : at + STRETCH])
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,12 @@ def server(name: str) -> int | None:
     """The server that wrote this file of a save; None when it is no part of a table."""
     match = _PART.fullmatch(name.rpartition("/")[2])
     return int(match[1]) if match else None
+
+
+def shard(name: str) -> int | None:
+    """The shard of a sparse table that this file of a save has."""
+    match = _PART.fullmatch(name.rpartition("/")[2])
+    return int(match[2]) if match and match[2] else None
 
 
 def of_servers(folder: Path, servers: range) -> list[Path]:
@@ -139,37 +159,40 @@ def row(line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray[np.fl
         raise DataError(f"a line of a table is no row of {width} values: {line[:80]!r}") from error
 
 
-def read_table(folder: Path, width: int, rule: str = "adam") -> Rows:
-    """All rows of a table from its parts."""
-    ids: list[int] = []
-    vectors: list[NDArray[np.float32]] = []
-    for name in files.names(folder):
-        for lines in _blocks(folder / name):
-            for line in lines:
-                key, values = row(line, width, rule)
-                ids.append(key)
-                vectors.append(values)
-    order = np.argsort(np.array(ids, np.uint64))
-    return Rows(np.array(ids, np.uint64)[order], np.array(vectors, np.float32).reshape(-1, width)[order])
+def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator[Rows]:
+    """The rows of these files, a stretch at a time, as they stand there: in no order."""
+    for path in paths:
+        for lines in _blocks(path):
+            keys, values = zip(*(row(line, width, rule) for line in lines), strict=True)
+            yield Rows(np.array(keys, np.uint64), np.stack(values))
 
 
-def write_table(folder: Path, table: Rows, rule: Rule, shards: int, servers: int) -> None:
-    """Writes the parts that servers load, with optimizers that have not stepped yet."""
-    folder.mkdir(parents=True)
-    width = table.vectors.shape[1]
+def write_table(
+    folder: Path, table: Iterable[Rows], rule: Rule, own: Mapping[int, int], *, width: int, shards: int
+) -> Rows:
+    """Writes parts as servers load them, with optimizers that have not stepped yet. Returns some of the rows.
+
+    `own`: the shards to write, and the server of each; rows of others are passed over.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
     first, rest = rule.fresh(1), rule.fresh(width - 1)
     # Nine digits are a float32 exactly.
     line = " ".join(["%d 0 0 0 0 0 %.9g", *first, *["%.9g"] * (width - 1), *rest]) + "\n"
-    place = table.ids % np.uint64(shards)
-    for server in range(servers):
-        for shard in held(shards, servers, server):
+    some: list[Rows] = []
+    with contextlib.ExitStack() as stack:
+        opened = {}
+        for shard, server in own.items():
             path = folder / f"part-{server:03d}-{shard:05d}"
-            with gzip.open(path, "wt", compresslevel=1, encoding="ascii") as file:
-                own = np.flatnonzero(place == shard)
-                for at in range(0, len(own), BLOCK):
-                    some = own[at : at + BLOCK]
-                    rows = zip(table.ids[some].tolist(), table.vectors[some].tolist(), strict=True)
-                    file.writelines(line % (key, *values) for key, values in rows)
+            opened[shard] = stack.enter_context(gzip.open(path, "wt", compresslevel=1, encoding="ascii"))
+        for stretch in table:
+            place = stretch.ids % np.uint64(shards)
+            for shard, file in opened.items():
+                at = np.flatnonzero(place == shard)
+                ids, vectors = stretch.ids[at], stretch.vectors[at]
+                some.append(Rows(ids[:1], vectors[:1]))
+                pairs = zip(ids.tolist(), vectors.tolist(), strict=True)
+                file.writelines(line % (key, *values) for key, values in pairs)
+    return Rows.whole(some, width)
 
 
 def deal_dense(source: Path, folder: Path, rule: Rule, servers: int) -> None:

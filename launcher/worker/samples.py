@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from launcher.data import fields
 from launcher.errors import DataError
+from launcher.served import values
 from launcher.worker.interface import Ids, Real
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 Arrays = dict[str, NDArray[Any]]
 SHOWN = 120  # characters of a row in a message
-ID_MAX = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,7 @@ def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -
     column for what cannot be parsed, and `SettingsError` for a fault of the program.
     """
     module, job, columns = program.module, program.job, program.columns
-    columns_of = {
-        key: _Numbers(kind) if isinstance(kind, Real) else _Ids(kind) for key, kind in program.inputs.items()
-    }
+    columns_of = {key: values.column(kind) for key, kind in program.inputs.items()}
     numbers = array("Q")  # of the rows that are used
     skipped = 0
     for number, line in enumerate(lines, first):
@@ -129,71 +127,3 @@ def _columns_differ(line: str, count: int, where: str, program: Program) -> Data
         f"{', '.join(program.columns)}. See data.format, data.delimiter, data.columns. "
         f"The row: {_shown(line)}"
     )
-
-
-class _Ids:
-    """The ids of many rows, of any 64 bits each; kept as the int64 of the same bits."""
-
-    def __init__(self, kind: Ids) -> None:
-        self._length, self._cut = kind.length, kind.cut
-        self._flat, self._counts = array("Q"), array("L")
-
-    def add(self, value: Any) -> None:
-        """Raises what says that these are no ids, or too many."""
-        flat = self._flat
-        before = len(flat)
-        try:
-            if isinstance(value, int):
-                flat.append(value)
-            else:
-                flat.extend(value)
-        except OverflowError:
-            ids = [value] if isinstance(value, int) else value
-            wrong = next(each for each in ids if not 0 <= each <= ID_MAX)
-            raise ValueError(f"{wrong} is no id: ids are whole numbers from 0 to 2**64-1") from None
-        count = len(flat) - before
-        if count > self._length:
-            if not self._cut:
-                raise ValueError(
-                    f"{count} ids, but Ids({self._length}) takes {self._length} a row. Ids({count}) would "
-                    f"take them all; Ids({self._length}, cut=True) drops what is behind"
-                )
-            del flat[before + self._length :]
-            count = self._length
-        self._counts.append(count)
-
-    def fill(self, target: NDArray[np.int64]) -> int | None:
-        """Writes all rows, filled up with 0; there is nothing wrong with any."""
-        flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
-        counts = np.frombuffer(self._counts, np.dtype("L"))
-        if len(flat) == target.size:
-            target[:] = flat.reshape(target.shape)
-        else:
-            target[np.arange(self._length) < counts[:, None]] = flat
-        return None
-
-
-class _Numbers:
-    """The numbers of many rows."""
-
-    def __init__(self, kind: Real) -> None:
-        self._width = kind.width
-        self._flat = array("d")
-
-    def add(self, value: Any) -> None:
-        """Raises what says that these are no numbers, or not as many as there should be."""
-        flat = self._flat
-        before = len(flat)
-        if isinstance(value, int | float):
-            flat.append(value)
-        else:
-            flat.extend(value)
-        if len(flat) - before != self._width:
-            raise ValueError(f"{len(flat) - before} numbers where {self._width} belong")
-
-    def fill(self, target: NDArray[np.float32]) -> int | None:
-        """Writes all rows; the first one with a number that is none, or is beyond float32."""
-        with np.errstate(over="ignore"):
-            target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
-        bad = ~np.isfinite(target).all(axis=1)
-        return int(bad.argmax()) if bad.any() else None

@@ -16,13 +16,28 @@ JOB = plan.Job(rows=1e9, gigabytes=250, passes=3, ids=5e7)
 HEADER = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n"
 
 
-def test_twice_the_pods_take_half_of_all_hours_but_the_data_jobs(dev) -> None:
+def test_twice_the_pods_take_half_of_all_hours_but_the_data_jobs_and_for_messages(dev) -> None:
     settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, plan.rates()
     three, six = (plan.plan(JOB, settings, pods, rates) for pods in (3, 6))
     assert six.hours["data"] == three.hours["data"]
-    assert {six.hours[s] / three.hours[s] for s in ("parsing", "training", "saves")} == {0.5}
+    assert {six.hours[s] / three.hours[s] for s in ("parsing", "saves")} == {0.5}
+    slower = six.train.row_us / three.train.row_us
+    assert six.hours["training"] / three.hours["training"] == pytest.approx(slower / 2)
     assert six.disk_gib - plan.SYSTEM_GIB == pytest.approx((three.disk_gib - plan.SYSTEM_GIB) / 2)
-    assert six.memory_gib < three.memory_gib
+    assert six.train.memory_gib < three.train.memory_gib
+
+
+def test_many_pods_want_large_batches(dev) -> None:
+    """Each batch is a message to every server, and brings the dense parameters."""
+    rates = {**plan.rates(), "message_us": 300}
+    small, large = (plan.load(300, 2, plan.Job(1, 1, 1, 3e9, batch), rates) for batch in (256, 8192))
+    added = [each.row_us - rates["train_us"] for each in (small, large)]
+    assert added == pytest.approx([299 * rates["message_us"] / batch for batch in (256, 8192)])
+    assert large.rows > 2 * small.rows
+    assert large.network_mb / large.rows < small.network_mb / small.rows
+    alone = plan.load(1, 2, plan.Job(1, 1, 1, 1e7), rates)
+    assert (alone.network_mb, alone.row_us) == (0, rates["train_us"])
+    assert small.memory_gib == alone.memory_gib, "as many ids in each"
 
 
 def test_the_tables_decide_the_least_number_of_pods(dev) -> None:
@@ -57,7 +72,9 @@ def test_ones_own_rates_win_and_a_key_that_is_none_is_refused(tmp_path: Path) ->
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Two ranks, one pass of 1,000 s each, in a run of half an hour."""
-    (tmp_path / "run.json").write_text(json.dumps({"started": 1000.0, "finished": 2800.0}))
+    (tmp_path / "run.json").write_text(
+        json.dumps({"started": 1000.0, "finished": 2800.0, "fingerprint": {"batchSize": 256}})
+    )
     rows = "".join(f"0,{rank},0,5000000,1000,5000,0.5\n" for rank in (0, 1))
     (tmp_path / "metrics.csv").write_text(HEADER + rows)
     return tmp_path

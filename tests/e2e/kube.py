@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
+SERVING = ROOT / "charts" / "paddle-serving"
 POLL = 0.5
 
 
@@ -185,6 +187,59 @@ class Training:
         return next(
             (int(r["pass"]) for r in status["ranks"] if r["rank"] == rank and r["pass"] is not None), -1
         )
+
+
+@dataclass
+class Serving:
+    """A release of the other chart beside a training: its model over HTTP, from the same claim."""
+
+    training: Training
+    release: str = "model"
+    port: int = 8080
+
+    def install(self) -> None:
+        training = self.training
+        values = {
+            "image": training.cluster.image,
+            "imagePullPolicy": "Never",
+            "model": {
+                "claim": training.described()["claim"],
+                "path": f"{training.values['jobName']}/output/model",
+            },
+            "replicas": 1,
+            "port": self.port,
+            "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
+        }
+        argv = [
+            "helm",
+            "upgrade",
+            "--install",
+            self.release,
+            str(SERVING),
+            "-n",
+            training.namespace,
+            "-f",
+            "-",
+        ]
+        run(argv, training.cluster.env, given=yaml.safe_dump(values))
+
+    def rollout(self, *words: str) -> None:
+        """`kubectl rollout … deployment/NAME`."""
+        command = ("rollout", *words, f"deployment/{self.release}", "-n", self.training.namespace)
+        self.training.cluster.kubectl(*command, seconds=150)
+
+    def get(self, path: str) -> str:
+        """Through the Service, as the API server reaches it."""
+        service = f"/api/v1/namespaces/{self.training.namespace}/services/{self.release}:http"
+        return self.training.cluster.kubectl("get", "--raw", f"{service}/proxy/{path}")
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The answer of a pod that is ready; this machine has a way to the pods' addresses."""
+        labels = f"app.kubernetes.io/instance={self.release}"
+        pods = self.training.cluster.get("pods", self.training.namespace, "-l", labels)
+        [address] = [p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]]
+        url = f"http://{address}:{self.port}/predict"
+        return dict(httpx.post(url, json={"rows": list(rows)}, timeout=60).raise_for_status().json())
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

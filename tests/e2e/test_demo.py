@@ -47,6 +47,7 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
     quick_start = Training(cluster, "paddle", {"jobName": "quick-start"})
     assert (quick_start.output / "model").is_dir()
     assert "curve.png" in demo
+    assert "served: POST /predict" in demo
     score = json.loads((quick_start.output / "run.json").read_text())["score"]
     assert 0 < score["error"] < 0.3
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import processes
-from tests.e2e.kube import Cluster, Training
+from tests.e2e.kube import Cluster, Serving, Training
 
 pytestmark = pytest.mark.e2e
 
@@ -68,7 +68,10 @@ def test_recommendation_trains_with_the_seeds_host_ports_one_trainer_a_node(trai
     assert 0 < float(score["rmse"]) < 1.2
 
 
-def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(train: Make) -> None:
+def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(
+    train: Make, cluster: Cluster
+) -> None:
+    """Its model is served beside it, and a rollout takes the newer one."""
     training = train("quick_start", training={"passes": 1})
     training.upgrade()
     training.complete()
@@ -78,6 +81,8 @@ def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(trai
     pass_zero = sha256(training.output / "pass-00000" / "done")
     metrics = training.output / "metrics.csv"
     measured = metrics.read_bytes()  # with each pass's seconds: never the same twice
+    serving = Serving(training)
+    serving.install()
 
     training.upgrade({"runId": "again"})
     again = training.described()
@@ -87,6 +92,12 @@ def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(trai
     assert run_json(training.output)["score"] == before["score"]
     assert metrics.read_bytes() == measured, "a complete run is not trained again"
 
+    row = {"text": "what a lovely day"}
+    serving.rollout("status")
+    assert json.loads(serving.get("healthz")) == {"status": "ok"}
+    [old, _] = serving.predict([row, row])["predictions"]
+    assert "\npaddle_serve_rows_total 2.0\n" in serving.get("metrics")
+
     training.upgrade({"runId": "", "training": {"passes": 2}})
     assert training.described()["dataDigest"] == first["dataDigest"], "more passes fetch no data"
     training.complete()
@@ -94,6 +105,13 @@ def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(trai
     assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
     more = run_json(training.output)
     assert more["fingerprint"] == before["fingerprint"]
+
+    serving.rollout("restart")
+    serving.rollout("status")
+    [new] = serving.predict([row])["predictions"]
+    package = cluster.launcher("predict", str(training.output), f"text={row['text']}", "--output", "json")
+    assert new == pytest.approx(json.loads(package.stdout)[0]["prediction"], rel=1e-5)
+    assert abs(new[0] - old[0]) > 1e-3, "the second pass taught it something"
 
     training.upgrade({"training": {"mode": "sync", "passes": 1}})
     training.complete()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,11 @@ def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_proces
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert "complete" in (output / "report.html").read_text("utf-8"), "made when run.json had told the end"
     assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
-    assert "score on the test set: error" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "score on the test set: error" in said
+    assert re.search(
+        r'served: POST /predict {"text": "word\d+ .*\n.*answer: (posi|nega)tive with a chance', said
+    )
     assert processes(example) == []
 
 

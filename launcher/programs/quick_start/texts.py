@@ -41,3 +41,12 @@ def check_labels(labels: np.ndarray) -> None:
 def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
     """error: the share of texts on the wrong side of one half."""
     return {"error": float(np.mean((prediction > 0.5) != (label > 0.5)))}
+
+
+def describe(prediction: np.ndarray) -> str:
+    chance = float(prediction[0])
+    return (
+        f"positive with a chance of {chance:.1%}"
+        if chance > 0.5
+        else f"negative with a chance of {1 - chance:.1%}"
+    )

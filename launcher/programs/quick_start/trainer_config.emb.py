@@ -1,7 +1,7 @@
 """Sentiment of short texts: the mean of learnt word vectors, and one hidden layer."""
 
 import paddle
-from texts import BLANK, COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+from texts import BLANK, COLUMNS, check_labels, describe, inputs, metrics, parse  # noqa: F401
 
 LABEL = "label"
 OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_rate": 0.005}

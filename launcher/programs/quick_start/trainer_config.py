@@ -1,7 +1,7 @@
 """Sentiment of short texts: logistic regression on a bag of words (a weight a word, summed over the text)."""
 
 import paddle
-from texts import BLANK, COLUMNS, check_labels, inputs, metrics, parse  # noqa: F401
+from texts import BLANK, COLUMNS, check_labels, describe, inputs, metrics, parse  # noqa: F401
 
 LABEL = "label"
 OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.03}

@@ -81,8 +81,8 @@ def test_a_row_becomes_the_same_numbers_as_a_line_of_the_training(made: SimpleNa
         ({}, r"^row 2 has no words, size: it has no column"),
         ({"words": "5", "size": None}, r"^row 2: column size is None, but must be a text or a number$"),
         ({"words": "5", "size": "x"}, r"^row 2: could not convert string to float: 'x'$"),
-        ({"words": "5", "size": "nan"}, r"^row 2: input size: nan is not a number that float32 holds$"),
-        ({"words": "5", "size": "1e39"}, r"^row 2: input size: 1e\+39 is not a number that float32 holds$"),
+        ({"words": "5", "size": "nan"}, r"^row 2: input size is \[nan\]: not a number that float32 holds$"),
+        ({"words": "5", "size": "1e39"}, r"^row 2: input size is \[inf\]: not a number that float32 holds$"),
         ({"words": "5", "size": "wide"}, r"^row 2: input size: 2 numbers where 1 belong$"),
         ({"words": "1 2 3 4 5", "size": 1}, r"^row 2: input words: 5 ids, but Ids\(4\) takes 4 a row"),
         ({"words": str(2**64), "size": 1}, r"^row 2: input words: 18446744073709551616 is no id"),
@@ -198,7 +198,14 @@ def test_the_installed_model_needs_nothing_of_the_launcher(
         "import importlib.util, sys\n"
         "from paddle_served import Model\n"
         "assert importlib.util.find_spec('launcher') is None\n"
-        f"print(Model({str(made.folder)!r}).predict([{{'words': '5 77', 'size': 0.5}}])[0].tolist())\n"
+        f"model, rows = Model({str(made.folder)!r}), [{{'words': '5 77', 'size': 0.5}}]\n"
+        "before = model.predict(rows)[0].tolist()\n"
+        "assert 'paddle.nn' not in sys.modules, 'half of the start'\n"
+        "assert model.program.module.paddle.to_tensor([1.0, 2.0]).sum() == 3, 'for a program that uses it'\n"
+        "import paddle.nn\n"
+        "assert paddle.nn.functional.relu(paddle.to_tensor([-1.0])).item() == 0\n"
+        "assert model.predict(rows)[0].tolist() == before\n"
+        "print(before)\n"
         "assert not {m.split('.')[0] for m in sys.modules} & {'fastapi', 'uvicorn', 'prometheus_client'}\n"
     )
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(alone)}

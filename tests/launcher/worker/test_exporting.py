@@ -91,7 +91,8 @@ def test_two_trainers_write_every_row_of_the_servers_and_do_so_again_from_the_sa
     assert (whole.ids == every).all()
     save = gang.output.save(Position(1))
     about = outputs.contents(save)["tables"]["whole"]
-    ids, vectors = parts.read_table(save / "tables" / about["folder"], 3, about["rule"])
+    files = sorted((save / "tables" / about["folder"]).iterdir())
+    ids, vectors = parts.Rows.whole(parts.read_rows(files, 3, about["rule"]), 3)
     assert (ids == every).all()
     assert np.allclose(whole.vectors, vectors, rtol=parts.TOLERANCE)
     live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])

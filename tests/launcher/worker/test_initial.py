@@ -15,7 +15,8 @@ import pytest
 from launcher import files, s3
 from launcher.errors import DataError, SettingsError
 from launcher.layout import Position
-from launcher.worker import initial, outputs
+from launcher.worker import initial, outputs, parts
+from launcher.worker.rules import Rule
 
 from .conftest import needs_paddle
 from .loopback import PROGRAMS, Loopback
@@ -163,3 +164,23 @@ def test_an_export_that_is_not_whole_or_other_than_listed_is_refused(
     del exported["models/job/run-1/_SUCCESS.json"]
     with pytest.raises(SettingsError, match=r"no _SUCCESS\.json of a whole export"):
         initial.Initial.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
+
+
+def test_of_a_save_only_the_parts_of_ones_own_shards_are_read_when_they_are_cut_alike(tmp_path: Path) -> None:
+    ids = np.arange(1, 200, dtype=np.uint64)
+    rows = parts.Rows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
+    place = tmp_path / "tables" / "000"
+    parts.write_table(
+        place, rows.stretches(), Rule("sgd", 0.1), dict.fromkeys(range(12), 0), width=2, shards=12
+    )
+    about = {f"tables/000/{path.name}": {"sha256": files.sha256_file(path)} for path in place.iterdir()}
+    table = {"folder": "000", "width": 2, "rule": "sgd"}
+    stored = initial._parts(tmp_path, {"shards": 12, "files": about}, table)
+    own = parts.Rows.whole(stored.stretches(12, {3, 7}), 2)
+    assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
+    assert (own.vectors == rows.vectors[own.ids - 1]).all()
+    (place / "part-000-00003").write_bytes(b"")
+    assert len(parts.Rows.whole(stored.stretches(12, {7}), 2).ids), "another rank's part is not its affair"
+    for shards in (12, 5):  # all parts are read where the shards are others
+        with pytest.raises(DataError, match=r"part-000-00003 has other bytes than were saved"):
+            stored.stretches(shards, {3})

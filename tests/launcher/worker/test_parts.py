@@ -41,13 +41,22 @@ def test_a_table_that_is_written_reads_back_bit_by_bit_and_lies_where_each_serve
 ) -> None:
     ids = np.array([*range(1, 100), 2**63, 2**64 - 1], np.uint64)
     vectors = np.random.default_rng(1).normal(size=(len(ids), width)).astype(np.float32)
-    parts.write_table(tmp_path / "000", parts.Rows(ids, vectors), RULES[rule], 12, 5)
-    found = parts.read_table(tmp_path / "000", width, rule)
+    folder, rows = tmp_path / "000", parts.Rows(ids, vectors)
+    dealt = [dict.fromkeys(parts.held(12, 5, server), server) for server in range(5)]
+    given = [
+        parts.write_table(folder, rows.stretches(), RULES[rule], own, width=width, shards=12) for own in dealt
+    ]
+    paths = [folder / name for name in files.names(folder)]
+    assert [parts.shard(path.name) for path in paths] == list(range(12))
+    found = parts.Rows.whole(parts.read_rows(paths, width, rule), width)
     assert np.array_equal(found.ids, ids)
     assert np.array_equal(found.vectors, vectors)
-    names = [path.name for path in parts.of_servers(tmp_path / "000", range(1, 2))]
+    some = parts.Rows.whole(given, width)
+    assert {key % 12 for key in some.ids.tolist()} == set(range(12)), "of each shard"
+    assert np.array_equal(some.vectors, vectors[np.searchsorted(ids, some.ids)])
+    names = [path.name for path in parts.of_servers(folder, range(1, 2))]
     assert names == [f"part-001-{shard:05d}" for shard in range(3, 6)]
-    lines = gzip.decompress((tmp_path / "000" / names[1]).read_bytes()).splitlines()
+    lines = gzip.decompress((folder / names[1]).read_bytes()).splitlines()
     assert [int(line.split()[0]) for line in lines] == [key for key in ids.tolist() if key % 12 == 4]
     assert {len(line.split()) for line in lines} == {
         6 + width + parts.state(rule, 1) + parts.state(rule, width - 1)

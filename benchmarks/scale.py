@@ -1,0 +1,171 @@
+"""Traffic, memory and time of a run by its number of pods: what `make plan` reckons with, measured.
+
+`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr, all ids of
+a batch different, one trainer and one or eight servers, batches of 512 rows and of 4096):
+
+- `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, both ways: of a row (its ids,
+  vectors and gradients), and of a batch (the dense parameters);
+- `scale_message`: CPU microseconds of both sides, a batch and server;
+- `scale_memory`: megabytes of a trainer with eight servers, beside one;
+- `scale_foretold`: bytes a row with batches of 2048, beside what follows from the first two;
+
+and the table of docs/scale.md (`--table`: nothing else). All traffic of the machine's loopback is counted, so
+it runs in a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from aws import plan
+from benchmarks._lines import say
+from launcher.programs.ctr import planted
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+
+ROWS = 80_000
+BATCH, MIDDLE, LARGE = 512, 2048, 4096
+SERVERS = 8
+PODS = (30, 300)
+IDS = 1e9
+CORES = 2.0
+
+
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds of trainer and servers, and bytes that went over loopback."""
+
+    batches: int
+    cpu: float
+    wire: float
+    memory: float
+    """Bytes of the trainer."""
+
+
+def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
+    """What a batch takes, in the second pass."""
+    values = {
+        "CONF_PADDLE_PORTS_NUM": str(servers),
+        "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(batch),
+        "PADDLE_LAUNCHER_PASSES": "2",
+        "PADDLE_LAUNCHER_SAVING_PERIOD": "2",
+    }
+    gang = Loopback(folder, [data], PROGRAMS / "ctr", values=values)
+    progress = gang.settings(0).work.progress
+    seen: list[Spent] = []
+    last = [0]
+
+    def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        try:
+            changed = progress.stat().st_mtime_ns
+            if changed == last[0]:
+                return
+            last[0] = changed
+            state = json.loads(progress.read_text())
+            processes = {name: psutil.Process(process.pid) for name, process in running.items()}
+            cpu = sum(sum(process.cpu_times()[:2]) for process in processes.values())
+            memory = processes["0/trainer"].memory_info().rss
+        except (OSError, ValueError, psutil.Error):
+            return
+        if state["pass"] == 1 and state["state"] != "testing":  # which begins while pushes are under way
+            seen.append(Spent(state["batch"], cpu, wire(), memory))
+            if state["state"] == "saving":  # what comes now is not asked for
+                for process in running.values():
+                    process.kill()
+
+    codes = gang.run(600, watch)
+    if len(seen) < 2:
+        sys.exit(f"{servers} servers: {codes}, {len(seen)} samples\n{gang.log()[-3000:]}")
+    shutil.rmtree(folder)
+    first, end = seen[0], seen[-1]
+    batches = end.batches - first.batches
+    cpu, sent = (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches
+    load = os.getloadavg()[0]
+    print(f"# {servers} servers, {batches} batches of {batch}: {1e3 * cpu:.2f} ms CPU each, load {load:.1f}")
+    return Spent(1, cpu, sent, end.memory)
+
+
+def wire() -> float:
+    """Bytes that went over loopback so far."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return float(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
+
+
+def rows(file: Path) -> None:
+    """Writes rows whose ids nobody else has."""
+    clicks, ids, counts = planted.rows(0, ROWS, day=0, seed=0)
+    ids = np.random.default_rng(1).integers(1, 1 << 32, ids.shape)
+    file.write_text(planted.text(clicks, ids, counts))
+
+
+def constants(folder: Path) -> None:
+    """Measures, and prints all lines."""
+    known = plan.rates()
+    data = folder / "data"
+    (data / "tables").mkdir(parents=True)
+    rows(data / "train.txt")
+    (data / "test.txt").write_text("".join((data / "train.txt").read_text().splitlines(True)[:100]))
+    runs = ((1, BATCH), (1, MIDDLE), (1, LARGE), (SERVERS, BATCH))
+    small, middle, large, many = (measure(folder / "run", data, *run) for run in runs)
+    row = (large.wire - small.wire) / (LARGE - BATCH)
+    say("scale_wire_row", row, known["wire_row"], " bytes")
+    say("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
+    say("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
+    say("scale_memory", many.memory / 1e6, small.memory / 1e6, "MB")
+    say("scale_foretold", middle.wire / MIDDLE, plan.wire(MIDDLE, known), " bytes")
+
+
+def table() -> None:
+    """The table of docs/scale.md."""
+    known = plan.rates()
+    columns = [(pods, batch) for pods in PODS for batch in (BATCH, LARGE)]
+    jobs = [plan.Job(rows=0, gigabytes=0, passes=1, ids=IDS, batch=batch) for _, batch in columns]
+    loads = [plan.load(pods, CORES, job, known) for (pods, _), job in zip(columns, jobs, strict=True)]
+    print("| pods, batch | " + " | ".join(f"{pods}, {batch}" for pods, batch in columns) + " |")
+    print("|---" * (len(columns) + 1) + "|")
+    for name, cells in (
+        ("memory of a pod, GiB", [f"{each.memory_gib:.2f}" for each in loads]),
+        ("CPU of a row, µs", [f"{each.row_us:.0f}" for each in loads]),
+        (
+            "of it for messages to more servers",
+            [f"{1 - known['train_us'] / each.row_us:.0%}" for each in loads],
+        ),
+        ("network of a pod each way, MB/s", [f"{each.network_mb:.0f}" for each in loads]),
+        (
+            "rows a second, all pods",
+            [f"{each.rows * pods:,.0f}" for each, (pods, _) in zip(loads, columns, strict=True)],
+        ),
+    ):
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> int:
+    """Measures in a network namespace of its own. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--table", action="store_true", help="only the table, from aws/rates.yaml")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if not given.table and not given.inside:
+        own = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "benchmarks.scale", "--inside"]
+        return subprocess.run(own, cwd=ROOT, check=False).returncode
+    if given.inside:
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        with tempfile.TemporaryDirectory(prefix="scale-") as folder:
+            constants(Path(folder))
+    table()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
