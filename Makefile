@@ -65,7 +65,7 @@ lint: venv ## ruff and mypy
 fmt: venv ## format and sort
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
 
-docs: tools ## the README's tables and the chart's README from their sources
+docs: tools ## docs/settings.md and the charts' READMEs from their sources
 	@$(RUN) docs/tables.py
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
 
