@@ -27,6 +27,11 @@ VARIABLES = {
     f"{_COMPONENT}.gitMajor": _MAJOR,
     f"{_COMPONENT}.gitMinor": _MINOR,
     "helm.sh/helm/v3/internal/version.version": f"v{HELM}",
+    # the Kubernetes that `helm template` and `helm lint` stand for when there is no cluster
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": _MAJOR,
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": _MINOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": _MAJOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": _MINOR,
     f"{_SDK}/go/common/version.Version": PULUMI,
     "github.com/pulumi/pulumi-kubernetes/provider/v4/pkg/version.Version": PROVIDER,
 }
