@@ -22,6 +22,7 @@ CLUSTER = ("kubernetes", "coredns")
 """What the local cluster consists of; the rest may still be built when it starts."""
 _REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
 _TESTS = ("helm-unittest", "helm-docs")
+_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debugger's tables: they are a tenth of the time
 _BUILD_GB = 9.0  # Go's caches of modules and of compiled packages; they are dropped when all tools are built
 Make = Callable[[Sequence[Tool]], None]
 
@@ -73,9 +74,8 @@ def building(tools: Sequence[Tool]) -> Iterator[Make]:
             left_out.lay(_sources(), _go)
             weights: dict[str, int] = {}
             for folder, packages, _ in _commands(missing):
-                weights |= progress.weights(
-                    _go("list", "-deps", "-f", progress.LISTING, *packages, cwd=folder)
-                )
+                listing = ("list", *_FLAGS, "-deps", "-f", progress.LISTING, *packages)
+                weights |= progress.weights(_go(*listing, cwd=folder))
         with say.step(f"tools {names} (once)"), progress.shown(progress.Counter(weights)) as show:
             yield lambda some: _build([one for one in some if not one.built()], show)
         shutil.rmtree(_build_folder(), ignore_errors=True)
@@ -143,8 +143,8 @@ def _build(tools: Sequence[Tool], show: Callable[[str], None]) -> None:
 
 def _compile(folder: Path, made: Path, packages: Sequence[str], show: Callable[[str], None]) -> None:
     variables = " ".join(f"-X {key}={value}" for key, value in VARIABLES.items())
-    # nice: what a person waits for and sees meanwhile goes first. No debugger's tables: a tenth of the time.
-    command = [*("nice", "-n", "10", "go", "build", "-v", "-trimpath", "-gcflags=all=-dwarf=false")]
+    # nice: what a person sees meanwhile goes first.
+    command = ["nice", "-n", "10", "go", "build", "-v", *_FLAGS]
     command += [f"-ldflags=-s -w {variables}", "-o", f"{made}{os.sep}", *packages]
     log = cache() / "logs" / "build.log"
     log.parent.mkdir(parents=True, exist_ok=True)

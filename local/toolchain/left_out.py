@@ -20,6 +20,7 @@ MODULES = {
     "gocloud": "gocloud.dev",
     "google-api": "google.golang.org/api",
     "hashivault": "gocloud.dev/secrets/hashivault",
+    "kubernetes-provider": "github.com/pulumi/pulumi-kubernetes/provider/v4",
     "kubernetes-sdk": "github.com/pulumi/pulumi-kubernetes/sdk/v4",
     "pulumi": "github.com/pulumi/pulumi/pkg/v3",
 }

@@ -12,14 +12,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from local import say
 
 LINE_SECONDS = 30.0  # without a terminal: a line now and then, so that nobody takes a long compile for a hang
-LISTING = '{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles "\t"}}'
-"""The format in which `go list -deps` tells `weights` its packages."""
+LISTING = '{{if .Stale}}{{.ImportPath}}\t{{.Dir}}\t{{join .GoFiles "\t"}}{{end}}'
+"""The format in which `go list -deps` tells `weights` the packages that are not compiled yet."""
 
 
 def weights(listed: str) -> dict[str, int]:
     """Go package → bytes of its sources, which its compilation takes about as long as."""
     found = {}
-    for line in listed.splitlines():
+    for line in filter(None, listed.splitlines()):
         package, folder, *files = line.split("\t")
         if files != [""]:
             found[package] = sum((Path(folder) / file).stat().st_size for file in files)
