@@ -136,7 +136,7 @@ def _build(tools: Sequence[Tool], show: Callable[[str], None]) -> None:
                 for name in one.names:
                     (draft / name).symlink_to(one.programs[0])
                 for package, path in one.copies:
-                    module = Path(_go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=folder).strip())
+                    module = left_out.module_folder(package, _sources(), _go)
                     shutil.copy(module / path, draft)
                     (draft / Path(path).name).chmod(0o755)
 

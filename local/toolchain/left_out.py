@@ -37,9 +37,13 @@ def lay(work: Path, go: Callable[..., str]) -> None:
         folder = work / "left-out" / name
         if not (folder / "go.mod").exists():
             package = next(folder.rglob("*.go")).parent.relative_to(folder)
-            whole = go("list", "-find", "-f", "{{.Module.Dir}}", f"{module}/{package}", cwd=work)
-            fill(folder, Path(whole.strip()))
+            fill(folder, module_folder(f"{module}/{package}", work, go))
         go("mod", "edit", f"-replace={module}=./left-out/{name}", cwd=work)
+
+
+def module_folder(package: str, work: Path, go: Callable[..., str]) -> Path:
+    """Where the module with this Go package lies, seen from `work`."""
+    return Path(go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=work).strip())
 
 
 def fill(folder: Path, whole: Path) -> None:

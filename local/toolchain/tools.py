@@ -43,7 +43,7 @@ class Tool:
 
     packages: Go packages; each becomes a program with the last part of its name.
     names: more names of the first program, as links (what it does depends on the name).
-    copies: files that go beside the programs: any Go package of their module, and the path in the module.
+    copies: files beside the programs: a Go package as the main go.mod has it, and the path in its module.
     module: folder of `local/tools/` with the go.mod.
     """
 
@@ -91,15 +91,17 @@ TOOLS = (
     Tool("kubernetes", ("./kubernetes",), names=_KUBERNETES),
     Tool("coredns", ("./coredns",)),
     Tool("helm", ("helm.sh/helm/v3/cmd/helm",)),
-    Tool(
-        "pulumi",
-        ("github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", "./pulumi-resource-kubernetes"),
-        copies=((f"{_SDK}/go/pulumi", "python/cmd/pulumi-language-python-exec"),),
-    ),
+    Tool("pulumi", ("github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", "./pulumi-resource-kubernetes")),
     Tool("helm-unittest", ("github.com/helm-unittest/helm-unittest/cmd/helm-unittest",)),
     Tool("helm-docs", ("github.com/norwoodj/helm-docs/cmd/helm-docs",)),
-    # The newest language host that is a plain module; it does not build with the engine's own SDK.
-    Tool("language", (f"{_SDK}/python/cmd/pulumi-language-python",), module="language"),
+    # The newest language host that is a plain module; it does not build with the engine's own SDK. The script
+    # that it starts is the engine's.
+    Tool(
+        "language",
+        (f"{_SDK}/python/cmd/pulumi-language-python",),
+        copies=((f"{_SDK}/go/pulumi", "python/cmd/pulumi-language-python-exec"),),
+        module="language",
+    ),
 )
 
 
