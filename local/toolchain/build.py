@@ -161,17 +161,20 @@ def _compile(folder: Path, made: Path, packages: Sequence[str], show: Callable[[
         ) as child,
     ):
         assert child.stdout is not None
+        problems = []
         try:
             for line in child.stdout:
                 stream.write(line)
                 show(line)
+                if " " in line and not line.startswith("go: downloading"):  # no package's name: an error
+                    problems.append(line)
         except BaseException:
             child.terminate()
             raise
     if child.returncode:
         raise LocalError(
-            f"Building {' '.join(packages)} failed with {child.returncode}; the end of {log}:\n"
-            f"{tail(log.read_text(errors='replace'))}\n"
+            f"Building {' '.join(packages)} failed with {child.returncode} (all of it is in {log}):\n"
+            f"{tail(''.join(problems))}\n"
             "Is the Go module proxy reachable (`go env GOPROXY`)? What was compiled stays; `make tools` goes "
             "on from there."
         )

@@ -93,7 +93,7 @@ for package; do :; done
 case "$1" in
 list) printf '%s\\t%s\\tmain.go\\n' "$package" FOLDER ;;
 build) while [ "$1" != -o ]; do shift; done
-  echo "$package"; [ -e FOLDER/broken ] && echo 'verifying module: checksum mismatch' >&2 && exit 1
+  echo "$package"; [ -e FOLDER/broken ] && echo 'verifying module: checksum mismatch' >&2 && seq 50 && exit 1
   echo built > "$2/${package##*/}" ;;
 esac
 """
@@ -112,7 +112,7 @@ def go(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_a_failed_build_shows_the_end_of_its_log_and_leaves_no_tool(go):
+def test_a_failed_build_shows_its_errors_among_the_packages_and_leaves_no_tool(go):
     (go / "broken").touch()
     with pytest.raises(LocalError, match="checksum mismatch"):
         build.ensure([tool("helm")])
