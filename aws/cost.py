@@ -5,6 +5,7 @@ Prices are in `prices.yaml`, with their date and region; nothing is asked from A
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -13,17 +14,11 @@ from typing import Any
 
 import yaml
 
-from infra import capacity
+from infra import capacity, versions
 from infra.settings import Settings
 
 # AWS's own month for prices that are quoted by the month.
 HOURS_PER_MONTH = 730
-
-# Interface endpoints of `nat: none` in each zone. A test compares it with infra/network.py, which imports
-# the AWS SDK and takes seconds to load.
-ENDPOINTS = 11
-# What stays with `nodes.auto` while nothing trains; from infra/nodes.py, and compared with it.
-SYSTEM_NODE = "t3.medium"
 
 
 @dataclass(frozen=True)
@@ -35,27 +30,35 @@ class Part:
     unit: str
     per_hour: float | None
 
+    def __str__(self) -> str:
+        price = "not in the table" if self.per_hour is None else f"{self.per_hour:.3f}"
+        return f"{price}  ({self.count:g} {self.unit})"
+
 
 @cache
 def prices() -> dict[str, Any]:
-    """The table: `date`, `region`, `hour`, `month`, `usage`, `instances`."""
+    """The table: `date`, `region`, `hour`, `month`, `gb`, `usage`, `instances`."""
     loaded: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
     return loaded
 
 
-def instance(kind: str) -> float | None:
-    """US dollars an hour of an instance on demand, or None when the table does not know its type.
-
-    Within a family the price goes with the size, so the table has one price a family: that of `large`.
-    """
+def instance(kind: str) -> tuple[float, capacity.Size] | None:
+    """US dollars an hour on demand, and size, of an instance; None when the table does not know its type."""
     table = prices()["instances"]
-    if kind in table["types"]:
-        return float(table["types"][kind])
-    family, _, size = kind.partition(".")
-    machine, large = capacity.machine(kind), table["families_large"].get(family)
-    if machine is None or large is None or size == "":
+    if kind in table:
+        price, gib, cores = table[kind]
+        return price, capacity.Size(cores, gib * capacity.GIB)
+    found = re.fullmatch(r"([a-z0-9]+)\.(?:large|(\d*)xlarge)", kind)
+    if found is None or found[1] not in table:
         return None
-    return float(large) * machine.cpu / 2
+    price, gib = table[found[1]]
+    larges = 1 if found[2] is None else 2 * int(found[2] or 1)
+    return price * larges, capacity.Size(2 * larges, gib * larges * capacity.GIB)
+
+
+def _machines(name: str, kind: str, count: int, unit: str) -> Part:
+    known = instance(kind)
+    return Part(f"{name}, {kind}", count, unit, None if known is None else known[0] * count)
 
 
 def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
@@ -65,32 +68,28 @@ def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
     """
     hour, month = prices()["hour"], prices()["month"]
     network, nodes = settings.network, settings.nodes
-    zones = len(network.availability_zones) or network.zones
-    on = settings.compute == "on"
-    if on:
+    if settings.compute == "on":
         yield Part("EKS control plane", 1, "cluster", hour["eks"])
         if count is None:
             count = nodes.max if nodes.auto else nodes.desired
-        price = instance(nodes.instance_types[0])
-        each = None if price is None else price * count
-        spot = " (on demand; spot is cheaper)" if nodes.capacity == "SPOT" else ""
-        yield Part(f"nodes, {nodes.instance_types[0]}{spot}", count, "node", each)
+        kind = nodes.instance_types[0]
+        spot = " on demand (spot is cheaper)" if nodes.capacity == "SPOT" else ""
+        yield _machines(f"nodes{spot}", kind, count, "node")
         if nodes.auto:
-            yield Part(f"system node, {SYSTEM_NODE}", 1, "node", instance(SYSTEM_NODE))
+            yield _machines("system node", versions.SYSTEM_TYPES[capacity.is_arm(kind)][0], 1, "node")
         disks = (count + nodes.auto) * nodes.disk_gib
         yield Part("node disks, gp3", disks, "GiB", disks * month["gp3_gib"] / HOURS_PER_MONTH)
-        if network.vpc_id == "":
-            gateways = {"single": 1, "per-az": zones, "none": 0}[network.nat]
-            if gateways:
-                per_gateway = hour["nat"] + hour["public_ipv4"]
-                yield Part("NAT gateway with its address", gateways, "gateway", gateways * per_gateway)
-            else:
-                endpoints = ENDPOINTS * zones
-                price = endpoints * hour["interface_endpoint"]
-                yield Part("interface endpoints", endpoints, "endpoint", price)
+        zones = len(network.availability_zones) or network.zones
+        if network.vpc_id == "" and network.nat == "none":
+            endpoints = len(versions.PRIVATE_SERVICES) * zones
+            price = endpoints * hour["interface_endpoint"]
+            yield Part("interface endpoints", endpoints, "endpoint", price)
+        elif network.vpc_id == "":
+            gateways = zones if network.nat == "per-az" else 1
+            price = gateways * (hour["nat"] + hour["public_ipv4"])
+            yield Part("NAT gateway with its address", gateways, "gateway", price)
         if settings.bastion.enabled:
-            kind = settings.bastion.instance_type
-            yield Part(f"bastion, {kind}", 1, "machine", instance(kind))
+            yield _machines("bastion", settings.bastion.instance_type, 1, "machine")
     if settings.kms.key_arn == "":
         yield Part("KMS key", 1, "key", month["kms_key"] / HOURS_PER_MONTH)
     yield Part("Route53 zone", 1, "zone", month["hosted_zone"] / HOURS_PER_MONTH)
@@ -99,8 +98,3 @@ def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
 def total(listed: Iterable[Part]) -> float:
     """Sum of the known prices, US dollars an hour."""
     return sum(part.per_hour for part in listed if part.per_hour is not None)
-
-
-def by_usage() -> list[tuple[str, str]]:
-    """What costs by use and so is in no sum: name and price."""
-    return [(row["name"], row["price"]) for row in prices()["usage"]]

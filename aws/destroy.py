@@ -17,6 +17,8 @@ HOLD_DATA = {
     "aws:kms/key:Key": "key",
     "aws:cloudwatch/logGroup:LogGroup": "log",
 }
+# Removes the stack's resources; its settings and history stay.
+ARGUMENTS = ("destroy", "--yes", "--skip-preview")
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,16 @@ def plan(exported: dict[str, Any], stack: str, protect: bool) -> Plan:
     real = [r for r in resources if r.get("custom") and not r["type"].startswith("pulumi:")]
     if not real:
         raise CommandError(f"stack {stack} has no resources: there is nothing to destroy")
-    data = [(f"{HOLD_DATA[r['type']]} {r['id']}", r) for r in real if r["type"] in HOLD_DATA]
-    stays = [name for name, r in data if r.get("retainOnDelete")]
-    goes = [name for name, r in data if not r.get("retainOnDelete")]
-    said, wrong = ("true", goes) if protect else ("false", stays)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for r in real:
+        if r["type"] in HOLD_DATA:
+            names[r.get("retainOnDelete", False)].append(f"{HOLD_DATA[r['type']]} {r['id']}")
+    wrong = names[not protect]
     if wrong:
         does = "remove" if protect else "leave"
         raise CommandError(
-            f"Pulumi.{stack}.yaml says storage.protect: {said}, but the last up went without, and a "
-            f"destroy goes by the state: it would {does} {', '.join(wrong)}. "
+            f"Pulumi.{stack}.yaml says storage.protect: {str(protect).lower()}, but the last up had it "
+            f"otherwise, and a destroy goes by the state: it would {does} {', '.join(wrong)}. "
             f"Run pulumi up --stack {stack} first, or set storage.protect to what the state has"
         )
-    return Plan(goes, stays, sum(not r.get("retainOnDelete") for r in real))
-
-
-def argv(stack: str) -> list[str]:
-    """Removes the stack's resources; its settings and history stay."""
-    return ["pulumi", "destroy", "--yes", "--skip-preview", "--non-interactive", "--stack", stack]
+    return Plan(names[False], names[True], sum(not r.get("retainOnDelete") for r in real))

@@ -6,8 +6,9 @@ failing. The checks run side by side.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,8 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from aws.stack import Client, Stack
+from aws import push
+from aws.stack import Client, Stack, seen
 from infra import cidr, deployer_actions, versions
 
 # Quotas of an account in a region: service, code, what it is called.
@@ -27,8 +29,6 @@ ADDRESSES = ("ec2", "L-0263D0A3", "elastic addresses")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
 
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
-# Named by a setting, and not there: the code of each service's refusal.
-_ABSENT = ("InvalidKeyPair.NotFound", "NotFoundException", "NoSuchHostedZone", "NoSuchEntity")
 # The families that the standard vCPU quota counts.
 _STANDARD = "acdhimrtz"
 # IAM takes at most this many actions in one simulation.
@@ -49,31 +49,17 @@ Check = Callable[[Stack, Client], Findings]
 ok, warn, bad, unknown = (partial(Finding, level) for level in ("ok", "warn", "bad", "unknown"))
 
 
-def caller(client: Client) -> tuple[dict[str, str] | None, list[Finding]]:
-    """Who the credentials belong to, or None and why not."""
-    mend = "sign in (aws sso login, or AWS_PROFILE) and try again"
-    try:
-        who = client("sts").get_caller_identity()
-    except (ClientError, BotoCoreError, ValueError) as error:
-        said = " ".join(str(error).split())
-        return None, [bad(f"no credentials that AWS takes, or AWS cannot be reached: {said}", mend)]
-    return who, [ok(f"account {who['Account']} as {who['Arn']}")]
-
-
 def principal(client: Client, kind: str, name: str) -> str | None:
     """The ARN that IAM has for the role or user of this name, its path included; None: there is none.
 
     A session's ARN has lost its role's path, and EKS takes no ARN but the whole one.
     """
     iam = client("iam")
-    try:
-        if kind == "user":
-            return str(iam.get_user(UserName=name)["User"]["Arn"])
-        return str(iam.get_role(RoleName=name)["Role"]["Arn"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in _ABSENT:
-            raise
-        return None
+    if kind == "user":
+        found = seen(iam.get_user, UserName=name)
+        return found and str(found["User"]["Arn"])
+    found = seen(iam.get_role, RoleName=name)
+    return found and str(found["Role"]["Arn"])
 
 
 def myself(client: Client) -> str:
@@ -83,65 +69,42 @@ def myself(client: Client) -> str:
     return (principal(client, "role", session[1]) if session else None) or arn
 
 
-def check_principals(stack: Stack, client: Client) -> Findings:
-    """Admins and viewers are in IAM by just that ARN, and who deploys is one of the admins.
+def check_access(stack: Stack, client: Client) -> Findings:
+    """Admins and viewers are in IAM by just that ARN, who deploys is an admin, and who reaches the API.
 
     EKS refuses a principal that is not there, when the cluster is up; without an administrator the release
     cannot be made.
     """
-    who, cluster, admins = client("sts").get_caller_identity(), stack.settings.cluster, set()
-    partition = who["Arn"].split(":")[1]
+    who, cluster, arns = client("sts").get_caller_identity(), stack.settings.cluster, dict[str, str]()
     for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers)):
-        for index, name in enumerate(names):
-            arn = name if name.startswith("arn:") else f"arn:{partition}:iam::{who['Account']}:{name}"
-            admins |= {arn} if setting == "admins" else set()
-            if f":{who['Account']}:" not in arn:
-                yield unknown(f"cluster.{setting}: {arn} is another account's, so it was not looked for")
-                continue
-            kind, _, path = arn.rpartition(":")[2].partition("/")
-            found = principal(client, kind, path.rpartition("/")[2])
-            if found == arn:
-                yield ok(f"cluster.{setting}: {arn} is in IAM")
-            elif found is None:
-                yield bad(f"cluster.{setting}: {arn} is not in IAM", "name a role or user that is there")
-            else:
-                yield bad(
-                    f"cluster.{setting}: IAM has {found}, not {arn}, and EKS wants the whole name",
-                    f"pulumi config set --path 'cluster.{setting}[{index}]' {found} --stack {stack.name}",
-                )
+        own = f"arn:{who['Arn'].split(':')[1]}:iam::{who['Account']}:"
+        arns |= {
+            f"cluster.{setting}[{index}]": name if name.startswith("arn:") else own + name
+            for index, name in enumerate(names)
+        }
+    for setting, arn in arns.items():
+        if f":{who['Account']}:" not in arn:
+            yield unknown(f"{setting}: {arn} is another account's, so it was not looked for")
+            continue
+        kind, _, path = arn.rpartition(":")[2].partition("/")
+        found = principal(client, kind, path.rpartition("/")[2])
+        if found == arn:
+            yield ok(f"{setting}: {arn} is in IAM")
+        elif found is None:
+            yield bad(f"{setting}: {arn} is not in IAM", "name a role or user that is there")
+        else:
+            told = f"{setting}: IAM has {found}, not {arn}, and EKS wants the whole name"
+            yield bad(told, stack.setting(setting, found))
     mine = myself(client)
-    if mine in admins:
+    if mine in [arn for setting, arn in arns.items() if setting.startswith("cluster.admins")]:
         yield ok(f"{mine} is an administrator of the cluster")
     else:
-        yield bad(
-            f"cluster.admins does not name {mine}: the release could not be made",
-            f"pulumi config set --path 'cluster.admins[{len(cluster.admins)}]' {mine} --stack {stack.name}",
-        )
-
-
-def check_api(stack: Stack, _: Client) -> Findings:
-    """Who reaches the API server."""
-    world = [network for network in stack.settings.cluster.public_cidrs if cidr.is_open(network)]
-    if world:
-        mend = f"pulumi config set --path 'cluster.publicCidrs[0]' YOUR.ADDRESS/32 --stack {stack.name}"
-        yield warn(f"the API server answers everybody ({', '.join(world)}): only IAM keeps them out", mend)
-
-
-def check_region(stack: Stack, client: Client) -> Findings:
-    """The region is on for this account, and has the zones that EKS wants."""
-    ec2, network = client("ec2"), stack.settings.network
-    regions = {r["RegionName"]: r["OptInStatus"] for r in ec2.describe_regions(AllRegions=True)["Regions"]}
-    if regions.get(stack.region, "not-opted-in") == "not-opted-in":
-        on = ", ".join(sorted(name for name, status in regions.items() if status != "not-opted-in"))
-        yield bad(f"aws:region {stack.region} is not on in this account", f"use one of {on}")
-        return
-    zones = offered_zones(client)
-    refused = sorted(set(used_zones(stack, client)) - set(zones))
-    if refused or len(zones) < network.zones:
-        lacks = f"no zone {', '.join(refused)} that EKS takes" if refused else f"only {len(zones)} zones"
-        yield bad(f"{stack.region} has {lacks}", f"it has {', '.join(zones)}")
-    else:
-        yield ok(f"region {stack.region} with zones {', '.join(zones)}")
+        mend = stack.setting(f"cluster.admins[{len(cluster.admins)}]", mine)
+        yield bad(f"cluster.admins does not name {mine}: the release could not be made", mend)
+    world = ", ".join(network for network in cluster.public_cidrs if cidr.is_open(network))
+    if world != "":
+        mend = stack.setting("cluster.publicCidrs[0]", "YOUR.ADDRESS/32")
+        yield warn(f"the API server answers everybody ({world}): only IAM keeps them out", mend)
 
 
 def offered_zones(client: Client) -> list[str]:
@@ -164,109 +127,100 @@ def used_zones(stack: Stack, client: Client) -> list[str]:
     return list(network.availability_zones) or offered_zones(client)[: network.zones]
 
 
+def check_region(stack: Stack, client: Client) -> Findings:
+    """The region is on for this account, and has the zones that EKS wants."""
+    ec2, network = client("ec2"), stack.settings.network
+    regions = {r["RegionName"]: r["OptInStatus"] for r in ec2.describe_regions(AllRegions=True)["Regions"]}
+    if regions.get(stack.region, "not-opted-in") == "not-opted-in":
+        on = ", ".join(sorted(name for name, status in regions.items() if status != "not-opted-in"))
+        yield bad(f"aws:region {stack.region} is not on in this account", f"use one of {on}")
+        return
+    zones = offered_zones(client)
+    refused = sorted(set(used_zones(stack, client)) - set(zones))
+    if refused or len(zones) < network.zones:
+        lacks = f"no zone {', '.join(refused)} that EKS takes" if refused else f"only {len(zones)} zones"
+        yield bad(f"{stack.region} has {lacks}", f"it has {', '.join(zones)}")
+    else:
+        yield ok(f"region {stack.region} with zones {', '.join(zones)}")
+
+
 def check_types(stack: Stack, client: Client) -> Findings:
     """Every zone that nodes use offers an instance type of theirs."""
-    zones, nodes = used_zones(stack, client), stack.settings.nodes
+    zones, types = used_zones(stack, client), stack.settings.nodes.instance_types
     pages = client("ec2").get_paginator("describe_instance_type_offerings")
-    asked = [{"Name": "instance-type", "Values": list(nodes.instance_types)}]
+    asked = [{"Name": "instance-type", "Values": list(types)}]
     found = pages.paginate(LocationType="availability-zone", Filters=asked)
-    offered = {(o["InstanceType"], o["Location"]) for page in found for o in page["InstanceTypeOfferings"]}
-    for kind in nodes.instance_types:
+    offered = {(one["InstanceType"], one["Location"]) for one in found.search("InstanceTypeOfferings[]")}
+    for kind in types:
         missing = [zone for zone in zones if (kind, zone) not in offered]
         if missing:
-            other = any((t, z) in offered for t in nodes.instance_types if t != kind for z in missing)
+            other = any((t, z) in offered for t in types for z in missing)
             mend = "choose another type, or list other zones under network.availabilityZones"
             yield (warn if other else bad)(f"{kind} is not offered in {', '.join(missing)}", mend)
         else:
             yield ok(f"{kind} is offered in {', '.join(zones)}")
 
 
-def quota(client: Client, service: str, code: str) -> float:
-    """The quota's value, or AWS's default when the account has none of its own."""
-    quotas = client("service-quotas")
-    try:
-        found = quotas.get_service_quota(ServiceCode=service, QuotaCode=code)
-    except quotas.exceptions.NoSuchResourceException:
-        found = quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)
-    return float(found["Quota"]["Value"])
-
-
-def _room(stack: Stack, client: Client, of: tuple[str, str, str], used: float, needed: float) -> Finding:
-    service, code, name = of
-    limit = quota(client, service, code)
-    told = f"{name}: {used:g} used by others, {needed:g} needed, quota {limit:g}"
-    mend = (
-        f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
-        f"--desired-value {used + needed:g} --region {stack.region}"
-    )
-    return ok(told) if used + needed <= limit else bad(told, mend)
-
-
-def _others(stack: Stack, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _others(stack: Stack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the stack's own, which count as needed already."""
-    mine = stack.prefix_tags.items()
+    mine = stack.tags.items()
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
-def check_vcpu(stack: Stack, client: Client) -> Findings:
-    """The vCPU quota holds the node group at its largest. Sizes are EC2's own."""
-    nodes, ec2 = stack.settings.nodes, client("ec2")
-    spot = nodes.capacity == "SPOT"
+def check_quotas(stack: Stack, client: Client) -> Findings:
+    """They hold the node group at its largest (sizes are EC2's own), one more VPC, and its NAT gateways."""
+    nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-    pages = ec2.get_paginator("describe_instances").paginate(Filters=running)
-    used = 0
-    for instance in _others(
-        stack, [i for page in pages for r in page["Reservations"] for i in r["Instances"]]
-    ):
-        same_market = (instance.get("InstanceLifecycle") == "spot") == spot
-        if same_market and instance["InstanceType"][0] in _STANDARD:
-            cpu = instance.get("CpuOptions") or {}
-            used += int(cpu.get("CoreCount", 1)) * int(cpu.get("ThreadsPerCore", 2))
-    found = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
-    largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in found)
-    yield _room(stack, client, VCPU[nodes.capacity], used, nodes.max * largest)
-
-
-def check_network(stack: Stack, client: Client) -> Findings:
-    """One more VPC with the addresses of its NAT gateways, or the existing one."""
-    network, ec2 = stack.settings.network, client("ec2")
-    found = [vpc for page in ec2.get_paginator("describe_vpcs").paginate() for vpc in page["Vpcs"]]
-    if network.vpc_id != "":
-        if network.vpc_id not in {vpc["VpcId"] for vpc in found}:
-            yield bad(f"network.vpcId {network.vpc_id} is not in {stack.region}", "correct it or aws:region")
-        return
-    yield _room(stack, client, VPCS, len(_others(stack, found)), 1)
-    if network.nat != "none" and stack.settings.compute == "on":
-        held = _others(stack, ec2.describe_addresses()["Addresses"])
-        needed = 1 if network.nat == "single" else len(network.availability_zones) or network.zones
-        yield _room(stack, client, ADDRESSES, len(held), needed)
+    instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
+    same_market = [
+        one.get("CpuOptions") or {}
+        for one in _others(stack, instances.search("Reservations[].Instances[]"))
+        if (one.get("InstanceLifecycle") == "spot") == (nodes.capacity == "SPOT")
+        and one["InstanceType"][0] in _STANDARD
+    ]
+    types = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
+    largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in types)
+    used = sum(cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2) for cpu in same_market)
+    needs = [(VCPU[nodes.capacity], used, nodes.max * largest)]
+    if network.vpc_id == "":
+        vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
+        needs.append((VPCS, len(_others(stack, vpcs)), 1))
+        if network.nat != "none" and stack.settings.compute == "on":
+            gateways = 1 if network.nat == "single" else len(network.availability_zones) or network.zones
+            held = _others(stack, ec2.describe_addresses()["Addresses"])
+            needs.append((ADDRESSES, len(held), gateways))
+    quotas = client("service-quotas")
+    for (service, code, name), used, needed in needs:
+        asked = {"ServiceCode": service, "QuotaCode": code}
+        # An account that never asked for another one has AWS' default.
+        own = seen(quotas.get_service_quota, **asked)
+        limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
+        told = f"{name}: {used} used by others, {needed} needed, quota {limit:g}"
+        mend = (
+            f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
+        )
+        more = f"--desired-value {used + needed} --region {stack.region}"
+        yield ok(told) if used + needed <= limit else bad(told, mend + more)
 
 
 def check_existing(stack: Stack, client: Client) -> Findings:
-    """What the settings name as being there already: key pair, key and public zone."""
-    settings = stack.settings
-    pair, key, zone = settings.nodes.ssh_key_name, settings.kms.key_arn, settings.dns.public_zone_id
-    asked: list[tuple[str, str, Callable[[], Any]]] = [
-        ("nodes.sshKeyName", pair, lambda: client("ec2").describe_key_pairs(KeyNames=[pair])),
-        ("kms.keyArn", key, lambda: client("kms").describe_key(KeyId=key)),
-        ("dns.publicZoneId", zone, lambda: client("route53").get_hosted_zone(Id=zone)),
-    ]
+    """What the settings name as being there already: network, key pair, key and public zone."""
+    settings, ec2, kms, dns = stack.settings, client("ec2"), client("kms"), client("route53")
+    asked: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+        ("network.vpcId", settings.network.vpc_id, lambda it: ec2.describe_vpcs(VpcIds=[it])),
+        ("nodes.sshKeyName", settings.nodes.ssh_key_name, lambda it: ec2.describe_key_pairs(KeyNames=[it])),
+        ("kms.keyArn", settings.kms.key_arn, lambda it: kms.describe_key(KeyId=it)),
+        ("dns.publicZoneId", settings.dns.public_zone_id, lambda it: dns.get_hosted_zone(Id=it)),
+    )
     for setting, name, look in asked:
         if name == "":
             continue
-        mend = f"correct it, or leave {setting} empty"
-        try:
-            found = look()
-        except ClientError as error:
-            if error.response["Error"]["Code"] not in _ABSENT:
-                raise
-            yield bad(f"{setting} {name} is not there", mend)
-            continue
-        state = found.get("KeyMetadata", {}).get("KeyState", "Enabled")
+        found = seen(look, name)
+        state = found.get("KeyMetadata", {}).get("KeyState", "Enabled") if found else "not there"
         if state == "Enabled":
             yield ok(f"{setting} {name}")
         else:
-            yield bad(f"{setting} {name} is {state}", f"enable the key, or {mend}")
+            yield bad(f"{setting} {name} is {state}", f"correct it, or leave {setting} empty")
 
 
 def check_actions(_: Stack, client: Client) -> Findings:
@@ -280,9 +234,8 @@ def check_actions(_: Stack, client: Client) -> Findings:
     denied: list[str] = []
     for start in range(0, len(actions), _ACTIONS_A_CALL):
         asked = {"PolicySourceArn": arn, "ActionNames": actions[start : start + _ACTIONS_A_CALL]}
-        for page in client("iam").get_paginator("simulate_principal_policy").paginate(**asked):
-            results = page["EvaluationResults"]
-            denied += [r["EvalActionName"] for r in results if r["EvalDecision"] != "allowed"]
+        pages = client("iam").get_paginator("simulate_principal_policy").paginate(**asked)
+        denied += pages.search("EvaluationResults[?EvalDecision!='allowed'].EvalActionName")
     if denied:
         more = f" and {len(denied) - 8} more" if len(denied) > 8 else ""
         listed = ", ".join(sorted(denied)[:8])
@@ -300,26 +253,21 @@ def check_image(stack: Stack, client: Client) -> Findings:
         told = "no image is set: up makes everything but the release"
         yield warn(told, f"pulumi up --stack {stack.name}, then {mend}, then pulumi up again")
         return
-    found = re.fullmatch(
-        r"(\d+)\.dkr\.ecr\.([\w-]+)\.amazonaws\.com(?:\.cn)?/([^@:]+)(?:@(sha256:\w+)|:(.+))", image
-    )
+    found = re.fullmatch(push.ECR + r"(?:@(sha256:\w+)|:(.+))", image)
     if found is None:
         yield unknown(f"{image} is not in ECR, so it was not looked for")
         return
-    account, _, name, digest, tag = found.groups()
-    ecr = client("ecr")
-    try:
-        wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
-        ecr.describe_images(registryId=account, repositoryName=name, imageIds=[wanted])
-    except (ecr.exceptions.ImageNotFoundException, ecr.exceptions.RepositoryNotFoundException):
-        yield bad(f"{image} is not in the registry: pods could not pull it", mend)
-    else:
+    account, name, digest, tag = found.groups()
+    wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
+    asked = {"registryId": account, "repositoryName": name, "imageIds": [wanted]}
+    if seen(client("ecr").describe_images, **asked):
         yield ok(f"image {image}")
+    else:
+        yield bad(f"{image} is not in the registry: pods could not pull it", mend)
 
 
 CHECKS: tuple[Check, ...] = (
-    *(check_principals, check_api, check_region, check_types, check_vcpu, check_network, check_existing),
-    *(check_actions, check_image),
+    *(check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image),
 )
 
 
@@ -327,23 +275,21 @@ def _safely(check: Check, stack: Stack, client: Client) -> list[Finding]:
     name, found = check.__name__.removeprefix("check_"), list[Finding]()
     try:
         found.extend(check(stack, client))
-    except ClientError as error:
-        said, mend = error.response["Error"], "attach the policies that `make iam-policy` writes"
-        if said["Code"] in _NO_ACCESS:
-            found.append(unknown(f"{name}: may not look: {error.operation_name} is refused", mend))
-        else:
-            found.append(unknown(f"{name}: {said['Code']}: {said['Message']}"))
-    except (BotoCoreError, NotImplementedError) as error:
+    except (ClientError, BotoCoreError, NotImplementedError) as error:
+        if isinstance(error, ClientError) and error.response["Error"]["Code"] in _NO_ACCESS:
+            said = f"{name}: may not look: {error.operation_name} is refused"
+            return [*found, unknown(said, "attach the policies that `make iam-policy` writes")]
         found.append(unknown(f"{name}: {' '.join(str(error).split())}"))
     return found
 
 
 def examine(stack: Stack, client: Client) -> list[Finding]:
     """All findings, in the order of the checks. Without working credentials only that one."""
-    who, findings = caller(client)
-    if who is None:
-        return findings
+    try:
+        who = client("sts").get_caller_identity()
+    except (ClientError, BotoCoreError, ValueError) as error:
+        told = f"no credentials that AWS takes, or AWS cannot be reached: {' '.join(str(error).split())}"
+        return [bad(told, "sign in (aws sso login, or AWS_PROFILE) and try again")]
     with ThreadPoolExecutor(len(CHECKS)) as pool:
-        for found in pool.map(lambda check: _safely(check, stack, client), CHECKS):
-            findings += found
-    return findings
+        found = list(pool.map(lambda check: _safely(check, stack, client), CHECKS))
+    return [ok(f"account {who['Account']} as {who['Arn']}"), *itertools.chain.from_iterable(found)]

@@ -52,32 +52,30 @@ def rates(own: Path | None = None) -> dict[str, float]:
         CommandError: the file cannot be read, has another key, or a value that is no number above 0.
     """
     found: dict[str, float] = yaml.safe_load(Path(__file__).with_name("rates.yaml").read_text("utf-8"))
-    if own is None:
-        return found
     try:
-        mine = yaml.safe_load(own.read_text("utf-8")) or {}
-        wrong = [key for key, value in mine.items() if key not in found or not float(value) > 0]
+        given = {} if own is None else yaml.safe_load(own.read_text("utf-8")) or {}
+        mine = {str(key): float(value) for key, value in given.items()}
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise CommandError(f"RATES={own} cannot be read: {' '.join(str(error).split())}") from error
+    wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
         said = f"keys of {', '.join(found)}, with numbers above 0"
-        raise CommandError(f"RATES={own}: {', '.join(map(str, wrong))} cannot be used; it takes {said}")
-    return {**found, **{key: float(value) for key, value in mine.items()}}
+        raise CommandError(f"RATES={own}: {', '.join(wrong)} cannot be used; it takes {said}")
+    return found | mine
 
 
 def node(settings: Settings) -> capacity.Size:
     """What a node of the stack leaves to pods.
 
     Raises:
-        CommandError: the size of its instance type is not known.
+        CommandError: its instance type is not in the table.
     """
     kind = settings.nodes.instance_types[0]
-    machine = capacity.machine(kind)
-    if machine is None:
-        raise CommandError(
-            f'the size of {kind} is not known here; plan with SET="nodes.instanceTypes=[m6i.large]"'
-        )
-    return capacity.for_pods(machine)
+    known = cost.instance(kind)
+    if known is None:
+        other = 'SET="nodes.instanceTypes=[m6i.large]"'
+        raise CommandError(f"{kind} is not in aws/prices.yaml; add size and price, or plan with {other}")
+    return capacity.for_pods(known[1])
 
 
 def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
@@ -88,9 +86,7 @@ def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
     """
     room = size.memory - known["base_mb"] * 1e6
     if room <= 0:
-        raise CommandError(
-            f"a node leaves {size} to pods, and a pod takes {known['base_mb']:g} MB without ids"
-        )
+        raise CommandError(f"a node leaves {size}, and a pod takes {known['base_mb']:g} MB without ids")
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
 
 

@@ -1,52 +1,37 @@
-"""`make push`: builds the launcher's image for the nodes' architecture, pushes it, and sets its digest."""
+"""`make push`: builds the launcher's image for the nodes' architecture, and pushes it."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
-import os
 import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aws.stack import CommandError, run
+from aws.stack import CommandError, run, seen
 from infra import capacity, naming
 
 BUILDERS = ("buildah", "docker")
 LAUNCHER = "localhost/paddle-training:launcher"
 """What a person's own Dockerfile builds upon (`FROM`): the launcher's image, only on this machine."""
-_ECR = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?/(.+)")
+ECR = r"(\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/([^@:]+)"
+"""A repository: its account and its name."""
 
 
-@dataclass(frozen=True)
-class Login:
-    """User and password of a registry; they live in a folder that is removed after the push."""
-
-    user: str
-    password: str
-
-
-def builder(wanted: str = "") -> str:
-    """The builder to use: the wanted one, else the first on PATH.
+def builder() -> str:
+    """The first builder on PATH.
 
     Raises:
         CommandError: there is none.
     """
-    names = (wanted,) if wanted != "" else BUILDERS
-    for name in names:
+    for name in BUILDERS:
         if shutil.which(name):
             return name
-    raise CommandError(f"no {' and no '.join(names)} on PATH; install one of them to build the image")
-
-
-def architecture(instance_types: Sequence[str]) -> str:
-    """`arm64` for Graviton nodes, else `amd64`: the first type decides, as in infra/nodes.py."""
-    return "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
+    raise CommandError(f"no {' and no '.join(BUILDERS)} on PATH; install one of them to build the image")
 
 
 def tag(context: Path, arch: str, base: str, upon: Path | None = None) -> str:
@@ -56,103 +41,36 @@ def tag(context: Path, arch: str, base: str, upon: Path | None = None) -> str:
     return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}{own}"
 
 
-def build_argv(tool: str, context: Path, reference: str, arch: str, base: str) -> list[str]:
-    """The builder's command line. Without attestations the digest is the image's own, of one platform."""
-    verb = ["build", "--provenance=false"] if tool == "docker" else ["build", "--format", "docker"]
-    return [
-        tool,
-        *verb,
-        "--platform",
-        f"linux/{arch}",
-        "--build-arg",
-        f"BASE={base}",
-        "--tag",
-        reference,
-        str(context),
-    ]
+def build(tool: str, context: Path, reference: str, arch: str, base: str) -> None:
+    """Builds a folder for one architecture; `base` is its Dockerfile's argument BASE."""
+    # Without attestations the pushed digest is the image's own, of one platform.
+    form = ["--provenance=false"] if tool == "docker" else ["--format", "docker"]
+    about = ["--platform", f"linux/{arch}", "--build-arg", f"BASE={base}", "--tag", reference]
+    run([tool, "build", *form, *about, str(context)])
 
 
-def push_argv(tool: str, reference: str, config: Path, *, tls: bool = True) -> list[str]:
-    """Pushes with the login of folder `config`, in the form of docker's own `config.json`."""
-    if tool == "docker":
-        return ["docker", "--config", str(config), "push", reference]
-    verify = [] if tls else ["--tls-verify=false"]
-    digest = ["--digestfile", str(config / "digest")]
-    return ["buildah", "push", *verify, "--authfile", str(config / "config.json"), *digest, reference]
-
-
-def build_and_push(
-    tool: str,
-    context: Path,
-    reference: str,
-    *,
-    arch: str,
-    base: str,
-    login: Login | None,
-    tls: bool = True,
-    upon: Path | None = None,
-) -> str:
-    """Builds and pushes; returns the digest that the registry gave, `sha256:…`.
-
-    `upon`: a folder with a Dockerfile of its own, built from the image of `context`.
-
-    Raises:
-        CommandError: a step failed, with the builder's own words above it.
-    """
-    if upon is not None:
-        run(build_argv(tool, context, LAUNCHER, arch, base), context)
-        context, base = upon, LAUNCHER
-    run(build_argv(tool, context, reference, arch, base), context)
-    with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as made:
-        config = Path(made)
-        auths: dict[str, Any] = {}
-        if login is not None:
-            secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
-            auths[reference.partition("/")[0]] = {"auth": secret}
-        _configure(config, auths)
-        run(push_argv(tool, reference, config, tls=tls), context, env=dict(os.environ))
-        if tool == "buildah":
-            return (config / "digest").read_text(encoding="utf-8").strip()
-    name = reference.rpartition(":")[0]
-    asked = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
-    for known in json.loads(run(asked, context, capture=True)):
-        if known.startswith(f"{name}@"):
-            return str(known.partition("@")[2])
-    raise CommandError(
-        f"{reference} was pushed, but docker does not know its digest; push again with buildah"
-    )
-
-
-def _configure(folder: Path, auths: dict[str, Any]) -> None:
-    """The person's own docker configuration with these logins for all others.
-
-    The context stays, by which docker finds its daemon: Docker Desktop's and colima's are no default ones.
-    """
-    own = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+def upload(tool: str, reference: str, token: str) -> None:
+    """Pushes an image; `token` is base64 of user:password, as ECR and docker write a login."""
+    registry = reference.partition("/")[0]
+    if tool == "buildah":
+        with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as folder:
+            known = Path(folder) / "auth.json"
+            known.write_text(json.dumps({"auths": {registry: {"auth": token}}}), encoding="utf-8")
+            run(["buildah", "push", "--authfile", str(known), reference])
+        return
+    # docker's login is where its context is, by which it finds its daemon (Docker Desktop, colima).
+    user, _, password = base64.b64decode(token).decode().partition(":")
+    run(["docker", "login", "--username", user, "--password-stdin", registry], given=password)
     try:
-        known = json.loads((own / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        known = {}
-    kept = {key: value for key, value in known.items() if key not in ("credsStore", "credHelpers")}
-    (folder / "config.json").write_text(json.dumps({**kept, "auths": auths}), encoding="utf-8")
-    if (own / "contexts").is_dir():
-        (folder / "contexts").symlink_to(own.resolve() / "contexts")
+        run(["docker", "push", reference])
+    finally:
+        run(["docker", "logout", registry])
 
 
 def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
     """Digest of the image with that tag, or None."""
-    try:
-        found = ecr.describe_images(repositoryName=repository, imageIds=[{"imageTag": wanted}])
-    except ecr.exceptions.ImageNotFoundException:
-        return None
-    return str(found["imageDetails"][0]["imageDigest"])
-
-
-def ecr_login(ecr: Any) -> Login:
-    """ECR's password of the next twelve hours."""
-    token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]
-    user, _, password = base64.b64decode(token).decode().partition(":")
-    return Login(user, password)
+    found = seen(ecr.describe_images, repositoryName=repository, imageIds=[{"imageTag": wanted}])
+    return found and str(found["imageDetails"][0]["imageDigest"])
 
 
 def push(
@@ -162,19 +80,12 @@ def push(
     *,
     base: str,
     ecr: Any,
-    tool: str = "",
     upon: Path | None = None,
 ) -> str:
     """The image with its digest, built and pushed unless the registry has this very one already.
 
-    Args:
-        url: the stack's output `registry`.
-        context: the folder `launcher/`.
-        instance_types: the nodes'.
-        base: the Dockerfile's argument BASE.
-        ecr: a boto3 client of the registry's region.
-        tool: buildah or docker; empty: what is there.
-        upon: a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
+    `url` is the stack's output `registry`, `context` the folder `launcher/`, `ecr` a client of the registry's
+    region, and `upon` a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
 
     Raises:
         CommandError: `url` is no ECR repository, `upon` has no Dockerfile, there is no builder, or a step
@@ -184,21 +95,23 @@ def push(
         raise CommandError(
             f"FROM={upon} has no Dockerfile, but must be a folder with one that begins with FROM {LAUNCHER}"
         )
-    found = _ECR.fullmatch(url)
+    found = re.fullmatch(ECR, url)
     if found is None:
         raise CommandError(f"the stack's output registry is {url!r}, which is no ECR repository")
-    arch = architecture(instance_types)
+    arch = "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
     wanted = tag(context, arch, base, upon)
-    digest = in_registry(ecr, found[3], wanted)
+    digest = in_registry(ecr, found[2], wanted)
     if digest is None:
-        chosen = builder(tool)
-        reference = f"{url}:{wanted}"
-        digest = build_and_push(
-            chosen, context, reference, arch=arch, base=base, login=ecr_login(ecr), upon=upon
-        )
+        tool, reference = builder(), f"{url}:{wanted}"
+        if upon is None:
+            build(tool, context, reference, arch, base)
+        else:
+            build(tool, context, LAUNCHER, arch, base)
+            build(tool, upon, reference, arch, LAUNCHER)
+        # ECR's password of the next twelve hours; asked for late, as a build may take long.
+        token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]
+        upload(tool, reference, token)
+        digest = in_registry(ecr, found[2], wanted)
+    if digest is None:
+        raise CommandError(f"{url}:{wanted} was pushed, but ECR does not list it yet; run make push again")
     return f"{url}@{digest}"
-
-
-def config_argv(stack: str, image: str) -> list[str]:
-    """Writes the image to the stack's settings."""
-    return ["pulumi", "config", "set", "paddle-training:image", image, "--stack", stack]

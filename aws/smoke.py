@@ -6,18 +6,17 @@ destroy and the search for residue still run, unless the person keeps the stack.
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from aws import destroy
-from aws.stack import Client, CommandError, Stack, outputs, run
+from aws.stack import Client, Stack, run
 
 # An hour for a training that takes some minutes; nodes that never come end it before that.
 TRAINING_SECONDS = 3600
+UP = ("up", "--yes", "--skip-preview")
 
 
 def residue(stack: Stack, client: Client) -> list[str]:
@@ -26,21 +25,21 @@ def residue(stack: Stack, client: Client) -> list[str]:
     A KMS key whose deletion is scheduled costs nothing and is left out; so is what is gone but still listed
     for a while: instances that were terminated and NAT gateways that were deleted.
     """
-    filters = [{"Key": key, "Values": [value]} for key, value in stack.prefix_tags.items()]
+    filters = [{"Key": key, "Values": [value]} for key, value in stack.tags.items()]
     pages = client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=filters)
-    arns = [item["ResourceARN"] for page in pages for item in page["ResourceTagMappingList"]]
+    arns = pages.search("ResourceTagMappingList[].ResourceARN")
     return sorted(arn for arn in arns if not _gone(arn, client))
 
 
 def _gone(arn: str, client: Client) -> bool:
-    service, resource = arn.split(":", 5)[2], arn.split(":", 5)[5]
+    _, _, service, _, _, resource = arn.split(":", 5)
     kind, _, name = resource.partition("/")
-    if service == "kms" and kind == "key":
+    if (service, kind) == ("kms", "key"):
         return bool(client("kms").describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "PendingDeletion")
-    if service == "ec2" and kind == "instance":
+    if (service, kind) == ("ec2", "instance"):
         found = client("ec2").describe_instances(InstanceIds=[name])["Reservations"]
         return all(i["State"]["Name"] == "terminated" for r in found for i in r["Instances"])
-    if service == "ec2" and kind == "natgateway":
+    if (service, kind) == ("ec2", "natgateway"):
         gateways = client("ec2").describe_nat_gateways(NatGatewayIds=[name])["NatGateways"]
         return all(gateway["State"] == "deleted" for gateway in gateways)
     return False
@@ -54,37 +53,25 @@ def smoke(
     Raises:
         CommandError: a step failed; the destroy and the search ran nevertheless.
     """
-    up = ["pulumi", "up", "--yes", "--skip-preview", "--non-interactive", "--stack", stack.name]
-    launcher, left = [sys.executable, "-m", "launcher"], []
+    python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
-        kubeconfig = Path(made) / "kubeconfig"
-        access = ["--kubeconfig", str(kubeconfig)]
-        steps = {
-            "everything but the release": up,
-            "image": [sys.executable, "-m", "aws", "push", "--stack", stack.name, "--base", base],
-            "release": up,
-            "train": [*launcher, "wait", "--timeout", str(TRAINING_SECONDS), *access],
-            "results": [*launcher, "results", "--to", str(results), *access],
-        }
+        access = ["--kubeconfig", f"{made}/kubeconfig"]
         try:
-            for name, argv in steps.items():
-                say(name)
-                if name == "train":
-                    write_kubeconfig(outputs(stack.folder, stack.name), kubeconfig)
-                run(argv, stack.folder)
+            say("everything but the release")
+            stack.pulumi(*UP)
+            say("image")
+            run([*python, "aws", "push", "--stack", stack.name, "--base", base])
+            say("release")
+            stack.pulumi(*UP)
+            say("train")
+            Path(access[1]).write_text(stack.outputs()["kubeconfig"], encoding="utf-8")
+            run([*python, "launcher", "wait", "--timeout", str(TRAINING_SECONDS), *access])
+            say("results")
+            run([*python, "launcher", "results", "--to", str(results), *access])
         finally:
             if not keep:
                 say("destroy")
-                run(destroy.argv(stack.name), stack.folder)
+                stack.pulumi(*destroy.ARGUMENTS)
                 say("residue by tag")
                 left = residue(stack, client)
     return left
-
-
-def write_kubeconfig(known: dict[str, Any], path: Path) -> None:
-    """The stack's kubeconfig, readable by this person only. It holds no secret."""
-    config = known.get("kubeconfig")
-    if config is None:
-        raise CommandError("the stack has no output kubeconfig: is compute off?")
-    path.touch(mode=0o600)
-    path.write_text(config if isinstance(config, str) else json.dumps(config), encoding="utf-8")

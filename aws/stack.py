@@ -1,4 +1,4 @@
-"""A stack's settings and outputs, as the commands of this package read them.
+"""A stack of target aws, as the commands of this package know it.
 
 Settings come from `Pulumi.<stack>.yaml` itself, so that `doctor` and `cost` work before there is a state
 backend. Outputs and changes go through the `pulumi` command.
@@ -6,6 +6,7 @@ backend. Outputs and changes go through the `pulumi` command.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -17,13 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import yaml
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
+from infra import stack_file
 from infra.settings import PROJECT, Settings, load
 
+FOLDER = Path(__file__).resolve().parent.parent
+"""The project's folder, where stacks and program are."""
 # Answers in seconds or not at all: two tries, five seconds to connect, ten for the answer.
 _CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+# What is not there: the codes of each service's refusal.
+_ABSENT = (
+    *("InvalidKeyPair.NotFound", "InvalidVpcID.NotFound", "NotFoundException", "NoSuchHostedZone", "404"),
+    *("NoSuchEntity", "NoSuchResourceException", "ImageNotFoundException", "RepositoryNotFoundException"),
+)
 _OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 Client = Callable[[str], Any]
@@ -36,72 +45,47 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack by its file. `region`: `aws:region`, or empty."""
+    """A stack by its file. `region`: `aws:region`."""
 
     name: str
-    folder: Path
     region: str
     settings: Settings
 
     @property
-    def prefix_tags(self) -> dict[str, str]:
+    def tags(self) -> dict[str, str]:
         """The two tags that say whose a resource is."""
         return {"Project": PROJECT, "Stack": self.name}
 
+    def setting(self, path: str, value: str) -> str:
+        """The command by which a person changes a setting."""
+        return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
-def configuration(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
-    """`namespace:key` → text of a stack's file, with changes such as `nodes.desired=1` laid over it.
+    def pulumi(self, *arguments: str, capture: bool = False) -> str:
+        """`run` of a pulumi command for this stack, which asks no question."""
+        return run(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
 
-    Secret values are left out: no setting of the program is one.
+    def outputs(self) -> dict[str, Any]:
+        """The stack's outputs, secrets included.
 
-    Raises:
-        CommandError: there is no such file, it is no YAML, or a change has no `=`.
-    """
-    path = folder / f"Pulumi.{stack}.yaml"
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        found = dict(loaded.get("config") or {})
-    except FileNotFoundError:
-        known = ", ".join(sorted(p.name.split(".")[1] for p in folder.glob("Pulumi.*.yaml"))) or "none"
-        raise CommandError(
-            f"there is no stack file {path.name} here; there are stacks {known}. "
-            "Copy Pulumi.dev.yaml, or pass STACK=dev"
-        ) from None
-    except (OSError, yaml.YAMLError, ValueError, AttributeError) as error:
-        raise CommandError(f"{path.name} cannot be read: {' '.join(str(error).split())}") from error
-    found = {key if ":" in key else f"{PROJECT}:{key}": value for key, value in found.items()}
-    for change in changes:
-        name, equals, text = change.partition("=")
-        if equals == "" or name == "":
-            raise CommandError(f"{change!r} is no change; write KEY=VALUE, such as nodes.desired=1")
-        first, *rest = name.split(".")
-        key = first if ":" in first else f"{PROJECT}:{first}"
-        found[key] = _laid_over(found.get(key), rest, yaml.safe_load(text))
-    return {
-        key: value if isinstance(value, str) else json.dumps(value)
-        for key, value in found.items()
-        if not (isinstance(value, dict) and set(value) == {"secure"})
-    }
+        Raises:
+            CommandError: there is no such stack in the state backend.
+        """
+        told = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
+        found: dict[str, Any] = json.loads(told or "{}")
+        return found
 
 
-def _laid_over(base: Any, path: list[str], value: object) -> Any:
-    if not path:
-        return value
-    below = base if isinstance(base, dict) else {}
-    return {**below, path[0]: _laid_over(below.get(path[0]), path[1:], value)}
-
-
-def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
+def read(stack: str, changes: Sequence[str] = ()) -> Stack:
     """A stack of target aws.
 
     From then on this process, and every command that it runs, asks AWS with the stack's `aws:profile`, as the
     provider does: keys in the environment would win over a profile, so they are taken out.
 
     Raises:
-        CommandError: see `configuration`; or the stack is of another target.
-        SettingsError: its settings are wrong.
+        CommandError: the stack is of another target.
+        SettingsError: there is no such stack, or its settings are wrong.
     """
-    config = configuration(folder, stack, changes)
+    config = stack_file.read(FOLDER, stack, changes)
     settings = load(config)
     if settings.target != "aws":
         raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
@@ -109,32 +93,37 @@ def read(folder: Path, stack: str, changes: Sequence[str] = ()) -> Stack:
         os.environ["AWS_PROFILE"] = config["aws:profile"]
         for name in _OTHER_CREDENTIALS:
             os.environ.pop(name, None)
-    return Stack(stack, folder, config.get("aws:region", ""), settings)
-
-
-def partition(region: str) -> str:
-    """The part of AWS that a region belongs to, as ARNs name it."""
-    return {"cn": "aws-cn", "us-gov": "aws-us-gov"}.get(region.rpartition("-")[0].rpartition("-")[0], "aws")
+    return Stack(stack, config["aws:region"], settings)
 
 
 def clients(region: str) -> Client:
     """Clients of one region, with the person's own credentials; each is made once, and any thread may ask."""
-    session: Any = boto3.session.Session(region_name=region if region != "" else None)
-    made: dict[str, Any] = {}
+    session: Any = boto3.session.Session(region_name=region)
     # boto3's clients may be shared by threads, its sessions may not.
     lock = threading.Lock()
 
+    @functools.cache
     def client(service: str) -> Any:
         with lock:
-            if service not in made:
-                made[service] = session.client(service, config=_CLIENT)
-            return made[service]
+            return session.client(service, config=_CLIENT)
 
     return client
 
 
-def run(argv: Sequence[str], folder: Path, *, capture: bool = False, **more: Any) -> str:
-    """Runs a command with its output shown, or returned with `capture`.
+def seen(look: Callable[..., Any], *given: object, **asked: object) -> Any:
+    """What AWS answers, or None when it says that there is no such thing."""
+    try:
+        return look(*given, **asked)
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in _ABSENT:
+            raise
+        return None
+
+
+def run(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
+    """Runs a command in the project's folder, with its output shown, or returned with `capture`.
+
+    `given`: its standard input; None: the person's.
 
     Raises:
         CommandError: it is not on PATH, or it failed.
@@ -142,19 +131,10 @@ def run(argv: Sequence[str], folder: Path, *, capture: bool = False, **more: Any
     if shutil.which(argv[0]) is None:
         raise CommandError(f"{argv[0]} is not on PATH")
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(list(argv), cwd=folder, check=False, text=True, stdout=pipe, stderr=pipe, **more)
+    done = subprocess.run(
+        list(argv), cwd=FOLDER, check=False, text=True, input=given, stdout=pipe, stderr=pipe
+    )
     if done.returncode != 0:
         said = f": {done.stderr.strip()}" if capture and done.stderr else ""
         raise CommandError(f"`{' '.join(argv)}` ended with exit code {done.returncode}{said}")
     return done.stdout or ""
-
-
-def outputs(folder: Path, stack: str) -> dict[str, Any]:
-    """The stack's outputs, secrets included.
-
-    Raises:
-        CommandError: there is no such stack in the state backend.
-    """
-    argv = ["pulumi", "stack", "output", "--json", "--show-secrets", "--stack", stack]
-    found: dict[str, Any] = json.loads(run(argv, folder, capture=True) or "{}")
-    return found

@@ -10,9 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import ClientError
-
-from aws.stack import Client, partition
+from aws.stack import Client, seen
 from infra import policies
 
 # Old versions of a state are its undo; this many days of them.
@@ -41,54 +39,42 @@ def prepare(client: Client, region: str) -> State:
     bucket = f"{policies.STATE_BUCKETS}{account}-{region}"
     key = _key(client("kms"))
     _bucket(client("s3"), bucket, region, account, key)
-    return State(
-        bucket=bucket,
-        backend=f"s3://{bucket}?region={region}&awssdk=v2",
-        secrets=f"awskms://{policies.STATE_ALIAS}?region={region}&awssdk=v2",
-    )
+    there = f"?region={region}&awssdk=v2"
+    return State(bucket, f"s3://{bucket}{there}", f"awskms://{policies.STATE_ALIAS}{there}")
 
 
 def _key(kms: Any) -> str:
-    pages = kms.get_paginator("list_aliases").paginate()
-    known = {a["AliasName"]: a.get("TargetKeyId") for page in pages for a in page["Aliases"]}
-    key = known.get(policies.STATE_ALIAS)
-    if key is None:
+    known = seen(kms.describe_key, KeyId=policies.STATE_ALIAS)
+    if known is None:
         tags = [{"TagKey": k, "TagValue": v} for k, v in _TAGS.items()]
-        about = "Secrets in Pulumi's state of paddle-training"
-        key = kms.create_key(Description=about, Tags=tags)["KeyMetadata"]["KeyId"]
+        known = kms.create_key(Description="Secrets in Pulumi's state of paddle-training", Tags=tags)
         deadline = time.monotonic() + _SETTLE_SECONDS
         while True:
             try:
-                kms.create_alias(AliasName=policies.STATE_ALIAS, TargetKeyId=key)
+                kms.create_alias(AliasName=policies.STATE_ALIAS, TargetKeyId=known["KeyMetadata"]["KeyId"])
                 break
             except kms.exceptions.NotFoundException:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(2)
+    key = str(known["KeyMetadata"]["KeyId"])
     kms.enable_key_rotation(KeyId=key)
-    return str(key)
+    return key
 
 
 def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
-    try:
-        # ExpectedBucketOwner: a bucket of that name in somebody else's account must never hold our state.
-        s3.head_bucket(Bucket=name, ExpectedBucketOwner=account)
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in ("404", "NoSuchBucket"):
-            raise
+    # ExpectedBucketOwner: a bucket of that name in somebody else's account must never hold our state.
+    if seen(s3.head_bucket, Bucket=name, ExpectedBucketOwner=account) is None:
         # us-east-1 is the one region that refuses to be named here.
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         s3.create_bucket(Bucket=name, **place)
-    s3.put_public_access_block(
-        Bucket=name,
-        PublicAccessBlockConfiguration=dict.fromkeys(
-            ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
-        ),
-    )
-    rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}}
-    s3.put_bucket_encryption(
-        Bucket=name, ServerSideEncryptionConfiguration={"Rules": [{**rule, "BucketKeyEnabled": True}]}
-    )
+    blocked = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")
+    s3.put_public_access_block(Bucket=name, PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
+    rule = {
+        "ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key},
+        "BucketKeyEnabled": True,
+    }
+    s3.put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [rule]})
     s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
     old = {
         "ID": "old-states",
@@ -97,17 +83,6 @@ def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
         "NoncurrentVersionExpiration": {"NoncurrentDays": KEEP_DAYS},
     }
     s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [old]})
-    document = policies.bucket_policy(f"arn:{partition(region)}:s3:::{name}")
-    s3.put_bucket_policy(Bucket=name, Policy=document)
+    s3.put_bucket_policy(Bucket=name, Policy=policies.bucket_policy(f"arn:{s3.meta.partition}:s3:::{name}"))
     tags = [{"Key": k, "Value": v} for k, v in _TAGS.items()]
     s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags})
-
-
-def next_steps(state: State, stack: str) -> list[str]:
-    """What the person types next: a new stack, or one that is elsewhere already."""
-    return [
-        f"pulumi login '{state.backend}'",
-        f"pulumi stack init {stack} --secrets-provider '{state.secrets}'",
-        "# or, for a stack that is in this backend already:",
-        f"pulumi stack change-secrets-provider '{state.secrets}' --stack {stack}",
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pulumi
@@ -16,22 +15,21 @@ from infra.settings import Artifacts as ArtifactsSettings
 BROKEN_UPLOAD_DAYS = 7
 
 
-@dataclass(frozen=True)
-class ArtifactsArgs:
-    """`uploads` of the settings are read relative to `project_folder`."""
-
-    key_arn: pulumi.Input[str]
-    settings: ArtifactsSettings
-    project_folder: Path
-
-
 class Artifacts(pulumi.ComponentResource):
-    """paddle:infra:Artifacts: private, encrypted, versioned; only TLS."""
+    """paddle:infra:Artifacts: private, encrypted, versioned; only TLS.
+
+    `uploads` of the settings are read relative to `project_folder`.
+    """
 
     def __init__(
-        self, context: Context, args: ArtifactsArgs, opts: pulumi.ResourceOptions | None = None
+        self,
+        context: Context,
+        *,
+        key_arn: pulumi.Input[str],
+        settings: ArtifactsSettings,
+        project_folder: Path,
     ) -> None:
-        super().__init__("paddle:infra:Artifacts", context.named("artifacts"), None, opts)
+        super().__init__("paddle:infra:Artifacts", context.named("artifacts"))
         keep = context.keep(self)
         name = context.named("artifacts")
         # An unprotected bucket is emptied by its removal; a protected one is kept with all that guards it.
@@ -61,7 +59,7 @@ class Artifacts(pulumi.ComponentResource):
                     "bucket_key_enabled": True,
                     "apply_server_side_encryption_by_default": {
                         "sse_algorithm": "aws:kms",
-                        "kms_master_key_id": args.key_arn,
+                        "kms_master_key_id": key_arn,
                     },
                 }
             ],
@@ -78,7 +76,7 @@ class Artifacts(pulumi.ComponentResource):
                     "id": "leftovers",
                     "status": "Enabled",
                     "filter": {"prefix": ""},
-                    "noncurrent_version_expiration": {"noncurrent_days": args.settings.keep_versions_days},
+                    "noncurrent_version_expiration": {"noncurrent_days": settings.keep_versions_days},
                     "abort_incomplete_multipart_upload": {"days_after_initiation": BROKEN_UPLOAD_DAYS},
                 }
             ],
@@ -91,8 +89,8 @@ class Artifacts(pulumi.ComponentResource):
             policy=bucket.arn.apply(policies.bucket_policy),
             opts=context.keep(self, depends_on=[block]),
         )
-        for key, path in args.settings.uploads.items():
-            file = args.project_folder / path
+        for key, path in settings.uploads.items():
+            file = project_folder / path
             if not file.is_file():
                 continue  # only in a preview: an update refuses it (infra/stack.py)
             aws.s3.BucketObjectv2(

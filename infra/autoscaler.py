@@ -7,7 +7,6 @@ one of them would stay for the storage driver's controller, which a small system
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_kubernetes as k8s
@@ -20,35 +19,31 @@ NAME, NAMESPACE, CHART = "cluster-autoscaler", "kube-system", "charts/cluster-au
 IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.0"
 
 
-@dataclass(frozen=True)
-class AutoscalerArgs:
-    """`labels`: of the nodes it runs on; `version`: Kubernetes' minor, which is the autoscaler's too."""
-
-    kubeconfig: pulumi.Input[str]
-    kubeconfig_context: str
-    version: str
-    labels: Mapping[str, str]
-    after: Sequence[pulumi.Resource]
-
-
 class Autoscaler(pulumi.ComponentResource):
-    """paddle:infra:Autoscaler: its role, and its release."""
+    """paddle:infra:Autoscaler: its role, and its release.
+
+    `labels`: of the nodes it runs on; `version`: Kubernetes' minor, which is the autoscaler's too.
+    """
 
     def __init__(
         self,
         context: Context,
         cluster: Cluster,
-        args: AutoscalerArgs,
-        opts: pulumi.ResourceOptions | None = None,
+        *,
+        kubeconfig: pulumi.Input[str],
+        kubeconfig_context: str,
+        version: str,
+        labels: Mapping[str, str],
+        after: Sequence[pulumi.Resource],
     ) -> None:
-        super().__init__("paddle:infra:Autoscaler", context.named("autoscaler"), None, opts)
+        super().__init__("paddle:infra:Autoscaler", context.named("autoscaler"))
         identity = cluster.identity("scaler", NAMESPACE, NAME, policies.autoscaler(context.prefix), self)
         provider = k8s.Provider(
             context.named("autoscaler"),
-            kubeconfig=args.kubeconfig,
-            context=args.kubeconfig_context,
+            kubeconfig=kubeconfig,
+            context=kubeconfig_context,
             cluster_identifier=context.prefix,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[*args.after, identity]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, identity]),
         )
         self.release = k8s.helm.v3.Release(
             context.named("autoscaler"),
@@ -58,10 +53,10 @@ class Autoscaler(pulumi.ComponentResource):
             values={
                 "cluster": context.prefix,
                 "region": context.region,
-                "image": IMAGE.format(args.version),
-                "nodeSelector": dict(args.labels),
+                "image": IMAGE.format(version),
+                "nodeSelector": dict(labels),
                 "startupTaint": versions.EFS_STARTUP_TAINT,
             },
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[*args.after, identity]),
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[*after, identity]),
         )
         self.register_outputs({})

@@ -9,19 +9,19 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import capacity, chart_values, checks, kubeconfigs, policies, versions
-from infra.artifacts import Artifacts, ArtifactsArgs
-from infra.autoscaler import Autoscaler, AutoscalerArgs
-from infra.bastion import Bastion, BastionArgs
+from infra.artifacts import Artifacts
+from infra.autoscaler import Autoscaler
+from infra.bastion import Bastion
 from infra.budget import Budget
-from infra.cluster import Cluster, ClusterArgs, Logs
+from infra.cluster import Cluster, Logs
 from infra.context import Context
-from infra.dns import Dns, DnsArgs
+from infra.dns import Dns
 from infra.key import Key
-from infra.nodes import Nodes, NodesArgs
+from infra.nodes import Nodes
 from infra.places import Place, context_of, existing_place, own_place, zones_of
 from infra.problems import SettingsError
 from infra.registry import Registry
-from infra.storage import Storage, StorageArgs
+from infra.storage import Storage
 from infra.training import LOST, Training
 
 if TYPE_CHECKING:
@@ -84,8 +84,10 @@ def build(known: Plan, region: str) -> dict[str, pulumi.Input[Any]]:
     # From here on nothing is refused any more.
     place = existing if existing is not None else own_place(context, known, zones)
     key = Key(context, settings.kms.key_arn)
-    storage = Storage(context, StorageArgs(place.vpc_id, place.subnets, key.arn, settings.storage))
-    bucket = Artifacts(context, ArtifactsArgs(key.arn, settings.artifacts, known.folder))
+    storage = Storage(
+        context, vpc_id=place.vpc_id, subnets=place.subnets, key_arn=key.arn, settings=settings.storage
+    )
+    bucket = Artifacts(context, key_arn=key.arn, settings=settings.artifacts, project_folder=known.folder)
     registry = Registry(context, key.arn)
     logs = Logs(context, settings.cluster.log_retention_days)
     if settings.budget.dollars > 0:
@@ -113,9 +115,11 @@ def build(known: Plan, region: str) -> dict[str, pulumi.Input[Any]]:
     if settings.compute == "on":
         cluster = Cluster(
             context,
-            ClusterArgs(
-                place.all_subnets, settings.network.service_cidr, key.arn, settings.cluster, logs.group
-            ),
+            subnet_ids=place.all_subnets,
+            service_cidr=settings.network.service_cidr,
+            key_arn=key.arn,
+            settings=settings.cluster,
+            logs=logs.group,
         )
         api_host = cluster.cluster.endpoint.apply(kubeconfigs.host)
         # Long before the first pod that uses it: pods get credentials when they are made, or never.
@@ -126,15 +130,24 @@ def build(known: Plan, region: str) -> dict[str, pulumi.Input[Any]]:
         after = [*ready, storage.admit("nodes", cluster.security_group_id), identity]
         outputs |= release(context, known, cluster, nodes, storage=storage, bucket=bucket, after=after)
         if settings.bastion.enabled:
-            subnet = next(iter(place.subnets.values()))
             bastion = Bastion(
                 context,
-                BastionArgs(place.vpc_id, subnet, file_system_host, key.arn, settings.bastion.instance_type),
                 storage,
-                pulumi.ResourceOptions(depends_on=list(place.ready)),
+                vpc_id=place.vpc_id,
+                subnet_id=next(iter(place.subnets.values())),
+                file_system_host=file_system_host,
+                key_arn=key.arn,
+                instance_type=settings.bastion.instance_type,
+                ready=place.ready,
             )
             outputs["bastion"] = bastion.instance.id
-    Dns(context, DnsArgs(place.vpc_id, file_system_host, api_host, settings.dns))
+    Dns(
+        context,
+        vpc_id=place.vpc_id,
+        file_system_host=file_system_host,
+        api_host=api_host,
+        settings=settings.dns,
+    )
     return outputs
 
 
@@ -146,15 +159,13 @@ def make_nodes(
     driver = settings.storage.type == "efs-csi"
     nodes = Nodes(
         context,
-        NodesArgs(
-            cluster_name=cluster.name,
-            subnet_ids=list(place.subnets.values()),
-            key_arn=key.arn,
-            settings=settings.nodes,
-            version=settings.cluster.version,
-            wait_for_storage=driver,
-            after=[*cluster.before_nodes, *cluster.entries, *place.ready],
-        ),
+        cluster_name=cluster.name,
+        subnet_ids=list(place.subnets.values()),
+        key_arn=key.arn,
+        settings=settings.nodes,
+        version=settings.cluster.version,
+        wait_for_storage=driver,
+        after=[*cluster.before_nodes, *cluster.entries, *place.ready],
     )
     ready: list[pulumi.Resource] = [*cluster.entries, nodes.group, *storage.mount_targets]
     if not nodes.hosts:
@@ -208,10 +219,16 @@ def release(
         )
         return {**outputs, "next": f"{command} && pulumi up --stack {known.stack}"}
     if settings.nodes.auto:
-        scaler = AutoscalerArgs(
-            config, kubeconfigs.CONTEXT, settings.cluster.version, nodes.host_labels, after
+        scaler = Autoscaler(
+            context,
+            cluster,
+            kubeconfig=config,
+            kubeconfig_context=kubeconfigs.CONTEXT,
+            version=settings.cluster.version,
+            labels=nodes.host_labels,
+            after=after,
         )
-        after = [*after, Autoscaler(context, cluster, scaler).release]
+        after = [*after, scaler.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
     ).apply(

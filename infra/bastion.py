@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pulumi
 import pulumi_aws as aws
@@ -33,28 +33,23 @@ def user_data(file_system_host: str) -> str:
     )
 
 
-@dataclass(frozen=True)
-class BastionArgs:
-    """Where it stands and what it mounts."""
-
-    vpc_id: pulumi.Input[str]
-    subnet_id: pulumi.Input[str]
-    file_system_host: pulumi.Input[str]
-    key_arn: pulumi.Input[str]
-    instance_type: str
-
-
 class Bastion(pulumi.ComponentResource):
-    """paddle:infra:Bastion: no port is open, no key is installed."""
+    """paddle:infra:Bastion: no port is open, no key is installed. `ready`: what its network waits for."""
 
     def __init__(
         self,
         context: Context,
-        args: BastionArgs,
         storage: Storage,
-        opts: pulumi.ResourceOptions | None = None,
+        *,
+        vpc_id: pulumi.Input[str],
+        subnet_id: pulumi.Input[str],
+        file_system_host: pulumi.Input[str],
+        key_arn: pulumi.Input[str],
+        instance_type: str,
+        ready: Sequence[pulumi.Resource],
     ) -> None:
-        super().__init__("paddle:infra:Bastion", context.named("bastion"), None, opts)
+        after = pulumi.ResourceOptions(depends_on=list(ready))
+        super().__init__("paddle:infra:Bastion", context.named("bastion"), None, after)
         own = pulumi.ResourceOptions(parent=self)
         machine_role = role(context, "bastion", "ec2.amazonaws.com", self)
         allowed = attach(context, "bastion", machine_role, "AmazonSSMManagedInstanceCore", self)
@@ -67,7 +62,7 @@ class Bastion(pulumi.ComponentResource):
         )
         group = aws.ec2.SecurityGroup(
             context.named("bastion"),
-            vpc_id=args.vpc_id,
+            vpc_id=vpc_id,
             description="The bastion: nothing in",
             tags=context.tagged("bastion"),
             opts=own,
@@ -82,15 +77,15 @@ class Bastion(pulumi.ComponentResource):
             opts=own,
         )
         mount = storage.admit("bastion", group.id)
-        architecture = "arm64" if capacity.is_arm(args.instance_type) else "x86_64"
+        architecture = "arm64" if capacity.is_arm(instance_type) else "x86_64"
         image = aws.ssm.get_parameter(
             name=IMAGE.format(architecture=architecture), opts=pulumi.InvokeOptions(parent=self)
         )
         self.instance = aws.ec2.Instance(
             context.named("bastion"),
             ami=image.value,
-            instance_type=args.instance_type,
-            subnet_id=args.subnet_id,
+            instance_type=instance_type,
+            subnet_id=subnet_id,
             vpc_security_group_ids=[group.id],
             iam_instance_profile=profile.name,
             associate_public_ip_address=False,
@@ -99,8 +94,8 @@ class Bastion(pulumi.ComponentResource):
                 "http_tokens": "required",
                 "http_put_response_hop_limit": 1,
             },
-            root_block_device={"encrypted": True, "kms_key_id": args.key_arn, "volume_type": "gp3"},
-            user_data=pulumi.Output.from_input(args.file_system_host).apply(user_data),
+            root_block_device={"encrypted": True, "kms_key_id": key_arn, "volume_type": "gp3"},
+            user_data=pulumi.Output.from_input(file_system_host).apply(user_data),
             user_data_replace_on_change=True,
             tags=context.tagged("bastion"),
             volume_tags=context.tagged("bastion"),

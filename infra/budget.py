@@ -12,10 +12,8 @@ from infra.settings import Budget as BudgetSettings
 class Budget(pulumi.ComponentResource):
     """paddle:infra:Budget. It counts once the account allocates costs by the tag KubernetesCluster."""
 
-    def __init__(
-        self, context: Context, settings: BudgetSettings, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__("paddle:infra:Budget", context.named("budget"), None, opts)
+    def __init__(self, context: Context, settings: BudgetSettings) -> None:
+        super().__init__("paddle:infra:Budget", context.named("budget"))
         told = {"threshold_type": "PERCENTAGE", "comparison_operator": "GREATER_THAN"}
         aws.budgets.Budget(
             context.named("budget"),

@@ -16,24 +16,6 @@ from infra.quantities import number
 GIB = 2**30
 MIB = 2**20
 
-# vCPU of a size, and GiB of memory a vCPU of a family; from the instance type pages of Amazon EC2.
-_SIZES = {"large": 2, "xlarge": 4, "2xlarge": 8, "4xlarge": 16, "8xlarge": 32, "12xlarge": 48, "16xlarge": 64}
-_FAMILIES = {
-    **dict.fromkeys(("m5", "m5a", "m6i", "m6a", "m6g", "m7i", "m7a", "m7g", "m8g"), 4),
-    **dict.fromkeys(("c6i", "c6a", "c6g", "c7i", "c7a", "c7g", "c8g", "c5a"), 2),
-    **dict.fromkeys(("r5", "r5a", "r6i", "r6a", "r6g", "r7i", "r7a", "r7g", "r8g"), 8),
-}
-_OTHERS = {
-    "t3.small": (2, 2),
-    "t3.medium": (2, 4),
-    "t3.large": (2, 8),
-    "t3.xlarge": (4, 16),
-    "t3.2xlarge": (8, 32),
-    "t4g.medium": (2, 4),
-    "t4g.large": (2, 8),
-    "m3.large": (2, 7.5),
-}
-
 # What the add-ons' daemons ask for on each node (CNI with network policy, kube-proxy, pod identity agent,
 # efs-csi) and one node's part of CoreDNS and the efs-csi controllers, rounded up.
 DAEMON_CPU = 0.35
@@ -49,17 +31,6 @@ class Size:
 
     def __str__(self) -> str:
         return f"{self.cpu:.2f} cores and {self.memory / GIB:.1f} GiB"
-
-
-def machine(instance_type: str) -> Size | None:
-    """vCPU and memory of an instance type, or None when this table does not know it."""
-    if instance_type in _OTHERS:
-        cores, gib = _OTHERS[instance_type]
-        return Size(float(cores), gib * GIB)
-    family, _, size = instance_type.partition(".")
-    if family not in _FAMILIES or size not in _SIZES:
-        return None
-    return Size(float(_SIZES[size]), float(_SIZES[size] * _FAMILIES[family] * GIB))
 
 
 def is_arm(instance_type: str) -> bool:

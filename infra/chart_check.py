@@ -6,42 +6,53 @@ the release is made: on target aws half an hour after the network. `helm templat
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra import versions
-from infra.chart_values import CHART
+from infra.chart_values import CHART, Facts, build
 from infra.problems import Problem
+from infra.settings import Settings
 
 SECONDS = 60
+# Stand-ins for what only a stack's resources know.
+FACTS = Facts(
+    image="example.invalid/paddle-training@sha256:" + "0" * 64,
+    file_system_id="fs-00000000000000000",
+    access_point_id="fsap-00000000000000000",
+    file_system_host="efs.example.internal",
+    bucket="the-stacks-bucket",
+)
 # As the templates write it: `paddle-training.fault` in _validate.tpl.
 _FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
 
 
-def available() -> bool:
-    """Whether there is a helm to ask."""
-    return shutil.which("helm") is not None
+def template(
+    settings: Settings, own: Mapping[str, Any], folder: Path, image: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """`helm template` of the chart in `folder`, with the release's values of a stack.
 
+    Args:
+        settings: the stack's.
+        own: the person's values, from `chart_values.own_values`.
+        folder: the project's.
+        image: the stack's image, if it has one.
 
-def render(values: Mapping[str, Any], release: str, namespace: str, folder: Path, version: str) -> str:
-    """What helm says against these values; empty when it renders them."""
-    done = subprocess.run(
-        [
-            *("helm", "template", release, str(folder / CHART), "--namespace", namespace),
-            *("--kube-version", f"{version}.0", "--values", "-"),
-        ],
-        input=json.dumps(values),  # JSON is YAML
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
+    Raises:
+        FileNotFoundError: helm is not on PATH.
+    """
+    facts = FACTS if image == "" else dataclasses.replace(FACTS, image=image)
+    argv = ["helm", "template", settings.release.name, str(folder / CHART)]
+    # helm by itself believes in whatever Kubernetes it was built for.
+    argv += ["--namespace", settings.namespace.name, "--kube-version", f"{settings.cluster.version}.0"]
+    values = json.dumps(build(settings, facts, own))  # JSON is YAML
+    return subprocess.run(
+        [*argv, "--values", "-"], input=values, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    return done.stderr.strip() if done.returncode else ""
 
 
 def _problem(line: str) -> Problem:
@@ -57,15 +68,10 @@ def _problem(line: str) -> Problem:
     return Problem(key, value, limit.rstrip(","), reason, better)
 
 
-def problems(said: str) -> Iterator[Problem]:
-    """Each fault that helm tells of, from `render`."""
+def refused(settings: Settings, own: Mapping[str, Any], folder: Path, image: str = "") -> Iterator[Problem]:
+    """Each fault that the chart has with the values; the arguments are those of `template`."""
+    done = template(settings, own, folder, image)
+    said = done.stderr.strip() if done.returncode else ""
     lines = [line.removeprefix("- ") for line in said.splitlines() if line.startswith("- ")]
     for line in lines if lines else [said] * (said != ""):
         yield _problem(line)
-
-
-def refused(
-    values: Mapping[str, Any], release: str, namespace: str, folder: Path, version: str = versions.KUBERNETES
-) -> list[Problem]:
-    """Everything that the chart has against `values`."""
-    return list(problems(render(values, release, namespace, folder, version)))

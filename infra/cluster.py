@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
@@ -19,17 +18,6 @@ ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 VIEW_POLICY = "AmazonEKSViewPolicy"
 
 
-@dataclass(frozen=True)
-class ClusterArgs:
-    """What the control plane is attached to."""
-
-    subnet_ids: Sequence[pulumi.Input[str]]
-    service_cidr: str
-    key_arn: pulumi.Input[str]
-    settings: ClusterSettings
-    logs: pulumi.Resource
-
-
 class Logs(pulumi.ComponentResource):
     """paddle:infra:Logs: the control plane's log group, which outlives the cluster.
 
@@ -37,8 +25,8 @@ class Logs(pulumi.ComponentResource):
     while its last lines come in.
     """
 
-    def __init__(self, context: Context, days: int, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("paddle:infra:Logs", context.named("logs"), None, opts)
+    def __init__(self, context: Context, days: int) -> None:
+        super().__init__("paddle:infra:Logs", context.named("logs"))
         self.group = aws.cloudwatch.LogGroup(
             context.named("logs"),
             name=f"/aws/eks/{context.prefix}/cluster",
@@ -56,15 +44,21 @@ class Cluster(pulumi.ComponentResource):
     """
 
     def __init__(
-        self, context: Context, args: ClusterArgs, opts: pulumi.ResourceOptions | None = None
+        self,
+        context: Context,
+        *,
+        subnet_ids: Sequence[pulumi.Input[str]],
+        service_cidr: str,
+        key_arn: pulumi.Input[str],
+        settings: ClusterSettings,
+        logs: pulumi.Resource,
     ) -> None:
-        super().__init__("paddle:infra:Cluster", context.named("cluster"), None, opts)
+        super().__init__("paddle:infra:Cluster", context.named("cluster"))
         self._context = context
-        self._version = args.settings.version
-        settings = args.settings
+        self._version = settings.version
         service_role = role(context, "cluster", "eks.amazonaws.com", self)
         attached = attach(context, "cluster", service_role, "AmazonEKSClusterPolicy", self)
-        use = pulumi.Output.from_input(args.key_arn).apply(policies.use_key)
+        use = pulumi.Output.from_input(key_arn).apply(policies.use_key)
         key_use = allow(context, "cluster-key", service_role, use, self)
         public = len(settings.public_cidrs) > 0
         self.cluster = aws.eks.Cluster(
@@ -81,16 +75,16 @@ class Cluster(pulumi.ComponentResource):
             },
             bootstrap_self_managed_addons=False,
             enabled_cluster_log_types=list(LOG_TYPES),
-            encryption_config={"provider": {"key_arn": args.key_arn}, "resources": ["secrets"]},
-            kubernetes_network_config={"service_ipv4_cidr": args.service_cidr, "ip_family": "ipv4"},
+            encryption_config={"provider": {"key_arn": key_arn}, "resources": ["secrets"]},
+            kubernetes_network_config={"service_ipv4_cidr": service_cidr, "ip_family": "ipv4"},
             vpc_config={
-                "subnet_ids": list(args.subnet_ids),
+                "subnet_ids": list(subnet_ids),
                 "endpoint_private_access": True,
                 "endpoint_public_access": public,
                 "public_access_cidrs": list(settings.public_cidrs) if public else None,
             },
             tags=context.tagged("cluster"),
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_use, args.logs]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_use, logs]),
         )
         self.name = self.cluster.name
         self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(

@@ -59,10 +59,6 @@ class Context:
         """`role/NAME` or `user/NAME` as an ARN of this account; an ARN stays as it is."""
         return name if name.startswith("arn:") else f"arn:{self.partition}:iam::{self.account}:{name}"
 
-    def managed_policy(self, name: str) -> str:
-        """ARN of one of AWS's own policies."""
-        return f"arn:{self.partition}:iam::aws:policy/{name}"
-
 
 def role(context: Context, part: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
     """A role that one AWS service assumes, with the stack's path and boundary."""
@@ -84,7 +80,7 @@ def attach(
     return aws.iam.RolePolicyAttachment(
         context.named(part),
         role=to.name,
-        policy_arn=context.managed_policy(policy),
+        policy_arn=f"arn:{context.partition}:iam::aws:policy/{policy}",
         opts=pulumi.ResourceOptions(parent=parent),
     )
 

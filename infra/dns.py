@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pulumi
 import pulumi_aws as aws
 
@@ -14,37 +12,38 @@ from infra.settings import Dns as DnsSettings
 TTL_SECONDS = 60
 
 
-@dataclass(frozen=True)
-class DnsArgs:
-    """`api_host` is None while there is no cluster; no address is ever typed by hand."""
-
-    vpc_id: pulumi.Input[str]
-    file_system_host: pulumi.Input[str]
-    api_host: pulumi.Input[str] | None
-    settings: DnsSettings
-
-
 class Dns(pulumi.ComponentResource):
-    """paddle:infra:Dns: records that follow the resources they name."""
+    """paddle:infra:Dns: records that follow the resources they name.
 
-    def __init__(self, context: Context, args: DnsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("paddle:infra:Dns", context.named("dns"), None, opts)
-        zone_name = args.settings.zone
+    `api_host` is None while there is no cluster; no address is ever typed by hand.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        vpc_id: pulumi.Input[str],
+        file_system_host: pulumi.Input[str],
+        api_host: pulumi.Input[str] | None,
+        settings: DnsSettings,
+    ) -> None:
+        super().__init__("paddle:infra:Dns", context.named("dns"))
+        zone_name = settings.zone
         zone = aws.route53.Zone(
             context.named("zone"),
             name=zone_name,
             comment=f"{context.prefix}: names inside the network",
-            vpcs=[aws.route53.ZoneVpcArgs(vpc_id=args.vpc_id)],
+            vpcs=[aws.route53.ZoneVpcArgs(vpc_id=vpc_id)],
             force_destroy=True,
             tags=context.tagged("zone"),
             opts=pulumi.ResourceOptions(parent=self),
         )
-        names = {f"efs.{zone_name}": (zone.zone_id, args.file_system_host)}
-        if args.api_host is not None:
-            names[f"api.{zone_name}"] = (zone.zone_id, args.api_host)
-            if args.settings.external_name != "":
-                public = pulumi.Output.from_input(args.settings.public_zone_id)
-                names[args.settings.external_name] = (public, args.api_host)
+        names = {f"efs.{zone_name}": (zone.zone_id, file_system_host)}
+        if api_host is not None:
+            names[f"api.{zone_name}"] = (zone.zone_id, api_host)
+            if settings.external_name != "":
+                public = pulumi.Output.from_input(settings.public_zone_id)
+                names[settings.external_name] = (public, api_host)
         for name, (zone_id, target) in names.items():
             aws.route53.Record(
                 context.named(f"name-{name.replace('.', '-')}"),

@@ -20,8 +20,8 @@ class Key(pulumi.ComponentResource):
 
     arn: pulumi.Output[str]
 
-    def __init__(self, context: Context, key_arn: str, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("paddle:infra:Key", context.named("key"), None, opts)
+    def __init__(self, context: Context, key_arn: str) -> None:
+        super().__init__("paddle:infra:Key", context.named("key"))
         if key_arn != "":
             self.arn = pulumi.Output.from_input(key_arn)
         else:

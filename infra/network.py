@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
@@ -11,52 +10,26 @@ import pulumi_aws as aws
 from infra import cidr, versions
 from infra.context import Context
 
-# What nodes and pods call when there is no way out: images, tokens, logs, EKS, pod identity, EFS, Session
-# Manager.
-PRIVATE_SERVICES = (
-    "ec2",
-    "ecr.api",
-    "ecr.dkr",
-    "eks",
-    "eks-auth",
-    "elasticfilesystem",
-    "logs",
-    "sts",
-    "ssm",
-    "ssmmessages",
-    "ec2messages",
-)
-
-
-@dataclass(frozen=True)
-class NetworkArgs:
-    """`zones` are the names of the availability zones.
-
-    `ways_out` is false while compute is off: nothing to pay.
-    """
-
-    vpc_cidr: str
-    zones: Sequence[str]
-    nat: str
-    ways_out: bool
-
 
 class Network(pulumi.ComponentResource):
-    """paddle:infra:Network: what the stack's machines live in."""
+    """paddle:infra:Network: what the stack's machines live in.
+
+    `zones` are the names of the availability zones. `ways_out` is false while compute is off: nothing to pay.
+    """
 
     vpc_id: pulumi.Output[str]
     private_subnet_ids: list[pulumi.Output[str]]
 
     def __init__(
-        self, context: Context, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None
+        self, context: Context, *, vpc_cidr: str, zones: Sequence[str], nat: str, ways_out: bool
     ) -> None:
-        super().__init__("paddle:infra:Network", context.named("network"), None, opts)
-        self._context, self._args = context, args
+        super().__init__("paddle:infra:Network", context.named("network"))
+        self._context, self._zones, self._nat = context, zones, nat
         self._own = pulumi.ResourceOptions(parent=self)
         # EFS names and private zones resolve only with both of these.
         self._vpc = aws.ec2.Vpc(
             context.named("vpc"),
-            cidr_block=args.vpc_cidr,
+            cidr_block=vpc_cidr,
             enable_dns_support=True,
             enable_dns_hostnames=True,
             tags=context.tagged("vpc"),
@@ -73,11 +46,11 @@ class Network(pulumi.ComponentResource):
             gateway_id=gateway.id,
             opts=self._own,
         )
-        plans = cidr.plan(args.vpc_cidr, len(args.zones))
+        plans = cidr.plan(vpc_cidr, len(zones))
         self._publics: list[aws.ec2.Subnet] = []
         self._privates: list[aws.ec2.Subnet] = []
         self._tables: list[aws.ec2.RouteTable] = []
-        for zone, plan in zip(args.zones, plans, strict=True):
+        for zone, plan in zip(zones, plans, strict=True):
             public = self._subnet(f"public-{zone}", zone, plan.public, "kubernetes.io/role/elb")
             private = self._subnet(f"private-{zone}", zone, plan.private, "kubernetes.io/role/internal-elb")
             table = self._table(f"private-{zone}")
@@ -98,8 +71,8 @@ class Network(pulumi.ComponentResource):
         )
         # What nodes must not start before, and what must outlive them.
         self.ready: list[pulumi.Resource] = []
-        if args.ways_out:
-            self.ready += self._endpoints() if args.nat == "none" else self._gateways(way)
+        if ways_out:
+            self.ready += self._endpoints(vpc_cidr) if nat == "none" else self._gateways(way)
         self.vpc_id = self._vpc.id
         self.private_subnet_ids = [subnet.id for subnet in self._privates]
         self.register_outputs({"vpcId": self.vpc_id})
@@ -130,8 +103,8 @@ class Network(pulumi.ComponentResource):
         routes: list[pulumi.Resource] = []
         # A NAT gateway needs the public way out first, and must be gone before it.
         after = pulumi.ResourceOptions(parent=self, depends_on=[way])
-        for index, (zone, table) in enumerate(zip(self._args.zones, self._tables, strict=True)):
-            if index == 0 or self._args.nat == "per-az":
+        for index, (zone, table) in enumerate(zip(self._zones, self._tables, strict=True)):
+            if index == 0 or self._nat == "per-az":
                 part = f"nat-{zone}"
                 address = aws.ec2.Eip(
                     self._context.named(part), domain="vpc", tags=self._context.tagged(part), opts=after
@@ -156,7 +129,7 @@ class Network(pulumi.ComponentResource):
             )
         return routes
 
-    def _endpoints(self) -> list[pulumi.Resource]:
+    def _endpoints(self, vpc_cidr: str) -> list[pulumi.Resource]:
         group = aws.ec2.SecurityGroup(
             self._context.named("endpoints"),
             vpc_id=self._vpc.id,
@@ -167,7 +140,7 @@ class Network(pulumi.ComponentResource):
         aws.vpc.SecurityGroupIngressRule(
             self._context.named("endpoints-https"),
             security_group_id=group.id,
-            cidr_ipv4=self._args.vpc_cidr,
+            cidr_ipv4=vpc_cidr,
             ip_protocol="tcp",
             from_port=versions.HTTPS_PORT,
             to_port=versions.HTTPS_PORT,
@@ -176,7 +149,7 @@ class Network(pulumi.ComponentResource):
             opts=self._own,
         )
         made: list[pulumi.Resource] = []
-        for service in PRIVATE_SERVICES:
+        for service in versions.PRIVATE_SERVICES:
             part = f"to-{service.replace('.', '-')}"
             made.append(
                 aws.ec2.VpcEndpoint(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -22,9 +21,6 @@ NODE_POLICIES = (
     "AmazonSSMManagedInstanceCore",
 )
 
-# With nodes.auto one small node stays, for DNS, the storage driver's controller and the autoscaler. They
-# ask for half a core in all: without auto a node of their own is not worth its price.
-SYSTEM_TYPES, SYSTEM_TYPES_ARM = ("t3.medium", "t3a.medium"), ("t4g.medium",)
 SYSTEM_LABELS = {"paddle-training/system": "true"}
 RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
 
@@ -38,29 +34,27 @@ def image_release(version: str, arm: bool, held: str, opts: pulumi.InvokeOptions
     return found
 
 
-@dataclass(frozen=True)
-class NodesArgs:
-    """`version` is Kubernetes' minor; `wait_for_storage` keeps pods off a node until the EFS driver runs."""
-
-    cluster_name: pulumi.Input[str]
-    subnet_ids: Sequence[pulumi.Input[str]]
-    key_arn: pulumi.Input[str]
-    settings: NodesSettings
-    version: str
-    wait_for_storage: bool
-    after: Sequence[pulumi.Resource]
-
-
 class Nodes(pulumi.ComponentResource):
     """paddle:infra:Nodes. The number of nodes changes in place, so 1 → 3 replaces none.
 
+    `version` is Kubernetes' minor; `wait_for_storage` keeps pods off a node until the EFS driver runs.
     `hosts` and `host_labels`: the group whose nodes hold what is not training, and how they are chosen.
     """
 
-    def __init__(self, context: Context, args: NodesArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("paddle:infra:Nodes", context.named("nodes"), None, opts)
+    def __init__(
+        self,
+        context: Context,
+        *,
+        cluster_name: pulumi.Input[str],
+        subnet_ids: Sequence[pulumi.Input[str]],
+        key_arn: pulumi.Input[str],
+        settings: NodesSettings,
+        version: str,
+        wait_for_storage: bool,
+        after: Sequence[pulumi.Resource],
+    ) -> None:
+        super().__init__("paddle:infra:Nodes", context.named("nodes"))
         own = pulumi.ResourceOptions(parent=self)
-        settings = args.settings
         node_role = role(context, "nodes", "ec2.amazonaws.com", self)
         attached = [
             attach(context, f"nodes-{name.lower().replace('_', '-')}", node_role, name, self)
@@ -84,7 +78,7 @@ class Nodes(pulumi.ComponentResource):
                         volume_size=settings.disk_gib,
                         volume_type="gp3",
                         encrypted="true",
-                        kms_key_id=args.key_arn,
+                        kms_key_id=key_arn,
                         delete_on_termination="true",
                     ),
                 )
@@ -101,18 +95,18 @@ class Nodes(pulumi.ComponentResource):
             opts=own,
         )
         arm = capacity.is_arm(settings.instance_types[0])
-        release = image_release(args.version, arm, settings.ami_release, pulumi.InvokeOptions(parent=self))
+        release = image_release(version, arm, settings.ami_release, pulumi.InvokeOptions(parent=self))
         taint = aws.eks.NodeGroupTaintArgs(key=versions.EFS_STARTUP_TAINT, effect="NO_EXECUTE")
-        waits = [taint] if args.wait_for_storage else []
+        waits = [taint] if wait_for_storage else []
 
         def node_group(name: str, sizes: tuple[int, int, int], **more: Any) -> aws.eks.NodeGroup:
             return aws.eks.NodeGroup(
                 context.named(name),
-                cluster_name=args.cluster_name,
-                version=args.version,
+                cluster_name=cluster_name,
+                version=version,
                 release_version=release,
                 node_role_arn=node_role.arn,
-                subnet_ids=list(args.subnet_ids)[:1] if settings.single_zone else list(args.subnet_ids),
+                subnet_ids=list(subnet_ids)[:1] if settings.single_zone else list(subnet_ids),
                 ami_type="AL2023_ARM_64_STANDARD" if arm else "AL2023_x86_64_STANDARD",
                 launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
                     id=template.id, version=template.latest_version.apply(str)
@@ -126,7 +120,7 @@ class Nodes(pulumi.ComponentResource):
                 **more,
             )
 
-        after = [*args.after, *attached]
+        after = [*after, *attached]
         self.group = node_group(
             "nodes",
             (settings.min, settings.desired, settings.max),
@@ -150,7 +144,7 @@ class Nodes(pulumi.ComponentResource):
                 node_group(
                     "system",
                     (1, 1, 2),
-                    instance_types=list(SYSTEM_TYPES_ARM if arm else SYSTEM_TYPES),
+                    instance_types=list(versions.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,
                     taints=[*waits, alone],
                     opts=pulumi.ResourceOptions(parent=self, depends_on=after),

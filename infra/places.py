@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from infra import checks, kept, naming, versions
 from infra.context import Context
-from infra.network import Network, NetworkArgs
+from infra.network import Network
 from infra.problems import Problem, SettingsError, wrong
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def existing_place(known: Plan) -> Place:
 def own_place(context: Context, known: Plan, zones: Sequence[str]) -> Place:
     """The stack's own network."""
     settings = known.settings
-    ways_out = settings.compute == "on"
-    network = Network(context, NetworkArgs(settings.network.vpc_cidr, zones, settings.network.nat, ways_out))
+    cidr, nat = settings.network.vpc_cidr, settings.network.nat
+    network = Network(context, vpc_cidr=cidr, zones=zones, nat=nat, ways_out=settings.compute == "on")
     ids = network.private_subnet_ids
     return Place(network.vpc_id, dict(zip(zones, ids, strict=True)), ids, network.ready)

@@ -15,10 +15,8 @@ KEPT_IMAGES = 20
 class Registry(pulumi.ComponentResource):
     """paddle:infra:Registry: one repository; a tag, once pushed, never means another image."""
 
-    def __init__(
-        self, context: Context, key_arn: pulumi.Input[str], opts: pulumi.ResourceOptions | None = None
-    ) -> None:
-        super().__init__("paddle:infra:Registry", context.named("registry"), None, opts)
+    def __init__(self, context: Context, key_arn: pulumi.Input[str]) -> None:
+        super().__init__("paddle:infra:Registry", context.named("registry"))
         repository = aws.ecr.Repository(
             context.named("launcher"),
             image_tag_mutability="IMMUTABLE",

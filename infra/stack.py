@@ -12,7 +12,7 @@ from typing import Any
 
 import pulumi
 
-from infra import chart_check, chart_values, checks, naming, preflight, versions
+from infra import chart_check, chart_values, checks, naming, preflight
 from infra.problems import SettingsError
 from infra.settings import Settings
 from infra.training import LOST, Training, TrainingArgs, wait_seconds
@@ -91,16 +91,11 @@ def ask_the_chart(known: Plan) -> None:
     settings = known.settings
     if settings.compute == "off" or settings.release.keep_manual_values:
         return  # no release, or one with other values
-    if not chart_check.available():
+    try:
+        problems = list(chart_check.refused(settings, known.own_values, known.folder, known.image))
+    except FileNotFoundError:
         pulumi.log.warn("helm is not on PATH: mistakes in the chart's values show only when it is installed")
         return
-    host = "fs-00000000.efs.us-west-2.amazonaws.com"
-    image = known.image if known.image != "" else "not-pushed-yet"
-    facts = chart_values.Facts(image, "fs-00000000", "fsap-00000000", host, "bucket")
-    values = chart_values.build(settings, facts, known.own_values)
-    version = settings.cluster.version if settings.target == "aws" else versions.KUBERNETES
-    name, namespace = settings.release.name, settings.namespace.name
-    problems = chart_check.refused(values, name, namespace, known.folder, version)
     if problems:
         raise SettingsError(problems)
 

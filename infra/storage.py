@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pulumi
 import pulumi_aws as aws
@@ -13,26 +12,25 @@ from infra.context import Context
 from infra.settings import Storage as StorageSettings
 
 
-@dataclass(frozen=True)
-class StorageArgs:
-    """`subnets`: one subnet of each zone in use, by a name that stays (EFS takes one mount target a zone)."""
-
-    vpc_id: pulumi.Input[str]
-    subnets: Mapping[str, pulumi.Input[str]]
-    key_arn: pulumi.Input[str]
-    settings: StorageSettings
-
-
 class Storage(pulumi.ComponentResource):
-    """paddle:infra:Storage: outlives cluster and nodes; who may mount it is added by `admit`."""
+    """paddle:infra:Storage: outlives cluster and nodes; who may mount it is added by `admit`.
+
+    `subnets`: one subnet of each zone in use, by a name that stays (EFS takes one mount target a zone).
+    """
 
     def __init__(
-        self, context: Context, args: StorageArgs, opts: pulumi.ResourceOptions | None = None
+        self,
+        context: Context,
+        *,
+        vpc_id: pulumi.Input[str],
+        subnets: Mapping[str, pulumi.Input[str]],
+        key_arn: pulumi.Input[str],
+        settings: StorageSettings,
     ) -> None:
-        super().__init__("paddle:infra:Storage", context.named("storage"), None, opts)
+        super().__init__("paddle:infra:Storage", context.named("storage"))
         self._context = context
         own = pulumi.ResourceOptions(parent=self)
-        days = args.settings.archive_after_days
+        days = settings.archive_after_days
         policies: list[aws.efs.FileSystemLifecyclePolicyArgs] = []
         if days > 0:
             period = "AFTER_1_DAY" if days == 1 else f"AFTER_{days}_DAYS"
@@ -44,9 +42,9 @@ class Storage(pulumi.ComponentResource):
         self.file_system = aws.efs.FileSystem(
             context.named("efs"),
             encrypted=True,
-            kms_key_id=args.key_arn,
+            kms_key_id=key_arn,
             performance_mode="generalPurpose",
-            throughput_mode=args.settings.throughput,
+            throughput_mode=settings.throughput,
             lifecycle_policies=policies,
             tags=context.tagged("efs"),
             opts=context.keep(self, kept.FILES),
@@ -55,12 +53,12 @@ class Storage(pulumi.ComponentResource):
         aws.efs.BackupPolicy(
             context.named("efs"),
             file_system_id=self.file_system.id,
-            backup_policy={"status": "ENABLED" if args.settings.backup else "DISABLED"},
+            backup_policy={"status": "ENABLED" if settings.backup else "DISABLED"},
             opts=context.keep(self),
         )
         self.group = aws.ec2.SecurityGroup(
             context.named("efs"),
-            vpc_id=args.vpc_id,
+            vpc_id=vpc_id,
             description="NFS from the nodes to the file system",
             tags=context.tagged("efs"),
             opts=own,
@@ -73,7 +71,7 @@ class Storage(pulumi.ComponentResource):
                 security_groups=[self.group.id],
                 opts=own,
             )
-            for name, subnet in args.subnets.items()
+            for name, subnet in subnets.items()
         ]
         user = {"uid": versions.POD_UID, "gid": versions.POD_GID}
         self.access_point = aws.efs.AccessPoint(

@@ -80,8 +80,8 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
 class Training(pulumi.ComponentResource):
     """paddle:infra:Training: provider, namespace, release."""
 
-    def __init__(self, name: str, args: TrainingArgs, opts: pulumi.ResourceOptions | None = None) -> None:
-        super().__init__("paddle:infra:Training", name, None, opts)
+    def __init__(self, name: str, args: TrainingArgs) -> None:
+        super().__init__("paddle:infra:Training", name)
         self.provider = k8s.Provider(
             name,
             kubeconfig=args.kubeconfig,

@@ -20,6 +20,16 @@ ADDON_LOGS = "amazon-cloudwatch-observability"
 # Taint that keeps pods away from a new node until the EFS driver runs there; the driver removes it itself.
 EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
 
+# With network.nat none, nodes and pods call images, tokens, logs, EKS, pod identity, EFS, Session Manager.
+PRIVATE_SERVICES = (
+    *("ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "elasticfilesystem", "logs", "sts"),
+    *("ssm", "ssmmessages", "ec2messages"),
+)
+
+# With nodes.auto one small node stays, for DNS, the storage driver's controller and the autoscaler. They ask
+# for half a core in all: without auto a node of their own is not worth its price. By whether it is Graviton.
+SYSTEM_TYPES = {False: ("t3.medium", "t3a.medium"), True: ("t4g.medium",)}
+
 NFS_PORT = 2049
 HTTPS_PORT = 443
 

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     if command not in POD_COMMANDS:
         from launcher.cli.main import app
 
-        app(args=arguments, prog_name="python -m launcher")
+        app(arguments)
         return errors.EXIT_OK
     try:
         return _pod_command(command, arguments[1:])

@@ -5,7 +5,7 @@ s3://bucket/prefix/<job name>/
 └── <run id>/            one folder a run, which no other run writes to
     ├── started.json     put when the run starts: the place can be written, and whose it is
     ├── model/…          as output/model/ (runtime v1 leaves none: its last pass-<NNNNN>/ instead)
-    ├── run.json, metrics.csv, curve.png
+    ├── run.json, metrics.csv, curve.png, report.html
     └── _SUCCESS.json    put last: every object with its size and sha256; without it nothing here is whole
 
 The launcher starts `python -m launcher.export REQUEST` and stays free of boto3 itself. REQUEST is a `Request`
@@ -32,7 +32,7 @@ from launcher.retry import Retry
 from launcher.settings import TrainSettings
 
 STARTED, MARKER, LATEST = "started.json", "_SUCCESS.json", "latest.json"
-RECORDS = ("run.json", "metrics.csv", "curve.png")
+RECORDS = ("run.json", "metrics.csv", "curve.png", "report.html")
 """Files about the run. A later start writes some anew: they do not decide what is exported already."""
 _PARTS_AT_ONCE = 4  # of a large file, 8 MiB each
 _MENDS = {

@@ -11,7 +11,7 @@
     ├── tables/<name>                    side tables, once for all shards
     ├── <TRAIN_CONFIG_DIR>/              a person's own program
     ├── output/
-    │   ├── run.lock, run.json, status.json, metrics.csv, curve.png, model/
+    │   ├── run.lock, run.json, status.json, metrics.csv, curve.png, report.html, model/
     │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
     │   ├── pass-<NNNNN>/{…,done}                    a finished pass
     │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a save inside a pass
@@ -159,6 +159,10 @@ class Output:
     def before_json(self) -> Path:
         """What the model of `training.initFrom` scored before this run trained."""
         return self.root / "before.json"
+
+    @property
+    def report_html(self) -> Path:
+        return self.root / "report.html"
 
     @property
     def curve_png(self) -> Path:

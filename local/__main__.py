@@ -36,7 +36,7 @@ def tools(
     tests: Annotated[bool, typer.Option(help="Also what the chart's tests and documents need.")] = True,
 ) -> None:
     """Install missing Debian packages and build missing tools."""
-    debian.ensure()
+    debian.ensure(tests)
     build.tools(tests=tests)
     say.done("all tools are there")
 

@@ -23,6 +23,7 @@ from typing import IO, Any
 import yaml
 
 from launcher import runtimes
+from launcher.cli.recipe import merged
 from launcher.errors import LauncherError
 from launcher.gang.agent import Agent
 from launcher.gang.network import Network
@@ -52,15 +53,6 @@ class Loopback(Network):
     def interfaces(self) -> dict[str, list[str]]:
         """`lo`, with this rank's address."""
         return {"lo": [self.bind_host]}
-
-
-def merged(defaults: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as helm merges them: objects by key, all else replaced."""
-    both = dict(defaults)
-    for key, value in own.items():
-        old = both.get(key)
-        both[key] = merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return both
 
 
 def values(config: str) -> dict[str, Any]:

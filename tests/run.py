@@ -6,8 +6,8 @@
 
 The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
 that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. Tier `faults`
-is `make test-faults`: it breaks the cluster itself and takes some 40 minutes; tier `e2e` has a short
-selection of it. Up to FEW tests that failed are run once more, alone: beside so many processes on two cores a
+is `make test-faults`: it breaks the cluster itself and takes some 40 minutes; tier `e2e` has one of
+them. Up to FEW tests that failed are run once more, alone: beside so many processes on two cores a
 wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier. The
 tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """

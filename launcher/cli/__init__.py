@@ -1,1 +1,1 @@
-"""A person's command line: status, logs, wait, results and push, over the cluster or over a folder."""
+"""A person's command line: over the cluster or over a folder."""

@@ -9,6 +9,7 @@ from typing import Any
 from launcher.cli import reasons
 from launcher.cli.progress import Progress, progress_of
 from launcher.cli.view import (
+    DATA_FAILED,
     FINAL,
     JobView,
     Object,
@@ -33,6 +34,8 @@ class Seen:
     events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     claim: str = ""
     files: Mapping[str, Any] = field(default_factory=dict)
+    log: Sequence[str] = ()
+    log_of: str = ""
 
 
 def of_cluster(seen: Seen) -> View:
@@ -62,6 +65,9 @@ def of_cluster(seen: Seen) -> View:
         notes=tuple(_notes(seen, progress is not None, data, state)),
         exported=exported_to(own_run(seen.files.get("run"), run.k8s_job)),
         score=own_run(seen.files.get("run"), run.k8s_job).get("score") or {},
+        passes=(seen.files.get("passes") or ()) if progress else (),
+        log=seen.log,
+        log_of=seen.log_of,
     )
 
 
@@ -85,19 +91,19 @@ def _state(
     if data.state == "failed" and training.state != "complete":
         failure = seen.files.get("failure") or {}
         reason = failure.get("reason") if failure.get("dataDigest") == run.data_digest else None
-        state = "failed", f"the data Job failed: {reason or data.reason}"
+        state = "failed", f"{DATA_FAILED}{reason or data.reason}"
     elif training.state == "failed":
         state = "failed", told or first_cause(pods) or training.reason
     elif training.state == "missing":
         state = (said if said in FINAL else "missing"), told
     elif training.state in ("complete", "suspended"):
         state = training.state, training.reason
+    elif said == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
+        state = "finishing", ""  # between its pods' good end and the Job's own
     elif said and said not in FINAL:
         state = said, told
-    elif data.state in ("running", "waiting"):
-        state = "preparing", ""
     else:
-        state = ("finishing" if said == "complete" else "pending"), ""
+        state = ("preparing" if data.state in ("running", "waiting") else "pending"), ""
     return state
 
 
@@ -143,7 +149,7 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
     if progress:
         state, cause = progress.state, str((status or {}).get("cause") or "")
     elif failure:
-        state, cause = "failed", f"the data Job failed: {failure.get('reason')}"
+        state, cause = "failed", f"{DATA_FAILED}{failure.get('reason')}"
     else:
         state, cause = ("pending" if manifest else "preparing"), ""
         notes.append("no output/status.json: the training has not started here")
@@ -158,4 +164,7 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
         notes=tuple(notes),
         exported=exported_to(files.get("run") or {}),
         score=(files.get("run") or {}).get("score") or {},
+        passes=files.get("passes") or (),
+        log=files.get("log") or (),
+        log_of="node_0/train.log",
     )

@@ -9,7 +9,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,7 +18,8 @@ from launcher.cli.problems import CliError, UsageError, api_problem
 NAME_LABEL = "app.kubernetes.io/name"
 RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
-CHART = "paddle-training"
+CHART = "paddle-training"  # a release's name too, where none is given
+NAMESPACE = "paddle"  # where none is given
 FOLLOW_SECONDS = 24 * 3600.0  # without a line before following a log is given up
 TIMEOUT = (5.0, 30.0)  # seconds to connect, seconds between two answers of one call
 
@@ -65,9 +66,9 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
         raise UsageError(f"{used} cannot be used: {error}") from error
     configuration.retries = False  # a wait of ours decides what is tried again
     chosen = context or (current or {}).get("name", "")
-    return Cluster(
-        kubernetes.client.ApiClient(configuration), namespace, f"context {chosen} ({configuration.host})"
-    )
+    given = [*(["--kubeconfig", named] if named else []), *(["--context", context] if context else [])]
+    title = f"context {chosen} ({configuration.host})"
+    return Cluster(kubernetes.client.ApiClient(configuration), namespace, title, given)
 
 
 def labels(release: str, component: str | None = None) -> str:
@@ -82,8 +83,9 @@ class Cluster:
     Every method raises CliError with a clear message instead of a traceback.
     """
 
-    def __init__(self, api: Any, namespace: str, name: str) -> None:
-        self.api = api
+    def __init__(self, api: Any, namespace: str, name: str, given: Sequence[str] = ()) -> None:
+        """`given`: the options that named the cluster, as they can be typed again."""
+        self.api, self.given = api, given
         self.namespace = namespace
         self.name = name
 
@@ -164,12 +166,13 @@ class Cluster:
             doing = f"delete the reader pod {name}"
             self._json("delete_namespaced_pod", doing, name, self.namespace, grace_period_seconds=1)
 
-    def pod_log(self, pod: str, container: str, follow: bool) -> Iterator[bytes]:
-        """A container's log as it comes."""
+    def pod_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
+        """A container's log as it comes, or its newest `lines`."""
         import urllib3
 
         doing = f"read the log of {pod}"
-        timeout = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
+        more: dict[str, Any] = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
+        more |= {"tail_lines": lines} if lines is not None else {}
         answer = self._call(
             "read_namespaced_pod_log",
             doing,
@@ -177,7 +180,7 @@ class Cluster:
             self.namespace,
             container=container,
             follow=follow,
-            **timeout,
+            **more,
         )
         try:
             while block := answer.read1(65536):

@@ -6,23 +6,40 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from launcher.cli.cluster import connect
+from launcher.cli.cluster import CHART, NAMESPACE, connect
 from launcher.cli.problems import UsageError
 from launcher.cli.session import ClusterSession, FolderSession, Session
 
+
+class Output(StrEnum):
+    """How answers are printed."""
+
+    text = "text"
+    json = "json"
+
+
+Format = Annotated[Output, typer.Option("--output", "-o", help="json for scripts.")]
 PathOption = Annotated[
     Path | None,
     typer.Option(
         "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
     ),
 ]
+JobOption = Annotated[
+    str | None,
+    typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
+]
 Release = Annotated[str, typer.Option(help="Helm release.")]
-Namespace = Annotated[str, typer.Option("--namespace", "-n", help="Namespace of the release.")]
+Namespace = Annotated[
+    str,
+    typer.Option("--namespace", "-n", envvar="PADDLE_TRAINING_NAMESPACE", help="Namespace of the release."),
+]
 Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
 ]
@@ -36,8 +53,8 @@ def say(text: str) -> None:
 
 def open_session(
     path: PathOption = None,
-    release: Release = "paddle-training",
-    namespace: Namespace = "paddle",
+    release: Release = CHART,
+    namespace: Namespace = NAMESPACE,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> Session:

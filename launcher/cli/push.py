@@ -6,14 +6,13 @@ import ast
 import hashlib
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from launcher.cli.problems import CliError, UsageError
-from launcher.cli.storage import Storage, buffered
+from launcher.cli.storage import Storage, buffered, checked
 from launcher.files import folder_files, sha256_file
 from launcher.layout import RESERVED_FOLDERS
 from launcher.tarstream import ReaderError, write_tar
@@ -21,7 +20,10 @@ from launcher.worker.program import FUNCTIONS, VALUES
 
 CONFIG = "trainer_config.py"
 SUMS_SECONDS = 1800.0  # for the sha256 of a file of 100 GB
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+class OtherContentError(CliError):
+    """The storage has something else of that name."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def program(folder: Path, name: str | None, check: bool = True) -> Parcel:
         raise UsageError(
             f"{folder} is no folder. push takes a program's folder, or with --source a data file."
         )
-    chosen = checked(name or folder.resolve().name)
+    chosen = checked(name or folder.resolve().name, "--as")
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
         raise UsageError(
             f"--as {chosen} is a folder of the launcher's own. Choose another name with --as NAME."
@@ -119,19 +121,9 @@ def source(file: Path, name: str | None) -> Parcel:
     """A data file for `file://` sources."""
     if not file.is_file():
         raise UsageError(f"--source {file} is no file.")
-    chosen = checked(name or file.name)
+    chosen = checked(name or file.name, "--as")
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Parcel(chosen, ((chosen, file),), values, source=True)
-
-
-def checked(name: str, option: str = "--as") -> str:
-    """A name that may be a folder and a value; else UsageError."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"the name '{name}' must be 1 to 63 letters, digits, dots, dashes or underscores and begin "
-            f"with a letter or digit: it becomes a folder and a value. Choose one with {option} NAME."
-        )
-    return name
 
 
 def _there(storage: Storage, root: PurePosixPath, parcel: Parcel) -> dict[str, str]:
@@ -151,7 +143,7 @@ def send(storage: Storage, parcel: Parcel, force: bool, say: Callable[[str], Non
             say(f"{root / parcel.final} is there already, every sha256 as here: nothing to send")
             return str(root / parcel.final)
         if not force:
-            raise CliError(
+            raise OtherContentError(
                 f"{root / parcel.final} is there already with other content; nothing was sent. Replace it "
                 "with --force, or give this one another name with --as NAME."
             )
@@ -181,5 +173,6 @@ def send(storage: Storage, parcel: Parcel, force: bool, say: Callable[[str], Non
             raise CliError(f"{failure[0]}; nothing was changed on the storage.") from error
         raise
     saved = json.loads(told)
-    say(f"{sum(saved.values()):,} bytes in {len(saved)} files, every sha256 as here")
+    count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
+    say(f"{root / parcel.final}: {sum(saved.values()):,} bytes in {count}, every sha256 as here")
     return str(root / parcel.final)

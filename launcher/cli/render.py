@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -14,43 +14,20 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli.progress import Progress, Restart
-from launcher.cli.view import JobView, Rank, View
+from launcher.cli.view import DATA_FAILED, JobView, Rank, View
+from launcher.cli.words import command
+from launcher.reporting.figures import at_time, duration, number, rate, scores
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
 _LOST = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that another one will replace
 STALE_SECONDS = 30  # status.json is written every 2 s
 SHOWN_RESTARTS = 5  # a week on spot machines has many
+KNOWN_BY = 160  # characters at the begin of a sentence that tell it from others
+BLOCKS = "▁▂▃▄▅▆▇█"
 _RESTING = {
     "stopped": "the run's pods to come back; it goes on from its newest save then",
     "suspended": "the run's Job to be resumed; it goes on from its newest save then",
 }
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as people read them: 42 s, 3 min 20 s, 2 h 05 min."""
-    if seconds is None:
-        return "-"
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """A loss or score, or - if there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def rate(value: float | None) -> str:
-    """Samples per second with thousands separators."""
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def at_time(seconds: float | None) -> str:
-    """A time of day as the pods' logs tell it, in UTC."""
-    return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
 
 
 def attempt_text(progress: Progress) -> str:
@@ -119,7 +96,7 @@ def waits_for(view: View) -> str:
         return f"training Job {view.training.name}: {view.training.reason}"
     if view.progress:
         return _export(view) or progress_text(view.progress)
-    return "; ".join(view.notes) or "the training to begin"
+    return "; ".join(view.notes) or f"the training to {'end' if view.state == 'finishing' else 'begin'}"
 
 
 def _waits(view: View) -> str:
@@ -141,7 +118,7 @@ def _state(state: str) -> Text:
 
 def _job_row(kind: str, job: JobView) -> tuple[RenderableType, ...]:
     pods = f"{job.active} active, {job.succeeded} done" + (f", {job.failed} failed" if job.failed else "")
-    return kind, job.name, _state(job.state), pods, Text(job.reason)
+    return kind, job.name, _state(job.state), pods
 
 
 def _rank_row(rank: Rank) -> tuple[RenderableType, ...]:
@@ -172,40 +149,84 @@ def table(
 
 
 def screen(view: View, now: float | None = None) -> RenderableType:
-    """The whole view for a terminal."""
+    """The whole view for a terminal: each cause once, and what comes next last."""
     head = Text.assemble((view.where, "bold"), "  ", _state(view.state))
     parts: list[RenderableType] = [head]
     jobs = [(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
     if jobs:
-        rows = [_job_row(kind, job) for kind, job in jobs]
-        parts.append(table(("Job", "name", "state", "pods", "reason"), rows))
+        parts.append(table(("Job", "name", "state", "pods"), [_job_row(kind, job) for kind, job in jobs]))
     if view.progress:
         parts += [progress_bar(view.progress), Text(progress_text(view.progress))]
         age = (time.time() if now is None else now) - (view.progress.updated or 0)
         if view.progress.updated and not view.over and age > STALE_SECONDS:
             parts.append(Text(f"last sign of life {duration(age)} ago", style="yellow"))
-        if not view.over and (waits := _waits(view)):
-            parts.append(Text(f"waits for {waits}", style="yellow"))
-        if view.progress.restarts:
-            parts.append(_restarts(view.progress.restarts))
-    if export := _export(view):
-        parts.append(Text(export))
-    if score := _score(view):
-        parts.append(
-            Text(f"{score}; python -m launcher results --to DIR brings model and curve", style="green")
-        )
+    if view.passes:
+        parts.append(curves(view.passes))
+    if view.progress and view.progress.restarts:
+        parts.append(_restarts(view.progress.restarts))
     if view.ranks:
         columns = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
         parts.append(table(columns, [_rank_row(rank) for rank in view.ranks]))
-    parts += [
-        Text(f"rank {rank.rank} ({rank.pod}): {rank.reason}", style="yellow")
-        for rank in view.ranks
-        if rank.reason
-    ]
-    parts += [Text(note, style="yellow") for note in view.notes]
+    if view.log and not view.over:
+        parts += [
+            Text(f"log of {view.log_of}:", style="bold"),
+            *(Text(said, style="dim") for said in view.log),
+        ]
+    parts += [Text(remark, style="yellow") for remark in remarks(view)]
+    if export := _export(view):
+        parts.append(Text(export))
     if view.cause:
         parts.append(Text(f"cause: {view.cause}", style="red" if view.state == "failed" else "yellow"))
+    if score := _score(view):
+        parts.append(
+            Text(f"{score}; {command('results', '--to', 'DIR')} brings model and curve", style="green")
+        )
     return Group(*parts)
+
+
+def remarks(view: View) -> list[str]:
+    """What is to be said beside state and cause, each thing once.
+
+    A data Job that failed is told by its Job, by its record and by every pod that waited for it.
+    """
+    waits = "" if view.over or not view.progress else _waits(view)
+    by_reason: dict[str, list[Rank]] = {}
+    for rank in view.ranks:
+        if rank.reason:
+            by_reason.setdefault(rank.reason, []).append(rank)
+    of_ranks = [(", ".join(map(_who, ranks)) + ": ", reason) for reason, ranks in by_reason.items()]
+    of_jobs = [(f"{job.name}: ", job.reason) for job in (view.data, view.training) if job and job.reason]
+    told = [("", waits and f"waits for {waits}"), *(("", note) for note in view.notes), *of_ranks, *of_jobs]
+    known, said = [view.cause.removeprefix(DATA_FAILED)], []
+    for who, what in told:
+        first = what.strip()[:KNOWN_BY]
+        if first and not any(first in other or (other and other[:KNOWN_BY] in what) for other in known):
+            known.append(what)
+            said.append(who + what)
+    return said
+
+
+def _who(rank: Rank) -> str:
+    return f"rank {rank.rank} ({rank.pod})"
+
+
+def curves(passes: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The training loss and each score over the passes, a line each: first value, curve, last value."""
+    names = ["train_loss", *sorted({key for row in passes for key in row if key.startswith("test_")})]
+    rows = []
+    for name in names:
+        values = [float(row[name]) for row in passes if name in row]
+        if values:
+            rows.append((name, number(values[0]), spark(values), number(values[-1])))
+    return table((f"{len(passes)} passes", ">first", "curve", ">last"), rows)
+
+
+def spark(values: Sequence[float]) -> str:
+    """A curve of one line: the lowest value is the lowest block; a value that is none is a gap."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
 
 
 def _restarts(restarts: Sequence[Restart]) -> RenderableType:
@@ -221,14 +242,6 @@ def progress_bar(progress: Progress) -> RenderableType:
     grid = Table.grid(padding=(0, 1))
     grid.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=50), f"{progress.fraction:4.0%}")
     return grid
-
-
-def scores(values: dict[str, Any]) -> str:
-    """A run's score, as `error 0.1234, …`."""
-    return ", ".join(
-        f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}"
-        for key, value in values.items()
-    )
 
 
 def consoles() -> tuple[Console, Console]:

@@ -20,10 +20,13 @@ from launcher.cli.view import exported_to
 from launcher.layout import Output
 from launcher.reader import place
 from launcher.reporting import curve as report
+from launcher.reporting import figures
+from launcher.retry import Retry, TransientError
 from launcher.tarstream import ReaderError, save_tar
 
-COPIED = ("model", "curve.png", "metrics.csv", "run.json", "status.json")
+COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
+TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,6 @@ def copy(
     made = not target.exists()
     hidden = target / f".results-{secrets.token_hex(4)}.tmp"
     try:
-        hidden.mkdir(parents=True)
         saved = _receive(storage, hidden, output)
         for entry in sorted((hidden / output.root).iterdir()):
             place(entry, target / entry.name, replace=force)
@@ -109,19 +111,30 @@ def _remove(folder: Path) -> None:
 
 
 def _receive(storage: Storage, into: Path, output: Output) -> dict[str, int]:
+    mend = "Nothing was copied. Try again."
+    retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, mend=mend)
+    saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
+    if not saved:
+        raise CliError(f"nothing to copy: {storage.where} has no output yet.")
+    return saved
+
+
+def _receive_once(storage: Storage, into: Path, output: Output) -> dict[str, int]:
+    """Raises TransientError where the stream lost its end although the sender ended well: on a busy node a
+    container runtime may close it before the last bytes are through."""
+    _remove(into)
+    into.mkdir(parents=True)
     patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
     answer = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
     try:
         saved = save_tar(buffered(answer), into)
     except ReaderError as error:
         answer.result()  # the far side's own sentence is the better one
-        raise CliError(f"{error}; nothing was copied. Try again.") from error
+        raise TransientError(str(error)) from error
     except BaseException:
         answer.close()
         raise
     answer.result()
-    if not saved:
-        raise CliError(f"nothing to copy: {storage.where} has no output yet.")
     return saved
 
 
@@ -139,9 +152,9 @@ def pass_table(passes: list[dict[str, Any]]) -> RenderableType:
             str(row["pass"] + 1),
             f"{row['samples']:,}",
             f"{row['seconds']:.1f}",
-            render.rate(row["samples_per_second"]),
-            render.number(row["train_loss"]),
-            *(render.number(row.get(name)) for name in tests),
+            figures.rate(row["samples_per_second"]),
+            figures.number(row["train_loss"]),
+            *(figures.number(row.get(name)) for name in tests),
         ]
         for row in passes
     ]

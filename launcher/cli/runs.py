@@ -16,11 +16,10 @@ from launcher.cli import render
 from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
 from launcher.cli.storage import Storage, buffered, json_file, small_files
-from launcher.reporting import curve
+from launcher.reporting import curve, figures
 
 RUNS = "runs"
 CURRENT = OUTPUT.root.as_posix()
-_SHOWN = 12  # characters of a digest
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,7 @@ class Past:
     @property
     def settings(self) -> dict[str, Any]:
         """What two runs may differ in, as run.json keeps it. Digests are cut: they are only compared."""
-        kept = dict(self.run.get("fingerprint") or {})
-        for key in ("program", "dataDigest"):
-            kept[key] = str(kept.get(key, ""))[:_SHOWN]
-        options = {
-            f"--{k}": v for k, _, v in (a.lstrip("-").partition("=") for a in kept.pop("extraArgs", []))
-        }
-        return {**kept, **options, "passes": len(self.passes)}
+        return figures.settings(self.run, len(self.passes))
 
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
@@ -107,6 +100,17 @@ def find(pasts: Sequence[Past], name: str) -> Past:
     listed = ", ".join(past.name for past in pasts) or "none yet"
     why = "means several runs" if wanted else "is no run of this job"
     raise UsageError(f"{name!r} {why}. There are: {listed}.")
+
+
+def pair(pasts: Sequence[Past], one: str, other: str | None) -> list[Past]:
+    """The two to compare: those so named; without `other` the newest one but `one`. Raises UsageError."""
+    first = find(pasts, one)
+    if other is not None:
+        return [first, find(pasts, other)]
+    second = next((past for past in pasts if past is not first), None)
+    if second is None:
+        raise UsageError(f"there is one run only, {first.name}: nothing to compare it with.")
+    return [first, second]
 
 
 def differing(pasts: Sequence[Past]) -> list[str]:
@@ -180,12 +184,12 @@ def runs_table(pasts: Sequence[Past]) -> RenderableType:
             [
                 past.name + (" (present)" if past.folder == CURRENT else ""),
                 str(past.run.get("state") or "unknown"),
-                render.at_time(past.started or None),
-                render.duration(past.seconds),
+                figures.at_time(past.started or None),
+                figures.duration(past.seconds),
                 "-" if hours is None else f"{hours:.2f}",
                 str(len(past.passes)),
                 str(len(past.run.get("restarts") or [])),
-                render.scores(dict(past.run.get("score") or {})) or "-",
+                figures.scores(dict(past.run.get("score") or {})) or "-",
                 *(Text(str(past.settings.get(key, "-"))) for key in keys),
             ]
         )
@@ -199,28 +203,24 @@ def comparison(one: Past, other: Past) -> RenderableType:
         ["setting", one.name, other.name],
         [[key, *(Text(str(past.settings.get(key, "-"))) for past in (one, other))] for key in keys],
     )
-    figures = sorted(
+    names = sorted(
         {key for past in (one, other) for row in past.passes for key in row if key.startswith("test_")}
     )
-    shown = ["train_loss", *figures]
+    shown = ["train_loss", *names]
     rows = []
     for number in range(max(len(one.passes), len(other.passes))):
         cells = []
         for key in shown:
             for past in (one, other):
                 row = past.passes[number] if number < len(past.passes) else {}
-                cells.append(render.number(row.get(key)))
+                cells.append(figures.number(row.get(key)))
         rows.append([str(number + 1), *cells])
     columns = [">pass", *(f">{key} {past.name}" for key in shown for past in (one, other))]
     words = [] if keys else [Text("the settings are the same")]
     parts = [settings] if keys else words
-    lines = [Text(f"{key} of {past.name}: {spark(past, key)}") for key in shown for past in (one, other)]
+    lines = [
+        Text(f"{key} of {past.name}: {render.spark([float(row[key]) for row in past.passes if key in row])}")
+        for key in shown
+        for past in (one, other)
+    ]
     return Group(*parts, render.table(columns, rows), *lines)
-
-
-def spark(past: Past, key: str) -> str:
-    """A curve of one line: the lowest value is the lowest block."""
-    values = [float(row[key]) for row in past.passes if key in row]
-    low, high = min(values, default=0.0), max(values, default=0.0)
-    blocks = "▁▂▃▄▅▆▇█"
-    return "".join(blocks[round((v - low) / (high - low) * 7) if high > low else 0] for v in values) or "none"

@@ -10,12 +10,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli import assemble, reasons, view
-from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, UnreachableError, labels
+from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.readerpod import reader
-from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, small_files
+from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, of_job, small_files
 from launcher.cli.view import Run, View
 from launcher.layout import Layout, Output
+from launcher.reporting import curve
+from launcher.reporting.ending import last_lines
 
 _HERE = Layout(Path(), "")
 OUTPUT = Output(Path("output"))
@@ -28,12 +30,16 @@ STATUS_FILES = {
 READ_SECONDS = 300  # how long a reader pod for small questions may live
 COPY_SECONDS = 3600  # and one for copies
 FILES_SECONDS = 5.0
+LOG_LINES = 5
 
 
 def status_files(storage: Storage) -> dict[str, Any]:
-    """The files of STATUS_FILES as JSON objects, None for those that are absent."""
-    found = small_files(storage, list(STATUS_FILES.values()))
-    return {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
+    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv."""
+    metrics = OUTPUT.metrics_csv.as_posix()
+    found = small_files(storage, [*STATUS_FILES.values(), metrics])
+    rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
+    files = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
+    return {**files, "passes": curve.pass_table(rows)}
 
 
 class FolderSession:
@@ -45,18 +51,25 @@ class FolderSession:
             raise UsageError(f"--path {folder} {reason}. Give a job's folder: <JOB_PATH>/<JOB_NAME>.")
         self._storage = FolderStorage(folder)
 
-    def look(self) -> View:
-        """The present state."""
-        return assemble.of_folder(self._storage.where, status_files(self._storage))
+    def look(self, log: bool = False) -> View:
+        """The present state; with the newest lines of rank 0's log, if asked."""
+        file = Path(self._storage.job) / OUTPUT.train_log(0)
+        said = last_lines(file, LOG_LINES).splitlines() if log else []
+        return assemble.of_folder(self._storage.where, {**status_files(self._storage), "log": said})
 
     glance = look
 
     @contextlib.contextmanager
     def storage(
-        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+        self,
+        seconds: int = READ_SECONDS,
+        writable: bool = False,
+        fresh: bool = False,
+        job: str | None = None,
     ) -> Iterator[Storage]:
+        """As of a `ClusterSession`."""
         del seconds, writable, fresh  # a folder is simply there
-        yield self._storage
+        yield of_job(self._storage, job)
 
 
 class ClusterSession:
@@ -66,6 +79,14 @@ class ClusterSession:
         self.cluster, self.release, self.say = cluster, release, say
         self._read: Mapping[str, Any] = {}
         self._read_at = float("-inf")
+
+    def is_there(self) -> bool:
+        """Whether the namespace has this release."""
+        return self._find() is not None
+
+    def options(self) -> list[str]:
+        """What names this release to a command of ours; nothing where its defaults do."""
+        return options_of(self.release, self.cluster)
 
     def base(self) -> str:
         """The chart's values that are no training's, as YAML. Raises as `run`."""
@@ -89,11 +110,14 @@ class ClusterSession:
             ) from error
 
     def _map(self) -> Mapping[str, str]:
-        place = self.cluster.namespace
-        found = self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
+        found = self._find()
         if found is None:
+            place = self.cluster.namespace
             raise CliError(nothing_found(self.release, place, self._known(), self.cluster.name))
         return dict(found.get("data") or {})
+
+    def _find(self) -> view.Object | None:
+        return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
 
     def _known(self) -> list[tuple[str, str]] | None:
         for everywhere in (True, False):
@@ -109,19 +133,22 @@ class ClusterSession:
         pods = self.cluster.items("pod", "list the release's pods", labels(self.release))
         return [pod for pod in pods if pod not in view.component(pods, "reader")]
 
-    def look(self) -> View:
-        """The present state. Progress comes through a running pod, or through a reader pod after the run."""
-        return self._look(("complete", "failed", "missing"))
+    def look(self, log: bool = False) -> View:
+        """The present state; with the newest lines of a log, if asked.
 
-    def glance(self) -> View:
+        Progress comes through a running pod, or through a reader pod after the run.
+        """
+        return self._look(("complete", "failed", "missing"), log)
+
+    def glance(self, log: bool = False) -> View:
         """The present state for those who ask again and again.
 
         No reader pod as long as the Job itself tells, and files that are read at most every FILES_SECONDS,
         since each reading starts a process beside the training.
         """
-        return self._look(("missing",))
+        return self._look(("missing",), log)
 
-    def _look(self, read_after: tuple[str, ...]) -> View:
+    def _look(self, read_after: tuple[str, ...], log: bool) -> View:
         run = self.run()
         jobs = self.cluster.items("job", "list the release's Jobs", labels(self.release))
         pods = self.pods()
@@ -133,6 +160,7 @@ class ClusterSession:
             events=self._events(run, pods),
             claim=self._claim(run, pods),
             files=self._files(run, pods, state in read_after),
+            **(self._log(run, pods) if log else {}),
         )
         return assemble.of_cluster(seen)
 
@@ -145,6 +173,20 @@ class ClusterSession:
         own_jobs = filter(None, (run.k8s_job, run.k8s_data_job))
         asked += [job for job in own_jobs if not any(view.owned_by(job)(pod) for pod in pods)]
         return {name: self.cluster.events(name) for name in asked}
+
+    def _log(self, run: Run, pods: list[view.Object]) -> dict[str, Any]:
+        """What the data pod says, or rank 0 once that has ended."""
+        for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
+            of_job = [pod for pod in pods if view.owned_by(job)(pod) and view.rank_of(pod) in (rank, None)]
+            pod = view.newest(of_job)
+            container = running_container(pod) if pod else None
+            if pod is None or container is None:
+                continue
+            with contextlib.suppress(CliError):  # it may just have ended
+                blocks = self.cluster.pod_log(reasons.name(pod), container, follow=False, lines=LOG_LINES)
+                said = b"".join(blocks).decode(errors="replace").splitlines()
+                return {"log": said, "log_of": reasons.name(pod)}
+        return {}
 
     def _claim(self, run: Run, pods: list[view.Object]) -> str:
         if not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
@@ -168,28 +210,39 @@ class ClusterSession:
                     return status_files(opened)
         except UnreachableError:
             raise
-        except CliError as error:
-            return {"unreadable": str(error)}
-        return {}
+        except CliError as error:  # the pod that was read through may just have ended
+            return self._read or {"unreadable": str(error)}
+        return self._read
 
     @contextlib.contextmanager
     def storage(
-        self, seconds: int = READ_SECONDS, writable: bool = False, fresh: bool = False
+        self,
+        seconds: int = READ_SECONDS,
+        writable: bool = False,
+        fresh: bool = False,
+        job: str | None = None,
     ) -> Iterator[Storage]:
-        """The job's folder.
+        """The job's folder, or that of another `job` on the same storage.
 
         Through a running pod of the run, or (always when `fresh`) through a reader pod.
         """
         run = self.run()
         running = None if fresh or writable else through_running(self.cluster, run, self.pods())
         if running is not None:
-            yield running
+            yield of_job(running, job)
             return
         with reader(self.cluster, run, seconds, writable, self.say) as opened:
-            yield opened
+            yield of_job(opened, job)
 
 
 Session = FolderSession | ClusterSession
+
+
+def options_of(release: str, cluster: Cluster) -> list[str]:
+    """As `ClusterSession.options`."""
+    told = ["--release", release] if release != CHART else []
+    told += ["-n", cluster.namespace] if cluster.namespace != NAMESPACE else []
+    return [*told, *cluster.given]
 
 
 def through_running(cluster: Cluster, run: Run, pods: list[view.Object]) -> PodStorage | None:
@@ -197,10 +250,17 @@ def through_running(cluster: Cluster, run: Run, pods: list[view.Object]) -> PodS
     for pod in pods:
         if not view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
             continue
-        for status in pod.get("status", {}).get("containerStatuses", []):
-            if "running" in (status.get("state") or {}):
-                folder = PurePosixPath(run.job_path) / run.job_name
-                return PodStorage(cluster, reasons.name(pod), status["name"], folder)
+        if container := running_container(pod):
+            folder = PurePosixPath(run.job_path) / run.job_name
+            return PodStorage(cluster, reasons.name(pod), container, folder)
+    return None
+
+
+def running_container(pod: view.Object) -> str | None:
+    """The main container, when it runs."""
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        if "running" in (status.get("state") or {}):
+            return str(status["name"])
     return None
 
 

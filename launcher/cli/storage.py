@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,10 +19,11 @@ from typing import IO, Any, Protocol, cast
 
 import launcher
 from launcher.cli.cluster import Cluster
-from launcher.cli.problems import CliError
+from launcher.cli.problems import CliError, UsageError
 from launcher.tarstream import read_tar
 
 IDLE_SECONDS = 60.0  # without a byte before a copy is given up
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 SMALL_BYTES = 64 * 1024 * 1024  # more than any status or metrics file; larger ones are a mistake
 
 
@@ -42,6 +44,25 @@ class Storage(Protocol):
     def run(self, argv: Sequence[str], stdin: IO[bytes] | None = None, idle: float = IDLE_SECONDS) -> Answer:
         """Start `launcher reader <argv>` there."""
         ...
+
+    def sibling(self, job: str) -> Storage:
+        """The folder of another job beside this one."""
+        ...
+
+
+def checked(name: str, option: str) -> str:
+    """A name that may be a folder and a value; else UsageError that tells to mend `option`."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"the name '{name}' must be 1 to 63 letters, digits, dots, dashes or underscores and begin "
+            f"with a letter or digit: it becomes a folder and a value. Choose one with {option} NAME."
+        )
+    return name
+
+
+def of_job(storage: Storage, job: str | None) -> Storage:
+    """`storage`, or the folder of another `job` beside it."""
+    return storage if job is None else storage.sibling(checked(job, "--job"))
 
 
 class _LocalAnswer(io.RawIOBase):
@@ -96,6 +117,9 @@ class FolderStorage:
         del idle  # a local pipe either moves or ends
         return _LocalAnswer(argv, stdin)
 
+    def sibling(self, job: str) -> FolderStorage:
+        return FolderStorage(Path(self.job).parent / job)
+
 
 class PodStorage:
     """A job's folder as a pod sees it."""
@@ -108,6 +132,9 @@ class PodStorage:
     def run(self, argv: Sequence[str], stdin: IO[bytes] | None = None, idle: float = IDLE_SECONDS) -> Answer:
         command = ["python3", "-m", "launcher", "reader", *argv]
         return cast(Answer, self._cluster.exec(self._pod, self._container, command, stdin, idle))
+
+    def sibling(self, job: str) -> PodStorage:
+        return PodStorage(self._cluster, self._pod, self._container, self.job.parent / job)
 
 
 class _Unowned(io.RawIOBase):

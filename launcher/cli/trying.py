@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,45 @@ def columns(given: str) -> tuple[str | int, ...]:
     """`--columns a,b` or `--columns 0,3`."""
     names = [name.strip() for name in given.split(",") if name.strip()]
     return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
+
+
+CHECKED_ROWS = 1000
+
+
+def check(config: Path, arguments: Sequence[str], source: Path | None, data: Mapping[str, Any]) -> str:
+    """Loads a program and has it parse the first rows of a local source, before anything is sent.
+
+    `arguments` are training.extraArgs, `data` the chart's values below `data`. Returns what was seen, in one
+    sentence. Raises `LauncherError` with what is wrong.
+    """
+    if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
+        return f"its code was read, not run: {absent[0]} is not installed here (pip install '.[model]')"
+    os.environ.setdefault("GLOG_minloglevel", "1")
+    from launcher.worker import program as programs
+    from launcher.worker import samples, trial
+
+    with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as made:
+        rows = []
+        if source is not None:
+            form = trial.Form(
+                data["format"] == "csv",
+                "\t" if data["delimiter"] == "\\t" else data["delimiter"],
+                data["header"],
+                tuple(data["columns"]),
+                data["encoding"],
+            )
+            rows = trial.begin(
+                source, form, CHECKED_ROWS, member=data["member"], tables=data["tables"], into=Path(made)
+            )
+        elif data["tables"]:
+            return "its code was read, not run: it needs tables, which are not on this machine"
+        program = programs.load(config, Path(made), tuple(arguments))
+        if source is None:
+            return "it can be loaded; its rows are not on this machine"
+        found, skipped = samples.records(rows, source.name, program)
+        if not len(found):
+            raise samples.no_rows(source.name, program, skipped)
+    return f"it can be loaded, and parses the first {len(rows):,} rows ({skipped:,} skipped)"
 
 
 def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from launcher.cli.progress import Progress, figure
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 FINAL = ("complete", "failed")
+DATA_FAILED = "the data Job failed: "
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,12 @@ class View:
     """Where the whole model lies besides the shared storage."""
     score: Mapping[str, Any] = field(default_factory=dict)
     """Of the whole model on the test set; empty before there is one."""
+    passes: Sequence[Mapping[str, Any]] = ()
+    """`curve.pass_table` of the passes so far; they count from 0."""
+    log: Sequence[str] = ()
+    """The newest lines of who works just now."""
+    log_of: str = ""
+    """The pod or file that they are of."""
 
     @property
     def over(self) -> bool:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import CliError, RunFailed, WaitedTooLong
-from launcher.cli.render import duration, line, restart_text, waits_for
+from launcher.cli.render import line, restart_text, waits_for
 from launcher.cli.view import View
+from launcher.reporting import figures
 
 LINE_SECONDS = 5.0  # at most one line of figures in this time; a change of state or pass is told at once
 UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is away for less
@@ -94,7 +95,7 @@ def follow(
                 return view
         if clock() >= deadline:
             what = waits_for(view) if view else "the cluster to answer"
-            raise WaitedTooLong(f"gave up after {duration(timeout)}; still waiting for: {what}")
+            raise WaitedTooLong(f"gave up after {figures.duration(timeout)}; still waiting for: {what}")
         sleep(min(pause, max(0.1, deadline - clock())))
 
 

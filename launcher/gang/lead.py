@@ -208,11 +208,11 @@ class Leader:
         return plan
 
     def _finish_well(self) -> None:
-        """All passes are whole and no child runs: the picture, and the export."""
+        """All passes are whole and no child runs: run.json, then what is made of it, and the export."""
         assert self.books is not None  # noqa: S101 - only begin() leads here
-        if not self._complete:
-            self._picture.end(self._timings.curve, self._pause)
         self.books.trained()
+        if not (self._complete and self.output.report_html.exists()):
+            self._picture.end(self._timings.curve, self._pause)
         if self._exporter is not None:
             self.books.state = "exporting"
             self.books.exported = self._exporter.copy(self.books.output_id)

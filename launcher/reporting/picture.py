@@ -1,15 +1,23 @@
-"""curve.png, from a process of its own: neither its memory nor its faults are the run's."""
+"""curve.png and report.html, from a process of its own: neither its memory nor its faults are the run's.
+
+`python -m launcher.reporting.picture OUTPUT_DIR` is that process: it draws the curve at once, and makes the
+report when its stdin ends with the word for it, since only then run.json tells how the run ended.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from launcher.layout import Output
 from launcher.reporting.log import log
 from launcher.settings import TrainSettings
+
+OVER = b"over"
 
 
 class Picture:
@@ -21,16 +29,16 @@ class Picture:
         self._began = False
 
     def begin(self) -> None:
-        """Starts to draw, unless it was done already or there is nothing to draw."""
+        """Starts to draw the curve, unless it was done already or there is nothing to draw."""
         if self._began or not self._output.metrics_csv.exists():
             return
         self._began = True
         style = {"MPLCONFIGDIR": str(self._settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "launcher.reporting.curve", str(self._output.root)],
+                [sys.executable, "-m", "launcher.reporting.picture", str(self._output.root)],
                 env={**self._settings.environ, **style},
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
@@ -38,13 +46,20 @@ class Picture:
             log.warning("the picture of the run was not drawn: %s", error)
 
     def end(self, seconds: float, pause: Callable[[float], None]) -> None:
-        """Waits for it, for at most so long; a fault is only logged."""
+        """run.json tells the end now: has the report made, and waits for both, for at most so long.
+
+        A fault is only logged.
+        """
         self.begin()
         if self._process is None:
             return
         with self._process as drawing:
             deadline = time.monotonic() + seconds
             try:
+                if drawing.stdin is not None:
+                    with contextlib.suppress(OSError):  # it has died, and its stderr says why
+                        drawing.stdin.write(OVER)
+                        drawing.stdin.close()
                 while drawing.poll() is None and time.monotonic() < deadline:
                     pause(0.05)
             finally:
@@ -52,3 +67,16 @@ class Picture:
             said = drawing.stderr.read() if drawing.stderr is not None else b""
         if drawing.returncode:
             log.warning("the picture of the run was not drawn: %s", said.decode(errors="replace")[-500:])
+
+
+def main(root: Path) -> None:
+    """Both, each when it can be made; a launcher that is gone has no report made."""
+    from launcher.reporting import curve, report
+
+    curve.draw_curve(root)
+    if sys.stdin.buffer.read() == OVER:
+        report.make(root)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -95,10 +95,13 @@ class Log:
         self._began = time.monotonic()
 
     def batch(self, number: int, batch: int, samples: int, average: float, current: float) -> None:
-        """`batch` counts from 1 in the pass; `samples` and `average` (loss) are of the pass so far."""
+        """Passes count from 0, and in the line from 1; batches from 1.
+
+        `samples` and `average` (loss) are of the pass so far.
+        """
         if batch % self.log_period == 0:
             self.line(
-                f"Pass={number} Batch={batch} samples={samples} "
+                f"Pass={number + 1} Batch={batch} samples={samples} "
                 f"AvgCost={average:.6g} CurrentCost={current:.6g}"
             )
         elif batch % self.dot_period == 0:
@@ -143,7 +146,7 @@ class Meter:
         self.batch += 1
         if not math.isfinite(loss):
             raise DivergedError(
-                f"the loss is {loss} at pass {self._number}, batch {self.batch}: training diverged. "
+                f"the loss is {loss} at pass {self._number + 1}, batch {self.batch}: training diverged. "
                 "Lower the learning rate (training.extraArgs, --learning_rate=…)."
             )
         rows = len(next(iter(batch.values())))

@@ -66,8 +66,8 @@ class Loop:
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(
-            f"training begins at pass {start.passes}, batch {start.batches}: {self.steps} batches a pass, "
-            f"{self.settings.trainer_count} thread(s) a trainer"
+            f"training begins at pass {start.passes + 1}, batch {start.batches}: {self.steps} batches a "
+            f"pass, {self.settings.trainer_count} thread(s) a trainer"
         )
         if self.settings.init_from and self.settings.resume is None:
             self._test_first()
@@ -140,7 +140,8 @@ class Loop:
             shown = _shown(tests)
             add_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
         self.log.line(
-            f"Pass={number} samples={int(sums.samples)} AvgCost={loss:.6g} seconds={sums.seconds:.2f}{shown}"
+            f"Pass={number + 1} samples={int(sums.samples)} AvgCost={loss:.6g} "
+            f"seconds={sums.seconds:.2f}{shown}"
         )
         if last or (number + 1) % self.settings.saving_period == 0 or self.schedule.due:
             self._save(Position(number + 1), Sums())

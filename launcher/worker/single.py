@@ -118,7 +118,8 @@ class Single:
                 loss = self.step(batch)
                 if not np.isfinite(loss):
                     raise DivergedError(
-                        f"the loss is {loss} in pass {number}: training diverged. Lower the learning rate."
+                        f"the loss is {loss} in pass {number + 1}: training diverged. "
+                        "Lower the learning rate."
                     )
                 total += loss * len(batch[self.program.label])
             done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}

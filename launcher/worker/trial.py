@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.data import fields, text
+from launcher.data import archive, fields, text
+from launcher.data.stream import Peeked, Readable
 from launcher.errors import DataError, SettingsError
 from launcher.worker import samples
 from launcher.worker.program import Program
@@ -57,16 +59,48 @@ def lines(file: Path, form: Form) -> Iterator[str]:
     opened = gzip.open if file.suffix == ".gz" else open
     try:
         with opened(file, "rb") as stream:
-            runs = text.segments(stream, str(file), form.encoding, crlf=form.csv)
-            if form.csv:
-                reader = text.Csv(form.delimiter, form.header, form.columns)
-                runs = reader.segments(runs, str(file))
-            for run in runs:
-                yield from run.decode("utf-8", "surrogateescape").split("\n")[:-1]
+            yield from _rows(cast("Readable", stream), str(file), form)
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Name one that is there with --data or --test.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file} is no whole gzip file ({error}). Bring it again.") from error
+
+
+def _rows(stream: Readable, name: str, form: Form) -> Iterator[str]:
+    runs = text.segments(stream, name, form.encoding, crlf=form.csv)
+    if form.csv:
+        runs = text.Csv(form.delimiter, form.header, form.columns).segments(runs, name)
+    for run in runs:
+        yield from run.decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+def begin(file: Path, form: Form, rows: int, *, member: str, tables: Sequence[str], into: Path) -> list[str]:
+    """The first rows of a source as a data Job reads it, plain, compressed or in an archive.
+
+    Its side tables are copied to the folder `into`. Raises `DataError`.
+    """
+    found: list[str] = []
+    into.mkdir(parents=True, exist_ok=True)
+    for part in _parts(file, member, tables):
+        if part.table:
+            with (into / part.table).open("wb") as copy:
+                shutil.copyfileobj(cast("IO[bytes]", part.stream), copy)
+        else:
+            found = list(itertools.islice(_rows(part.stream, part.name, form), rows))
+            if not tables:
+                break
+    return found
+
+
+def _parts(file: Path, member: str, tables: Sequence[str]) -> Iterator[archive.Part]:
+    with file.open("rb") as stream:
+        peeked = Peeked(cast("Readable", stream))
+        if not member:
+            yield archive.whole(peeked, file.name, None)
+        elif archive.is_zip(peeked):
+            yield from archive.zip_parts(file, file.name, member, tables)
+        else:
+            yield from archive.tar_parts(peeked, file.name, member, tables)
 
 
 @dataclass

@@ -22,30 +22,33 @@ PACKAGES = {
     "debootstrap": "debootstrap",
     "catatonit": "/usr/bin/catatonit",
     "iproute2": "ip",
-    "docker-registry": "docker-registry",  # a local OCI registry, for the test of `make push`
     "util-linux": "nsenter",
     "procps": "sysctl",
+}
+TESTS = {
+    "chromium": "chromium",  # opens the report of a run
+    "docker-registry": "docker-registry",  # a local OCI registry, for the test of `make push`
 }
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
-def missing() -> list[str]:
-    """Packages of which nothing is installed."""
+def missing(tests: bool = False) -> list[str]:
+    """Packages of which nothing is installed; with those of the tests, if asked."""
     path = f"{os.environ.get('PATH', '')}:{_SBIN}"
     return [
         package
-        for package, sign in PACKAGES.items()
+        for package, sign in (PACKAGES | (TESTS if tests else {})).items()
         if not (Path(sign).exists() if sign.startswith("/") else shutil.which(sign, path=path))
     ]
 
 
-def ensure() -> None:
-    """Install what is missing, without starting any service of it.
+def ensure(tests: bool = False) -> None:
+    """Install what is missing, without starting any service of it; with what the tests need, if asked.
 
     Raises:
         LocalError: not root, no apt-get, or apt-get failed.
     """
-    wanted = missing()
+    wanted = missing(tests)
     if not wanted:
         return
     command = f"apt-get install {' '.join(wanted)}"

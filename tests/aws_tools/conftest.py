@@ -36,7 +36,7 @@ def dev() -> Callable[..., Stack]:
     """Stack dev of this repository with `key=value` changes."""
 
     def make(*changes: str) -> Stack:
-        return read(ROOT, "dev", ["cluster.admins=[role/Admin]", *changes])
+        return read("dev", ["cluster.admins=[role/Admin]", *changes])
 
     return make
 

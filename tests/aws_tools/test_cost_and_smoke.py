@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import stat
+import json
 import sys
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 from aws import cost, smoke
+from aws import stack as stacks
 from aws.__main__ import app
 from aws.stack import CommandError, read
-from infra.network import PRIVATE_SERVICES
-from infra.nodes import SYSTEM_TYPES
-from tests.aws_tools.conftest import ROOT
+from infra.capacity import GIB, Size
+from infra.problems import SettingsError
+from infra.versions import PRIVATE_SERVICES
 
 
 def by_name(stack):
@@ -49,35 +50,40 @@ def test_with_auto_a_small_node_stays_and_the_others_cost_while_they_are_there(d
     assert (busy["nodes"].count, idle["nodes"].count) == (4, 0)
     assert idle["nodes"].per_hour == 0
     assert busy["system node"] == idle["system node"]
-    assert SYSTEM_TYPES[0] == cost.SYSTEM_NODE
     changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
     assert "nothing trains" in shown.output
 
 
 def test_sizes_of_a_family_cost_in_proportion_and_an_unknown_type_has_no_price() -> None:
-    assert cost.instance("m6i.4xlarge") == pytest.approx(8 * cost.instance("m6i.large"))
-    assert cost.instance("x9z.metal") is None
+    price, size = cost.instance("m6i.large")
+    assert cost.instance("m6i.xlarge") == (2 * price, Size(2 * size.cpu, 2 * size.memory))
+    assert cost.instance("m6i.4xlarge") == (8 * price, Size(8 * size.cpu, 8 * size.memory))
+    assert cost.instance("t3.medium")[1] == Size(2, 4 * GIB)
+    assert cost.instance("x9z.large") is cost.instance("m6i.metal") is None
 
 
 def test_a_change_that_is_none_and_a_stack_that_is_not_there_are_one_sentence() -> None:
-    with pytest.raises(CommandError, match="write KEY=VALUE"):
-        read(ROOT, "dev", ["nodes.desired"])
-    with pytest.raises(CommandError, match="there are stacks dev, local"):
-        read(ROOT, "nowhere")
+    with pytest.raises(SettingsError, match=r"SET = 'nodes.desired'\n.*KEY=VALUE"):
+        read("dev", ["nodes.desired"])
+    with pytest.raises(
+        SettingsError, match=r"STACK = 'nowhere'\n.*one of dev, local\n.*no Pulumi.nowhere.yaml"
+    ):
+        read("nowhere")
 
 
 @pytest.mark.parametrize("failing", [None, "pulumi up", "launcher wait"])
 def test_whatever_fails_destroy_and_the_search_for_residue_follow(failing, dev, monkeypatch) -> None:
     ran: list[str] = []
 
-    def run(argv, folder) -> None:
-        ran.append(" ".join(argv))
+    def run(argv, *, capture=False) -> str:
+        ran.append("connect" if capture else " ".join(argv))
         if failing is not None and failing in ran[-1]:
             raise CommandError(failing)
+        return json.dumps({"kubeconfig": "{}"})
 
+    monkeypatch.setattr(stacks, "run", run)
     monkeypatch.setattr(smoke, "run", run)
-    monkeypatch.setattr(smoke, "outputs", lambda folder, stack: ran.append("connect") or {"kubeconfig": "{}"})
     monkeypatch.setattr(smoke, "residue", lambda stack, client: ran.append("search") or ["arn:left"])
 
     def go(*, keep: bool = False) -> list[str]:
@@ -108,7 +114,7 @@ def test_whatever_fails_destroy_and_the_search_for_residue_follow(failing, dev, 
 
 def test_residue_is_what_carries_the_stacks_tags_and_is_not_on_its_way_out(account, client, dev) -> None:
     stack = dev()
-    tags = [{"Key": k, "Value": v} for k, v in stack.prefix_tags.items()]
+    tags = [{"Key": k, "Value": v} for k, v in stack.tags.items()]
     kms = client("kms")
     keys = [
         kms.create_key(Tags=[{"TagKey": t["Key"], "TagValue": t["Value"]} for t in tags])["KeyMetadata"]
@@ -120,11 +126,3 @@ def test_residue_is_what_carries_the_stacks_tags_and_is_not_on_its_way_out(accou
     ec2.create_vpc(CidrBlock="10.1.0.0/16")
     left = smoke.residue(stack, client)
     assert [arn.rpartition("/")[2] for arn in left] == [mine["Vpc"]["VpcId"], keys[1]["KeyId"]]
-
-
-def test_the_kubeconfig_is_for_this_person_only(tmp_path: Path) -> None:
-    path = tmp_path / "kubeconfig"
-    smoke.write_kubeconfig({"kubeconfig": "{}"}, path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(CommandError, match="compute off"):
-        smoke.write_kubeconfig({}, path)

@@ -11,7 +11,7 @@ import pytest
 
 from aws.stack import clients, read
 from infra.problems import SettingsError
-from tests.aws_tools.conftest import REGION, ROOT
+from tests.aws_tools.conftest import REGION
 from tests.infra.support import aws_stack
 
 PROFILE = """
@@ -24,14 +24,14 @@ aws_secret_access_key = secret
 @pytest.mark.parametrize("name", ["assumeRoles", "accessKey", "sharedCredentialsFiles"])
 def test_credentials_that_only_the_provider_would_have_are_refused(name: str) -> None:
     with pytest.raises(SettingsError, match=f"aws:{name} .*\n.*\n.*only the provider .*\n.*set aws:profile"):
-        read(ROOT, "dev", [f"aws:{name}=[x]"])
+        read("dev", [f"aws:{name}=[x]"])
 
 
 def test_the_stacks_profile_is_whose_name_these_commands_ask_in(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "config").write_text(PROFILE)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "another")  # so that it is put back afterwards
-    read(ROOT, "dev", ["aws:profile=work"])
+    read("dev", ["aws:profile=work"])
     assert os.environ["AWS_PROFILE"] == "work"
     signer = clients(REGION)("sts")._request_signer
     assert signer._credentials.access_key == "of-the-profile"

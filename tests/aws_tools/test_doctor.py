@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import jmespath
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
@@ -14,10 +15,6 @@ from infra import policies
 
 KEY = "arn:aws:kms:us-west-2:123456789012:key/0-1"
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
-
-
-class _MissingQuotaError(Exception):
-    pass
 
 
 def refused(operation: str) -> ClientError:
@@ -46,13 +43,13 @@ class Iam:
         assert len(ActionNames) <= 100
         self.asked += ActionNames
         decided = [(a, "implicitDeny" if a in self.denied else "allowed") for a in ActionNames]
-        yield {"EvaluationResults": [{"EvalActionName": a, "EvalDecision": d} for a, d in decided]}
+        results = [{"EvalActionName": a, "EvalDecision": d} for a, d in decided]
+        return SimpleNamespace(search=lambda what: jmespath.search(what, {"EvaluationResults": results}))
 
 
 class Quotas:
     """An account whose quotas are AWS's defaults, or those that a test sets by their code."""
 
-    exceptions = SimpleNamespace(NoSuchResourceException=_MissingQuotaError)
     defaults = {"L-1216C47A": 64.0, "L-34B43A08": 64.0, "L-0263D0A3": 5.0, "L-F678F1CE": 5.0}  # noqa: RUF012
 
     def __init__(self, **own):
@@ -60,7 +57,7 @@ class Quotas:
 
     def get_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
         if QuotaCode not in self.own:
-            raise _MissingQuotaError
+            raise ClientError({"Error": {"Code": "NoSuchResourceException", "Message": "none"}}, "")
         return {"Quota": {"Value": self.own[QuotaCode]}}
 
     def get_aws_default_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
@@ -127,7 +124,7 @@ def test_a_viewer_who_is_not_there_and_one_of_another_account_are_told_apart(dev
         dev("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]"), world(iam=Iam())
     )
     assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [
-        "cluster.viewers: arn:aws:iam::123456789012:role/preview is not in IAM"
+        "cluster.viewers[0]: arn:aws:iam::123456789012:role/preview is not in IAM"
     ]
     assert [w for w in levels(found, "unknown") if "210987654321:role/ci is another account's" in w]
 
@@ -199,7 +196,7 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
         (
             ["network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]"],
             {},
-            "vpc-0abc is not in us-west-2",
+            "network.vpcId vpc-0abc is not there",
         ),
         (["nodes.sshKeyName=mine"], {}, "nodes.sshKeyName mine is not there"),
         ([f"kms.keyArn={KEY}"], {}, f"kms.keyArn {KEY} is not there"),

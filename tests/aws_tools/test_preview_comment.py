@@ -19,8 +19,8 @@ CHART = "charts/paddle-training"
 
 
 def make(**changes) -> str:
-    about = {"stack": "dev", "code": 0, "preview": "+ create", "chart": "", **changes}
-    return comments.comment(comments.Report(**about))
+    about = {"stack": "dev", "code": 0, "preview": "+ create", "chart": "", "unreachable": "", **changes}
+    return comments.comment(**about)
 
 
 def test_a_quiet_preview_is_short_and_can_be_found_again() -> None:
@@ -60,7 +60,7 @@ def test_the_cluster_is_left_out_only_when_its_api_does_not_answer() -> None:
         port = server.getsockname()[1]
         config = {"clusters": [{"cluster": {"server": f"https://127.0.0.1:{port}"}}]}
         assert comments.unreachable(json.dumps(config)) == ""
-    assert comments.unreachable(config) == "127.0.0.1: Connection refused"
+    assert comments.unreachable(json.dumps(config)) == "127.0.0.1: Connection refused"
     assert comments.unreachable("not: one") == "the stack has no kubeconfig"
     assert "--exclude" in comments.preview_argv("dev", without_cluster=True)
     assert "--exclude" not in comments.preview_argv("dev", without_cluster=False)
@@ -73,7 +73,7 @@ def test_the_preview_runs_without_kubernetes_when_the_api_is_away(tmp_path: Path
     fake.write_text(f"#!/bin/sh\nif [ $1 = stack ]; then echo '{answer}'; else echo \"$@\"; exit 3; fi\n")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    code, text, why = comments.preview("dev", tmp_path)
+    code, text, why = comments.preview("dev")
     assert (code, why) == (3, "127.0.0.1: Connection refused")
     assert "--exclude **kubernetes:** --exclude-dependents" in text
 

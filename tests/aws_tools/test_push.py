@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import base64
 import json
 import os
 import shutil
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -18,7 +17,9 @@ import pytest
 from aws import push
 from aws.stack import CommandError
 
-URL = "123456789012.dkr.ecr.us-west-2.amazonaws.com/launcher"
+HOST = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
+URL = f"{HOST}/launcher"
+LOGIN = base64.b64encode(b"AWS:secret").decode()
 BASE = "python:3.11-slim-bookworm"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
@@ -33,23 +34,30 @@ def context(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_nodes_first_type_decides_the_architecture() -> None:
-    assert push.architecture(["m7g.large", "m6g.large"]) == "arm64"
-    assert push.architecture(["m6i.large"]) == "amd64"
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
+    """The builder's commands with their input, instead of running them."""
+    commands: list[tuple[list[str], str | None]] = []
+    monkeypatch.setattr(push, "run", lambda argv, given=None: commands.append((argv, given)))
+    return commands
 
 
 @pytest.mark.parametrize("tool", push.BUILDERS)
-def test_the_builder_gets_platform_base_and_tag_and_no_secret(
-    tool: str, context: Path, tmp_path: Path
-) -> None:
-    built = push.build_argv(tool, context, f"{URL}:t", "arm64", "mirror/python:3.11")
+def test_the_builder_gets_platform_base_and_tag(tool, context: Path, ran) -> None:
+    push.build(tool, context, f"{URL}:t", "arm64", "mirror/python:3.11")
+    [(built, _)] = ran
     assert built[:2] == [tool, "build"]
     assert built[built.index("--platform") + 1] == "linux/arm64"
     assert built[built.index("--build-arg") + 1] == "BASE=mirror/python:3.11"
     assert built[-1] == str(context)
-    pushed = push.push_argv(tool, f"{URL}:t", tmp_path)
-    assert str(tmp_path) in " ".join(pushed)
-    assert "--tls-verify=false" not in pushed
+
+
+def test_docker_pushes_by_the_persons_own_context_and_with_our_login_only(ran) -> None:
+    # With --config, docker would lose the person's context and look for its daemon elsewhere.
+    push.upload("docker", f"{URL}:t", LOGIN)
+    login = ["docker", "login", "--username", "AWS", "--password-stdin", HOST]
+    push_and_logout = [(["docker", "push", f"{URL}:t"], None), (["docker", "logout", HOST], None)]
+    assert ran == [(login, "secret"), *push_and_logout]
 
 
 def test_another_launcher_architecture_or_base_is_another_tag(context: Path) -> None:
@@ -87,65 +95,38 @@ def test_a_registry_that_is_none_of_ecr_is_refused(context: Path) -> None:
 
 
 def test_an_image_that_is_there_is_not_built_again(account, client, context, monkeypatch) -> None:
-    ecr = client("ecr")
+    ecr, ran = client("ecr"), []
     ecr.create_repository(repositoryName="launcher", imageTagMutability="IMMUTABLE")
-    built = []
 
-    def build(tool, folder, reference, **about):
-        assert about["login"].user == "AWS"
-        built.append((reference, about["arch"]))
-        manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []})
-        tag = reference.rpartition(":")[2]
-        return ecr.put_image(repositoryName="launcher", imageManifest=manifest, imageTag=tag)["image"][
-            "imageId"
-        ]["imageDigest"]
-
-    monkeypatch.setattr(push, "build_and_push", build)
-    monkeypatch.setattr(push, "builder", lambda wanted: "buildah")
-    first = push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr)
-    again = push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr)
-    assert first == again
-    assert first.startswith(f"{URL}@sha256:")
-    assert built == [(f"{URL}:{push.tag(context, 'arm64', BASE)}", "arm64")]
-
-
-def test_docker_pushes_by_the_persons_own_context_and_with_our_login_only(
-    context: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own, seen = tmp_path / "docker", []
-    about = own / "contexts" / "meta" / hashlib.sha256(b"colima").hexdigest() / "meta.json"
-    about.parent.mkdir(parents=True)
-    host = "unix:///colima/docker.sock"
-    endpoint = {"Name": "colima", "Metadata": {}, "Endpoints": {"docker": {"Host": host}}}
-    about.write_text(json.dumps(endpoint))
-    (own / "config.json").write_text(
-        json.dumps({"currentContext": "colima", "credsStore": "desktop", "auths": {"else.where": {}}})
-    )
-    monkeypatch.setenv("DOCKER_CONFIG", str(own))
-    monkeypatch.delenv("DOCKER_HOST", raising=False)
-    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
-
-    def run(argv, folder, *, capture=False, **more):
-        if "push" in argv:
-            config = Path(argv[argv.index("--config") + 1])
-            seen.append(json.loads((config / "config.json").read_text()))
-            seen.append((config / "contexts" / about.relative_to(own / "contexts")).read_text())
-            if shutil.which("docker"):
-                asked = ["docker", "--config", str(config), "context", "inspect"]
-                seen.append(subprocess.run(asked, capture_output=True, text=True, check=True).stdout)
-        return json.dumps([f"{URL}@sha256:1"]) if capture else ""
+    def run(argv, given=None) -> None:
+        if argv[1] in ("build", "push"):
+            ran.append(argv)
+        if argv[1] == "push":
+            manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []})
+            tag = argv[-1].rpartition(":")[2]
+            ecr.put_image(repositoryName="launcher", imageManifest=manifest, imageTag=tag)
 
     monkeypatch.setattr(push, "run", run)
-    login = push.Login("AWS", "secret")
-    push.build_and_push("docker", context, f"{URL}:t", arch="amd64", base=BASE, login=login)
-    assert list(seen[0]["auths"]) == [URL.partition("/")[0]]
-    assert (seen[0]["currentContext"], "credsStore" in seen[0]) == ("colima", False)
-    assert all(host in text for text in seen[1:])
+    monkeypatch.setattr(push, "builder", lambda: "buildah")
+    own = context.parent / "own"
+    own.mkdir()
+    (own / "Dockerfile").write_text(f"FROM {push.LAUNCHER}")
+    for upon, steps in ((None, 2), (own, 3)):
+        first = push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr, upon=upon)
+        assert first.startswith(f"{URL}@sha256:")
+        assert first == push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr, upon=upon)
+        assert len(ran) == steps
+        assert ran[-1][-1] == f"{URL}:{push.tag(context, 'arm64', BASE, upon)}"
+        if upon is not None:
+            about = [(argv[-1], argv[argv.index("--tag") + 1]) for argv in ran[:-1]]
+            assert about == [(str(context), push.LAUNCHER), (str(own), ran[-1][-1])]
+            assert f"BASE={push.LAUNCHER}" in ran[1]
+        ran.clear()
 
 
 @pytest.fixture
-def registry(tmp_path: Path):
-    """A real registry on loopback, ended afterwards."""
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A real registry on loopback, to which buildah talks without TLS; ended afterwards."""
     if not all(map(shutil.which, ("docker-registry", "buildah"))) or os.geteuid() != 0:
         pytest.skip("needs Debian's docker-registry and buildah, and root to build")
     with socket.socket() as probe:
@@ -158,6 +139,9 @@ def registry(tmp_path: Path):
         "log": {"level": "error"},
     }
     (tmp_path / "registry.json").write_text(json.dumps(config))
+    known = f'unqualified-search-registries = []\n[[registry]]\nlocation = "{address}"\ninsecure = true\n'
+    (tmp_path / "registries.conf").write_text(known)
+    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     argv = ["docker-registry", "serve", str(tmp_path / "registry.json")]
     with (tmp_path / "registry.log").open("wb") as log:
@@ -177,45 +161,25 @@ def registry(tmp_path: Path):
         process.wait(timeout=20)
 
 
-def test_a_pushed_image_is_in_the_registry_under_its_digest(registry: str, context: Path) -> None:
-    name = f"{registry}/launcher"
-    login = push.Login("AWS", "not-asked-for")
-    try:
-        digest = push.build_and_push(
-            "buildah", context, f"{name}:one", arch="arm64", base="scratch", login=login, tls=False
-        )
-    finally:
-        subprocess.run(["buildah", "rmi", f"{name}:one"], check=False, capture_output=True)
-    kinds = f"{MANIFEST}, application/vnd.docker.distribution.manifest.v2+json"
-    asked = urllib.request.Request(
-        f"http://{registry}/v2/launcher/manifests/{digest}", headers={"Accept": kinds}
-    )
-    with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - the test's own registry
-        body = answer.read()
-    assert digest == "sha256:" + hashlib.sha256(body).hexdigest()
-    blob = json.loads(body)["config"]["digest"]
-    with urllib.request.urlopen(f"http://{registry}/v2/launcher/blobs/{blob}", timeout=10) as answer:
-        assert json.load(answer)["architecture"] == "arm64"
-
-
-def test_a_dockerfile_of_ones_own_is_built_upon_the_launchers_image(
-    registry: str, context: Path, tmp_path: Path
-) -> None:
-    own = tmp_path / "own"
+def test_images_are_built_and_pushed_for_the_nodes_architecture(registry: str, context: Path) -> None:
+    own = context.parent / "own"
     own.mkdir()
     (own / "Dockerfile").write_text(f"FROM {push.LAUNCHER}\nCOPY more /more\n")
     (own / "more").write_text("more")
-    name = f"{registry}/launcher"
+    name = f"{registry}/launcher:one"
     try:
-        digest = push.build_and_push(
-            *("buildah", context, f"{name}:two"),
-            arch="amd64",
-            base="scratch",
-            login=None,
-            tls=False,
-            upon=own,
-        )
+        push.build("buildah", context, push.LAUNCHER, "arm64", "scratch")
+        push.build("buildah", own, name, "arm64", push.LAUNCHER)
+        push.upload("buildah", name, LOGIN)
     finally:
-        subprocess.run(["buildah", "rmi", f"{name}:two", push.LAUNCHER], check=False, capture_output=True)
-    with urllib.request.urlopen(f"http://{registry}/v2/launcher/manifests/{digest}", timeout=10) as answer:
-        assert len(json.load(answer)["layers"]) == 2, "the launcher's file, and one's own upon it"
+        subprocess.run(["buildah", "rmi", name, push.LAUNCHER], check=False, capture_output=True)
+
+    def stored(path: str) -> dict:
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        asked = urllib.request.Request(f"http://{registry}/v2/launcher/{path}", headers={"Accept": kind})
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - the test's own registry
+            return json.load(answer)
+
+    manifest = stored("manifests/one")
+    assert len(manifest["layers"]) == 2, "the launcher's file, and one's own upon it"
+    assert stored(f"blobs/{manifest['config']['digest']}")["architecture"] == "arm64"

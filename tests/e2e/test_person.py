@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.e2e.kube import ROOT, Cluster, Training, run
 
@@ -37,10 +38,10 @@ class Person:
         return self.run("python", "-m", "launcher", words[0], "-n", self.training.namespace, *words[1:])
 
 
-def test_a_person_pushes_a_program_follows_it_and_takes_the_model_home(
+def test_a_person_runs_a_program_follows_it_and_takes_the_model_home(
     train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """push, upgrade, wait, status; then, after all Job pods are gone, logs and results --to."""
+    """run, run again, status; then, after all Job pods are gone, logs and results --to."""
     training = train("quick_start", training={"passes": 1})
     training.upgrade()
     training.complete()
@@ -49,14 +50,18 @@ def test_a_person_pushes_a_program_follows_it_and_takes_the_model_home(
     person = Person(cluster, training)
     denied = person.run("ls", str(training.output))
     assert denied.returncode != 0, "the folder must be hidden from this person, or the test proves nothing"
-    pushed = person("push", str(own))
-    assert pushed.returncode == 0, pushed.stderr
+    values, before = tmp_path / "values.yaml", training.described()["k8sJob"]
+    values.write_text(yaml.safe_dump(training.values))
+    again = ("run", str(own), "-f", str(values), "--keep", str(tmp_path / "kept.yaml"), "--timeout", "200")
+    ran = person(*again)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (training.job / "mine" / "trainer_config.py").exists()
-
-    training.upgrade({"training": {"config": "mine/trainer_config.py"}})
-    waited = person("wait", "--timeout", "200")
-    assert waited.returncode == 0, waited.stdout + waited.stderr
-    training.complete()
+    assert training.described()["k8sJob"] != before
+    assert "helm upgrade --install paddle-training" in ran.stderr
+    assert "score error 0." in ran.stdout
+    assert "train_loss" in ran.stdout
+    unchanged = person(*again)
+    assert "nothing new to train" in unchanged.stderr, unchanged.stdout + unchanged.stderr
     status = person("status", "--output", "json")
     assert status.returncode == 0, status.stderr
     assert json.loads(status.stdout)
@@ -65,10 +70,10 @@ def test_a_person_pushes_a_program_follows_it_and_takes_the_model_home(
     assert "deleted" in pods
     logs = person("logs", "--rank", "0", "--role", "trainer")
     assert logs.returncode == 0, logs.stderr
-    assert "Pass=0" in logs.stdout
+    assert "Pass=1" in logs.stdout
     taken = person("results", "--to", str(tmp_path / "taken"))
     assert taken.returncode == 0, taken.stderr
-    for name in ("metrics.csv", "curve.png", "run.json"):
+    for name in ("metrics.csv", "curve.png", "report.html", "run.json"):
         ours = (training.output / name).read_bytes()
         assert (
             hashlib.sha256((tmp_path / "taken" / name).read_bytes()).digest() == hashlib.sha256(ours).digest()

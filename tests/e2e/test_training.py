@@ -68,35 +68,16 @@ def test_recommendation_trains_with_the_seeds_host_ports_one_trainer_a_node(trai
     assert 0 < float(score["rmse"]) < 1.2
 
 
-def test_each_shard_holds_its_own_lines_and_the_manifest_tells_the_truth(train: Make) -> None:
-    training = train("quick_start", training={"passes": 1})
-    training.upgrade()
-    training.complete()
-    manifest = json.loads((training.job / "manifest.json").read_text())
-    assert manifest["dataDigest"] == training.described()["dataDigest"]
-    counts = [shard["lines"] for shard in manifest["shards"]]
-    assert max(counts) - min(counts) <= 1, "even to one line"
-    for shard in manifest["shards"]:
-        path = training.job / str(shard["index"]) / "data" / "train.txt"
-        assert sha256(path) == shard["sha256"]
-    texts = [(training.job / str(i) / "data" / "train.txt").read_text().splitlines() for i in range(3)]
-    assert [len(lines) for lines in texts] == counts
-    shares = [
-        sum(line.split("\t")[0].startswith("neg") or line[0] == "0" for line in t) / len(t) for t in texts
-    ]
-    assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
-
-
-def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: Make) -> None:
+def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(train: Make) -> None:
     training = train("quick_start", training={"passes": 1})
     training.upgrade()
     training.complete()
     first = training.described()
     before = run_json(training.output)
+    shards_are_even_and_whole(training)
     pass_zero = sha256(training.output / "pass-00000" / "done")
-    measured = (
-        training.output / "metrics.csv"
-    ).read_bytes()  # with each pass's seconds: never the same twice
+    metrics = training.output / "metrics.csv"
+    measured = metrics.read_bytes()  # with each pass's seconds: never the same twice
 
     training.upgrade({"runId": "again"})
     again = training.described()
@@ -104,33 +85,45 @@ def test_the_same_run_ends_at_once_and_more_passes_go_on_where_it_ended(train: M
     assert again["dataDigest"] == first["dataDigest"]
     training.complete()
     assert run_json(training.output)["score"] == before["score"]
-    assert (training.output / "metrics.csv").read_bytes() == measured, "a complete run is not trained again"
+    assert metrics.read_bytes() == measured, "a complete run is not trained again"
 
     training.upgrade({"runId": "", "training": {"passes": 2}})
     assert training.described()["dataDigest"] == first["dataDigest"], "more passes fetch no data"
     training.complete()
     assert sha256(training.output / "pass-00000" / "done") == pass_zero, "pass 0 was kept"
     assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
-    assert run_json(training.output)["fingerprint"] == before["fingerprint"]
+    more = run_json(training.output)
+    assert more["fingerprint"] == before["fingerprint"]
 
-
-def test_another_mode_moves_the_old_output_aside_and_a_rollback_brings_it_back(train: Make) -> None:
-    training = train("quick_start", training={"passes": 1})
-    training.upgrade()
+    training.upgrade({"training": {"mode": "sync", "passes": 1}})
     training.complete()
-    first = run_json(training.output)
-    training.upgrade({"training": {"mode": "sync"}})
+    assert [path.name for path in (training.job / "runs").iterdir()] == [more["runId"]]
+    assert run_json(training.output)["fingerprint"] != before["fingerprint"]
+
+    training.upgrade({"training": {"mode": "async", "passes": 2}})
     training.complete()
-    moved = [path.name for path in (training.job / "runs").iterdir()]
-    assert moved == [first["runId"]]
-    assert run_json(training.output)["fingerprint"] != first["fingerprint"]
-    training.upgrade({"training": {"mode": "async"}})
-    training.complete()
-    assert run_json(training.output)["fingerprint"] == first["fingerprint"]
-    assert not (training.job / "runs" / str(first["runId"])).exists()
+    assert run_json(training.output)["fingerprint"] == before["fingerprint"], "the first one is back"
+    assert not (training.job / "runs" / str(more["runId"])).exists()
 
 
-def test_two_releases_of_one_name_in_two_namespaces_train_at_once(train: Make) -> None:
+def shards_are_even_and_whole(training: Training) -> None:
+    """Each shard is what the manifest says, even to one line, with as many labels of a kind."""
+    manifest = json.loads((training.job / "manifest.json").read_text())
+    assert manifest["dataDigest"] == training.described()["dataDigest"]
+    counts = [shard["lines"] for shard in manifest["shards"]]
+    assert max(counts) - min(counts) <= 1, "even to one line"
+    files = [training.job / str(shard["index"]) / "data" / "train.txt" for shard in manifest["shards"]]
+    assert [sha256(path) for path in files] == [shard["sha256"] for shard in manifest["shards"]]
+    texts = [path.read_text().splitlines() for path in files]
+    assert [len(lines) for lines in texts] == counts
+    shares = [
+        sum(line.split("\t")[0].startswith("neg") or line[0] == "0" for line in t) / len(t) for t in texts
+    ]
+    assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
+
+
+def test_two_releases_of_one_name_train_at_once_and_a_third_begins_with_the_model_of_one(train: Make) -> None:
+    """The third, by training.initFrom: other data, and a first pass that begins where the other ended."""
     small = {"trainers": 2, "training": {"passes": 2}}
     one = train("quick_start", **small)
     two = train("recommendation", **small)
@@ -142,6 +135,16 @@ def test_two_releases_of_one_name_in_two_namespaces_train_at_once(train: Make) -
     assert run_json(one.output)["namespace"] != run_json(two.output)["namespace"]
     assert "error" in dict(run_json(one.output)["score"])  # type: ignore[call-overload]
     assert "rmse" in dict(run_json(two.output)["score"])  # type: ignore[call-overload]
+
+    begun = {"config": "quick_start/trainer_config.py", "initFrom": f"{one.values['jobName']}/output"}
+    third = train("quick_start", trainers=2, training={"passes": 1, **begun}, data={"seed": 8})
+    third.upgrade()
+    third.complete()
+    assert third.described()["dataDigest"] != one.described()["dataDigest"]
+    losses = [float(row["train_loss"]) for row in rows(one.output) if row["rank"] == "0"]
+    (after,) = (float(row["train_loss"]) for row in rows(third.output) if row["rank"] == "0")
+    assert after < (losses[0] + losses[-1]) / 2, (losses, after)
+    assert not (one.output / "run.lock").exists(), "the other run's folder is only read"
 
 
 def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
@@ -157,22 +160,6 @@ def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
     for text in (status["cause"], *training.messages()):
         assert "rank 1" in text or "trainer ended" in text, text
         assert "SIGKILL" in text and "training.restarts is 0" in text, text
-
-
-def test_a_run_begins_with_another_runs_model(train: Make, cluster: Cluster) -> None:
-    """training.initFrom: other data, the same program, a first pass that begins where the other one ended."""
-    first = train("quick_start", training={"passes": 3})
-    first.upgrade()
-    first.complete()
-    begun = {"config": "quick_start/trainer_config.py", "initFrom": f"{first.values['jobName']}/output"}
-    other = train("quick_start", training={"passes": 1, **begun}, data={"seed": 8})
-    other.upgrade()
-    other.complete()
-    assert other.described()["dataDigest"] != first.described()["dataDigest"]
-    losses = [float(row["train_loss"]) for row in rows(first.output) if row["rank"] == "0"]
-    (after,) = (float(row["train_loss"]) for row in rows(other.output) if row["rank"] == "0")
-    assert after < (losses[0] + losses[-1]) / 2, (losses, after)
-    assert not (first.output / "run.lock").exists(), "the other run's folder is only read"
 
 
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:

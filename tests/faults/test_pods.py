@@ -36,6 +36,7 @@ def node_of(training: Training, rank: int) -> str:
     return str(next(p["spec"]["nodeName"] for p in training.pods() if p["metadata"]["name"] == name))
 
 
+@pytest.mark.faults
 def test_a_deleted_pod_comes_back_and_the_others_wait_for_it_with_their_data(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)

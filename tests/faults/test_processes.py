@@ -22,6 +22,7 @@ def test_a_killed_pserver_restarts_the_gang_from_the_newest_save(begin: Begin) -
     run.ends_whole("pserver 0 ended with signal SIGKILL")
 
 
+@pytest.mark.faults
 def test_a_killed_trainer_restarts_the_gang_from_the_newest_save(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)

@@ -34,6 +34,7 @@ def fails(run: Run, *words: str) -> list[str]:
     return said
 
 
+@pytest.mark.faults
 def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: Begin) -> None:
     run = begin()
     run.reach(2, batch=50)

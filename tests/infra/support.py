@@ -131,6 +131,10 @@ class Recorder(Mocks):
         answer = self.answers.get(args.token, INVOKES.get(args.token))
         if answer is None:
             raise KeyError(args.token)
+        if "zoneIds" in answer:
+            zones = zip(answer["names"], answer["zoneIds"], strict=True)
+            left = [name for name, zone in zones if zone not in args.args.get("excludeZoneIds", ())]
+            return {**answer, "names": left}
         return dict(answer)
 
     def of(self, token: str) -> list[MockResourceArgs]:

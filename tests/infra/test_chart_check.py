@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra import chart_check, settings, stack
+from infra import settings, stack
 from infra.problems import Problem, SettingsError
 
 from .support import AWS, LOCAL, REGION, ROOT, config
@@ -87,7 +87,6 @@ def test_without_helm_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     said: list[str] = []
     monkeypatch.setattr(stack.pulumi.log, "warn", said.append)
     monkeypatch.setenv("PATH", str(Path("/nowhere")))
-    assert not chart_check.available()
     assert _asked(values={"port": 65535}) == []
     assert len(said) == 1
     assert "helm" in said[0]

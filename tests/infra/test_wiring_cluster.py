@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -140,7 +141,7 @@ def test_with_auto_a_small_node_holds_what_must_not_keep_the_gangs_nodes() -> No
     )
 
 
-def test_the_autoscalers_chart_renders_with_those_values() -> None:
+def test_the_autoscalers_chart_renders_with_those_values_and_flags_that_it_has() -> None:
     values = aws_stack(nodes={"auto": True}).one("Release", "autoscaler").inputs["values"]
     chart = str(ROOT / "charts" / "cluster-autoscaler")
     done = subprocess.run(
@@ -153,7 +154,11 @@ def test_the_autoscalers_chart_renders_with_those_values() -> None:
     objects = {item["kind"]: item for item in yaml.safe_load_all(done.stdout)}
     pod = objects["Deployment"]["spec"]["template"]["spec"]
     assert pod["nodeSelector"] == values["nodeSelector"]
-    assert "--startup-taint=efs.csi.aws.com/agent-not-ready" in pod["containers"][0]["args"]
+    assert pod["containers"][0]["command"] == ["/cluster-autoscaler"], "its image has no entrypoint"
+    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in pod["containers"][0]["args"])
+    assert given["startup-taint"] == versions.EFS_STARTUP_TAINT
+    known = Path(__file__).with_name("autoscaler_flags.txt").read_text(encoding="utf-8").splitlines()
+    assert set(given) - set(known) == set(), "it would end at once"
     assert objects["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == "cluster-autoscaler"
 
 

@@ -88,14 +88,18 @@ ZONES = "aws:index/getAvailabilityZones:getAvailabilityZones"
 
 def test_more_zones_than_the_region_has_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"network\.zones"):
-        aws_stack(answers={ZONES: {**INVOKES[ZONES], "names": ["us-west-2a"]}})
+        aws_stack(answers={ZONES: {**INVOKES[ZONES], "names": ["us-west-2a"], "zoneIds": ["usw2-az1"]}})
 
 
-def test_a_listed_zone_that_takes_no_control_plane_is_refused() -> None:
-    listed = {"availabilityZones": ["us-west-2a", "us-west-2b"]}
-    left = {**INVOKES[ZONES], "names": ["us-west-2a", "us-west-2c"]}
+# This account's us-west-2b is one of the zones in which EKS puts no control plane, which go by their ids.
+WITHOUT = {ZONES: {**INVOKES[ZONES], "zoneIds": ["use1-az3", "usw2-az1", "usw2-az4", "usw2-az3"]}}
+
+
+def test_a_zone_that_takes_no_control_plane_is_never_chosen_and_refused_when_listed() -> None:
+    chosen = aws_stack(answers=WITHOUT).of("aws:ec2/subnet:Subnet")
+    assert {subnet.inputs["availabilityZone"] for subnet in chosen} == {"us-west-2a", "us-west-2c"}
     with pytest.raises(SettingsError, match=r"us-west-2b.*\n.*us-west-2a, us-west-2c"):
-        aws_stack(network=listed, answers={ZONES: left})
+        aws_stack(network={"availabilityZones": ["us-west-2a", "us-west-2b"]}, answers=WITHOUT)
 
 
 def test_services_with_addresses_of_an_existing_network_are_refused() -> None:

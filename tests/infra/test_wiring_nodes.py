@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pulumi
+import pytest
+
 from infra import versions
 
 from .support import aws_stack, default, everything
@@ -50,3 +53,12 @@ def test_a_key_pair_and_a_placement_group_reach_the_launch_template() -> None:
     assert template["placement"]["groupName"] == everything().one("PlacementGroup").name
     assert len(everything().one("NodeGroup").inputs["subnetIds"]) == 1
     assert "keyName" not in default().one("LaunchTemplate").inputs
+
+
+def test_spot_nodes_of_one_type_only_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", said.append)
+    aws_stack(nodes={"capacity": "SPOT"})
+    assert not [text for text in said if "nodes.instanceTypes" in text]
+    aws_stack(nodes={"capacity": "SPOT", "instanceTypes": ["m6i.large"]})
+    assert [text for text in said if "m6i.large only" in text]

@@ -17,7 +17,7 @@ from aws.stack import read
 from tests.aws_emulator import inventory
 from tests.aws_emulator.account import Account
 from tests.aws_emulator.cloud import Cloud
-from tests.aws_emulator.workbench import REGION, REPOSITORY, Engine
+from tests.aws_emulator.workbench import REGION, Engine
 
 CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
 VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
@@ -182,7 +182,7 @@ def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
 
 def _listed_by_tag(account: Account) -> list[str]:
     """What `python -m aws kept --stack dev` lists."""
-    return smoke.residue(read(REPOSITORY, "dev"), Cloud(account, REGION).client)
+    return smoke.residue(read("dev"), Cloud(account, REGION).client)
 
 
 def _assert_tagged(account: Account) -> None:

@@ -3,6 +3,7 @@ its pods."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -196,7 +197,7 @@ def _variables(store: Relay) -> list[str]:
     return settings
 
 
-def test_with_a_host_path_it_trains_on_the_buckets_data_and_exports_the_model(
+def test_it_trains_on_the_buckets_data_exports_the_model_and_goes_on_after_a_destroy_that_kept_it(
     dev_stack: Make, account: Account, cluster: Cluster, namespace: str, store: Relay
 ) -> None:
     _keys(cluster, namespace)
@@ -204,6 +205,7 @@ def test_with_a_host_path_it_trains_on_the_buckets_data_and_exports_the_model(
         dev_stack,
         cluster.image,
         namespace,
+        "storage.protect=true",
         "namespace.create=false",
         "values.storage.type=hostPath",
         f"values.storage.hostPath.path={SHARED}",
@@ -238,12 +240,24 @@ def test_with_a_host_path_it_trains_on_the_buckets_data_and_exports_the_model(
     )
     marker = json.loads(s3.get_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json")["Body"].read())
     model = {str(path.relative_to(output)) for path in (output / "model").rglob("*") if path.is_file()}
-    assert model | {"run.json", "metrics.csv", "curve.png"} == {entry["name"] for entry in marker["files"]}
+    assert model | {"run.json", "metrics.csv", "curve.png", "report.html"} == {
+        entry["name"] for entry in marker["files"]
+    }
     for entry in marker["files"]:
         body = s3.get_object(Bucket=bucket, Key=folder + entry["name"])["Body"].read()
         assert hashlib.sha256(body).hexdigest() == entry["sha256"], entry["name"]
 
+    kept = engine.outputs()["kept"]
     gone = engine.destroy()
     assert gone.code == 0, gone.text
-    assert inventory.left(account, REGION) == []
-    assert (output / "model").is_dir(), "destroy leaves what was trained"
+    assert cluster.get("jobs", namespace) == []
+    engine.config("paddle-training:values.training.passes=2")
+    again = engine.up()
+    assert again.code == 0, again.text
+    assert engine.outputs()["kept"] == kept, "the next up uses what stayed"
+    more = json.loads((output / "run.json").read_text(encoding="utf-8"))
+    assert (more["state"], more["outputId"], more["resume"]) == ("complete", run["outputId"], [1, 0])
+    with (output / "metrics.csv").open(encoding="utf-8") as table:
+        attempts = {(row["pass"], row["attempt"]) for row in csv.DictReader(table)}
+    assert attempts == {("0", "0"), ("1", "1")}, "the old pass is not trained again"
+    assert s3.head_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json"), "the first model is there still"

@@ -55,6 +55,7 @@ def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_proces
     output = example / "shared" / "small" / "output"
     assert (output / "model" / "score.json").exists()
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "complete" in (output / "report.html").read_text("utf-8"), "made when run.json had told the end"
     assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
     assert "score on the test set: error" in capfd.readouterr().out
     assert processes(example) == []

@@ -1,5 +1,9 @@
 """From API objects and files to the view that status shows."""
 
+import io
+
+from rich.console import Console
+
 from launcher.cli import assemble, render, view
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
@@ -84,6 +88,44 @@ def test_a_failed_data_job_is_the_cause_with_the_reason_it_left(api):
     failure = {"dataDigest": "d" * 64, "reason": "sha256 does not match"}
     looked = assemble.of_cluster(seen(api, jobs, failure=failure))
     assert (looked.state, looked.cause) == ("failed", "the data Job failed: sha256 does not match")
+
+
+def test_a_cause_that_data_job_and_all_pods_tell_is_shown_once(api):
+    cause = "data.whl has no member 'x'; it has " + ", ".join(f"corpora/member_{n}.csv" for n in range(12))
+
+    def dead(container, text):
+        ended = {"exitCode": 65, "finishedAt": "2026-11-21T04:00:01Z", "message": text}
+        return [{"name": container, "state": {"terminated": ended}}]
+
+    waited = f"the data Job of this run failed: {cause} (told by /home/jobpath/quick-start/data-failed.json)"
+    pods = [
+        api.pod("d", job=api.data_job, phase="Failed", containerStatuses=dead("prepare", cause)),
+        *(
+            api.pod(f"p{n}", rank=n, phase="Failed", initContainerStatuses=dead("await-data", waited))
+            for n in range(3)
+        ),
+    ]
+    jobs = {name: api.job(name, ("Failed", "PodFailurePolicy", "x")) for name in (api.k8s_job, api.data_job)}
+    looked = assemble.of_cluster(seen(api, jobs, pods, failure={"dataDigest": "d" * 64, "reason": cause}))
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(render.screen(looked))
+    text = shown.file.getvalue()
+    assert text.count("has no member") == 1
+    assert text.count("\n") < 20
+    assert render.remarks(looked) == []
+
+
+def test_the_same_reason_of_several_ranks_is_one_remark_that_names_them(api):
+    pods = [
+        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
+    ]
+    looked = assemble.of_cluster(seen(api, pods=pods))
+    assert render.remarks(looked) == ["rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"]
+
+
+def test_between_the_pods_good_end_and_the_jobs_the_run_is_finishing(api):
+    pods = [api.pod(f"p{rank}", rank=rank, phase="Succeeded") for rank in range(3)]
+    assert assemble.of_cluster(seen(api, pods=pods)).state == "finishing"
 
 
 def test_progress_of_another_run_is_not_taken_for_this_ones(api):

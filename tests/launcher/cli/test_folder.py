@@ -22,6 +22,8 @@ def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
         "quick-start-1a2b3c4d-2-abcde",
         "node3",
         "0.3100",
+        "train_loss  0.3000  ▁▁     0.3000",
+        "test_error  0.3000  █▁     0.2000",
     ):
         assert part in out
 
@@ -34,6 +36,13 @@ def test_the_last_words_on_a_complete_run_are_its_score_and_what_to_do_next(cli,
     run = json.loads((job_folder / "output" / "run.json").read_text())
     (job_folder / "output" / "run.json").write_text(json.dumps({**run, "score": {}}))
     assert "score" not in cli("wait", "--path", job_folder)[1]
+
+
+def test_another_jobs_folder_beside_is_read_by_its_name(cli, job_folder):
+    (job_folder.parent / "paddle").mkdir()
+    code, out, _ = cli("results", "--path", job_folder.parent / "paddle", "--job", job_folder.name)
+    assert (code, "score on the test set: error 0.2012" in out) == (0, True)
+    assert cli("runs", "--path", job_folder, "--job", "../x")[0] == 64
 
 
 def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
@@ -182,8 +191,27 @@ def test_a_copy_that_breaks_off_leaves_nothing(cli, job_folder, tmp_path, monkey
     monkeypatch.setattr(results, "save_tar", broken)
     code, _, err = cli("results", "--path", job_folder, "--to", tmp_path / "to")
     assert code == 3
-    assert "nothing was copied" in err
+    assert "Nothing was copied" in err
     assert not (tmp_path / "to").exists()
+
+
+def test_a_copy_that_loses_its_end_is_made_again(cli, job_folder, tmp_path, monkeypatch):
+    from launcher.cli import results
+
+    whole, tries = results.save_tar, []
+
+    def torn_once(source, into):
+        tries.append(into)
+        if len(tries) == 1:
+            (into / "half").write_bytes(source.read(100))
+            source.read()
+            raise results.ReaderError("the stream ended early")
+        return whole(source, into)
+
+    monkeypatch.setattr(results, "save_tar", torn_once)
+    assert cli("results", "--path", job_folder, "--to", tmp_path / "to")[0] == 0
+    assert len(tries) == 2
+    assert "model" in names(tmp_path / "to") and "half" not in names(tmp_path / "to")
 
 
 def test_no_results_yet_is_a_sentence_and_not_an_empty_folder(cli, tmp_path):

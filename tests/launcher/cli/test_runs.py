@@ -88,6 +88,11 @@ def test_compare_shows_only_the_settings_that_differ_and_both_curves(cli: Cli, j
     assert "test_error of quick-start-bbbb: █▁" in out
 
 
+def test_compare_without_names_takes_the_present_run_and_the_one_before_it(cli: Cli, job: Path) -> None:
+    shown = cli("compare", "--path", job)[1]
+    assert shown == cli("compare", "--path", job, "output", "quick-start-aaaa")[1]
+
+
 @pytest.mark.parametrize(
     ("name", "why"), [("quick-start", "means several runs"), ("x", "is no run of this job")]
 )

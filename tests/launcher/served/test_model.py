@@ -154,15 +154,46 @@ def test_two_models_in_one_process_keep_their_own_files(
     assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
 
 
-def test_an_installed_package_needs_nothing_of_the_launcher(made: SimpleNamespace, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project as `pip install --target` leaves it."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "launcher" / "served", source / "launcher" / "served")
-    site = tmp_path / "site"
+    for name in ("launcher", "charts"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run([*pip, "--target", site, source], check=True, capture_output=True)
+    return site
+
+
+def test_the_installed_command_brings_all_of_the_launcher_and_the_chart_and_completes(
+    site: Path, tmp_path: Path
+) -> None:
+    installed = {path.relative_to(site / "launcher") for path in (site / "launcher").rglob("*.py")}
+    assert installed == {path.relative_to(ROOT / "launcher") for path in (ROOT / "launcher").rglob("*.py")}
+
+    def run(*words: str, **env: str) -> str:
+        env |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(tmp_path)}
+        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command = str(site / "bin" / "paddle-training")
+    typed = {"COMP_WORDS": "paddle-training sw", "COMP_CWORD": "1"}
+    assert run(command, **typed, _PADDLE_TRAINING_COMPLETE="complete_bash").split() == ["sweep"]
+    found = run(sys.executable, "-c", "from launcher.cli import helm; print(helm.find_chart(None))").strip()
+    assert Path(found) == site / "launcher" / "charts" / "paddle-training"
+    assert (site / "launcher" / "reporting" / "report.html").is_file()
+    for name in ("values.schema.json", "templates/_helpers.tpl", "templates/NOTES.txt"):
+        assert (Path(found) / name).is_file(), name
+
+
+def test_the_installed_model_needs_nothing_of_the_launcher(
+    made: SimpleNamespace, site: Path, tmp_path: Path
+) -> None:
+    alone = tmp_path / "site"
+    shutil.copytree(site / "paddle_served", alone / "paddle_served")
     script = (
         "import importlib.util, sys\n"
         "from paddle_served import Model\n"
@@ -170,7 +201,7 @@ def test_an_installed_package_needs_nothing_of_the_launcher(made: SimpleNamespac
         f"print(Model({str(made.folder)!r}).predict([{{'words': '5 77', 'size': 0.5}}])[0].tolist())\n"
         "assert not {m.split('.')[0] for m in sys.modules} & {'fastapi', 'uvicorn', 'prometheus_client'}\n"
     )
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site)}
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(alone)}
     done = subprocess.run(
         [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -58,7 +58,7 @@ def again(gang: Loopback, resume: Position | None, **values: str) -> Loopback:
 
 def losses(log: str) -> list[str]:
     """`Batch=7 samples=… AvgCost=… CurrentCost=…` of each batch."""
-    return [line.split("Pass=0 ", 1)[1] for line in log.splitlines() if "Pass=0 Batch=" in line]
+    return [line.split("Pass=1 ", 1)[1] for line in log.splitlines() if "Pass=1 Batch=" in line]
 
 
 def costs(lines: list[str]) -> list[float]:
@@ -213,7 +213,7 @@ def test_a_dead_server_shows_in_the_trainers_log_by_one_of_the_runtimes_words(
     seen = []
 
     def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
-        if "Pass=0 samples" in gang.log() and running["1/pserver 0"].poll() is None:
+        if "Pass=1 samples" in gang.log() and running["1/pserver 0"].poll() is None:
             assert not [text for text in FleetRuntime().fatal_lines if text in gang.log()]
             os.killpg(running["1/pserver 0"].pid, signal.SIGKILL)
             time.sleep(3)

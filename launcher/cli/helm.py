@@ -1,0 +1,104 @@
+"""The chart, and the person's own helm that installs it."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import launcher
+from launcher.cli.cluster import CHART
+from launcher.cli.problems import CliError, UsageError
+
+SECONDS = 300.0  # for one command
+
+
+def find_chart(given: str | None) -> str:
+    """A chart that helm can take: `given` (a folder, a package or oci://…), else the one that came along.
+
+    Raises UsageError.
+    """
+    if given is not None:
+        path = Path(given)
+        if "://" in given or path.is_file() or (path / "Chart.yaml").is_file():
+            return given
+        raise UsageError(
+            f"--chart {given} is no chart: neither a folder with a Chart.yaml, nor a package, nor oci://…"
+        )
+    package = Path(launcher.__file__).resolve().parent
+    for charts in (package / "charts", package.parent / "charts"):  # installed; a clone
+        if (charts / CHART / "Chart.yaml").is_file():
+            return str(charts / CHART)
+    raise UsageError(
+        f"the chart {CHART} is not beside the launcher in {package}. Name it with --chart PATH or oci://…"
+    )
+
+
+@dataclass(frozen=True)
+class Helm:
+    """helm on PATH, for one namespace. Its own messages come with a CliError."""
+
+    chart: str
+    namespace: str
+    kubeconfig: Path | None = None
+    context: str | None = None
+
+    def defaults(self) -> dict[str, Any]:
+        """The chart's own values."""
+        return dict(yaml.safe_load(self._run(["show", "values", self.chart])))
+
+    def upgrade(self, release: str, values: Path) -> list[str]:
+        """The command that installs or upgrades, over the values that come by stdin."""
+        return [
+            *("helm", "upgrade", "--install", release, _short(self.chart), "-n", self.namespace),
+            *("--reset-values", "-f", "-", "-f", str(values), *self._where()),
+        ]
+
+    def check(self, release: str, base: str, values: Path) -> None:
+        """Raises UsageError when chart or cluster refuse these values; nothing is changed."""
+        try:
+            self.run([*self.upgrade(release, values), "--dry-run=server"], base)
+        except CliError as error:
+            raise UsageError(f"the values in {values} are refused; nothing was sent. {error}") from error
+
+    def run(self, command: Sequence[str], base: str) -> None:
+        """Runs what `upgrade` gave."""
+        self._run(command[1:], base)
+
+    def uninstall(self, release: str) -> None:
+        """Removes a release; what lies on the storage stays."""
+        self._run(["uninstall", release, "-n", self.namespace, *self._where()])
+
+    def _where(self) -> list[str]:
+        where = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []
+        return [*where, "--kube-context", self.context] if self.context else where
+
+    def _run(self, words: Sequence[str], given: str = "") -> str:
+        program = shutil.which("helm")
+        if program is None:
+            raise UsageError(
+                "there is no helm on PATH, by which a training is started. Install helm 3.14 or newer "
+                "(https://helm.sh/docs/intro/install); a clone's own is on PATH after "
+                'eval "$(make -s env)".'
+            )
+        try:
+            ended = subprocess.run(
+                [program, *words], input=given, capture_output=True, text=True, check=False, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CliError(f"helm {words[0]} did not end within {SECONDS:.0f} s") from error
+        if ended.returncode:
+            raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}")
+        return ended.stdout
+
+
+def _short(chart: str) -> str:
+    """Below the present folder, as a person would type it."""
+    path, here = Path(chart), Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else chart

@@ -1,0 +1,259 @@
+"""`run`: from a program, data and a few settings to a training of the cluster, by push and helm."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from launcher.cli import push, recipe, trying, view
+from launcher.cli.cluster import CHART, NAME_LABEL, Cluster
+from launcher.cli.helm import Helm
+from launcher.cli.problems import CliError, UsageError
+from launcher.cli.session import COPY_SECONDS, ClusterSession
+from launcher.cli.words import command
+
+INTERRUPTED = 128 + signal.SIGINT
+OWN = Path(__file__).parents[1] / "programs"
+WRITTEN = "# Written by `run` of paddle-training: a whole training, over the values that `base` prints.\n"
+REMOTE = ("s3://", "https://", "http://", "file://")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a person asked for."""
+
+    program: Path
+    data: str | None
+    """A file of this machine, or a data.source; None: what the values say."""
+    values: Sequence[Path]
+    settings: Sequence[str]
+    """`key=value`, as `recipe.apply` takes them."""
+    trainers: int | None
+    passes: int | None
+    check: bool = True
+    yes: bool = False
+    """A data file on the storage with other content may be replaced."""
+    release: str = CHART
+    base_release: str | None = None
+    """Whose image and storage a new release takes over; None: the only one's."""
+    keep: Path
+    """Where the values are written."""
+    replace: bool = False
+    """The release's present training may be another job's, and at work."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that makes a training, on this machine still."""
+
+    parcels: Sequence[push.Parcel]
+    values: recipe.Values
+
+    @property
+    def job(self) -> str:
+        """Its jobName."""
+        return str(self.values["jobName"])
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What `launch` did."""
+
+    session: ClusterSession
+    changed: bool
+    """False: the release had this very training already."""
+
+
+def prepare(
+    asked: Request, helm: Helm, say: Callable[[str], None], grid: Sequence[tuple[str, ...]] = ((),)
+) -> list[Recipe]:
+    """Looks at program and data on this machine: a recipe for each of the settings of `grid`.
+
+    The first one brings the data along. Raises `LauncherError`; nothing was sent yet.
+    """
+    folder = asked.program if asked.program.is_dir() else OWN / asked.program
+    if not folder.is_dir():
+        ours = ", ".join(sorted(path.parent.name for path in OWN.glob(f"*/{push.CONFIG}")))
+        raise UsageError(f"{asked.program} is no folder with a program. Those that come along: {ours}.")
+    program = push.program(folder, recipe.storable(folder.resolve().name), asked.check)
+    source = None
+    if asked.data is not None and not asked.data.startswith(REMOTE):
+        source = push.source(Path(asked.data), recipe.storable(Path(asked.data).name))
+    defaults = helm.defaults()
+    made: list[Recipe] = []
+    for settings in grid:
+        values = recipe.apply(_values(asked, program, source, defaults), settings, defaults)
+        if asked.check:
+            whole = recipe.merged(defaults, values)
+            config = folder / program.values["training.config"].partition("/")[2]
+            file = source.entries[0][1] if source else None
+            found = trying.check(config, whole["training"]["extraArgs"], file, whole["data"])
+            say(f"{' '.join(['program', str(folder), *settings])}: {found}")
+        made.append(Recipe([program, *([source] if source and not made else [])], values))
+    return made
+
+
+def _values(
+    asked: Request, program: push.Parcel, source: push.Parcel | None, defaults: recipe.Values
+) -> recipe.Values:
+    values: recipe.Values = {"jobName": recipe.job_name(program.final)}
+    for file in asked.values:
+        try:
+            read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise UsageError(f"-f {file} cannot be read: {error}") from error
+        if not isinstance(read, dict):
+            raise UsageError(f"-f {file} holds no values, but must be an object of YAML.")
+        values = recipe.merged(values, read)
+    own: dict[str, Any] = dict(program.values)
+    if source is not None:
+        own |= source.values
+    elif asked.data is not None and asked.data != (values.get("data") or {}).get("source"):
+        own |= {"data.source": asked.data, "data.sha256": ""}  # that of another source
+    own |= {"trainers": asked.trainers} if asked.trainers else {}
+    own |= {"training.passes": asked.passes} if asked.passes else {}
+    values = recipe.apply(recipe.merged(values, recipe.nested(own)), asked.settings, defaults)
+    if not recipe.merged(defaults, values)["data"]["source"]:
+        raise UsageError(
+            "there is no data to train on: give --data FILE, --data s3://…, or data.source in -f."
+        )
+    return values
+
+
+def numbered(made: Recipe, number: int) -> Recipe:
+    """The same as a job of its own, so that several can be trained at once."""
+    end = f"-{number}"
+    name = made.job[: recipe.JOB_NAME_LENGTH - len(end)].rstrip("-") + end
+    return dataclasses.replace(made, values={**made.values, "jobName": name})
+
+
+def launch(
+    made: Recipe, asked: Request, helm: Helm, cluster: Cluster, say: Callable[[str], None]
+) -> Launched:
+    """Pushes what changed, writes the values to `asked.keep`, and upgrades the release to them.
+
+    Raises `LauncherError`.
+    """
+    release, keep = asked.release, asked.keep
+    session = ClusterSession(cluster, release, say)
+    there = session.is_there()
+    giver = session if there else _giver(cluster, asked, say)
+    if there and not asked.replace:
+        _refuse_another(session, made.job)
+    base = giver.base()
+    _write(keep, made.values)
+    helm.check(release, base, keep)
+    _push(made, giver, asked.yes, say)
+    before = session.run().k8s_job if there else None
+    shown = helm.upgrade(release, keep)
+    say(f"{command(*['base', *giver.options()])} |\n  {shlex.join(shown)}")
+    helm.run(shown, base)
+    return Launched(session, session.run().k8s_job != before)
+
+
+def _giver(cluster: Cluster, asked: Request, say: Callable[[str], None]) -> ClusterSession:
+    """The release whose image and storage a new one takes over: the only one, or the one so called as all are
+    by default."""
+    if asked.base_release is not None:
+        return ClusterSession(cluster, asked.base_release, say)
+    maps = cluster.items("config_map", "look for releases", f"{NAME_LABEL}={CHART}")
+    known = [name for _, name in view.known_runs(maps)]
+    if len(known) == 1 or CHART in known:
+        return ClusterSession(cluster, CHART if CHART in known else known[0], say)
+    place = f"namespace {cluster.namespace} on {cluster.name}"
+    if not known:
+        raise CliError(
+            f"{place} has no release of this chart yet, whose image and storage a training could use. Make "
+            "the first one with `make demo`, `pulumi up` or helm install; -n names another namespace."
+        )
+    raise UsageError(
+        f"{place} has several releases ({', '.join(known)}) and none named {CHART}: whose image and storage "
+        f"shall {asked.release} use? Name one of them with --base-release."
+    )
+
+
+def _refuse_another(session: ClusterSession, job: str) -> None:
+    run = session.run()
+    if run.job_name == job:
+        return
+    seen = session.glance()
+    if not seen.over and seen.state != "missing":
+        raise UsageError(
+            f"release {run.release} is at work on job {run.job_name} ({seen.state}), which {job} would end. "
+            "Say --replace, or give this one a release of its own with --release NAME."
+        )
+
+
+def refuse_taken(cluster: Cluster, releases: Iterable[str]) -> None:
+    """Raises UsageError when one of them is there with a job that is not called as it is: not a sweep's."""
+    for name in releases:
+        session = ClusterSession(cluster, name, lambda _: None)
+        if session.is_there() and (job := session.run().job_name) != name:
+            raise UsageError(
+                f"release {name} in namespace {cluster.namespace} is of job {job}: a sweep would take it. "
+                "Give the sweep another name with --set jobName=NAME."
+            )
+
+
+def _write(keep: Path, values: recipe.Values) -> None:
+    if keep.exists() and not keep.read_text("utf-8").startswith(WRITTEN):
+        raise UsageError(f"{keep} is there and was not written by `run`. Name another file with --keep FILE.")
+    keep.write_text(WRITTEN + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
+
+
+def _push(made: Recipe, giver: ClusterSession, yes: bool, say: Callable[[str], None]) -> None:
+    with giver.storage(seconds=COPY_SECONDS, writable=True, job=made.job) as storage:
+        for parcel in made.parcels:
+            if not parcel.source:
+                push.send(storage, parcel, True, say)  # the job's own
+                continue
+            try:
+                push.send(storage, parcel, yes, say)
+            except push.OtherContentError as error:
+                where = f"sources/{parcel.final} on the storage has other content"
+                if not (sys.stdin.isatty() and typer.confirm(f"{where}. Replace it?", err=True)):
+                    raise UsageError(
+                        f"{where}, which other jobs may train on; it was not replaced. Say --yes to replace "
+                        "it, or name the file otherwise."
+                    ) from error
+                push.send(storage, parcel, True, say)
+
+
+@contextlib.contextmanager
+def interrupted(session: ClusterSession, say: Callable[[str], None]) -> Iterator[None]:
+    """Ctrl-C ends the looking, not the training; says so."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            at = session.options()
+            say(
+                f"\nthe training goes on. Look again: {command('status', *at)}; follow it: "
+                f"{command('wait', *at)}; end it: helm uninstall {session.release} -n "
+                f"{session.cluster.namespace}"
+            )
+        raise
+
+
+def farewell(session: ClusterSession, keep: Path) -> str:
+    """What can be done with a run that is complete."""
+    at, to = session.options(), f"results/{session.run().job_name}"
+    lines = [
+        ("take the model home", command("results", *at, "--to", to)),
+        ("use it", command("predict", to, "COLUMN=VALUE")),
+        ("serve it", command("serve", "--model", f"{to}/model")),
+        ("its runs so far", command("runs", *at)),
+        ("train again", "edit the program, or add --set KEY=VALUE, and run the same command"),
+        ("its values", str(keep)),
+    ]
+    return "\n".join(f"  {what + ':':21}{how}" for what, how in lines)

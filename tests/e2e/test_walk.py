@@ -1,0 +1,92 @@
+"""docs/own-model.md as it is written: its files are made and its commands run, by somebody who cannot read
+the folder of the nodes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.kube import ROOT, Cluster, Training
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+Make = Callable[..., Training]
+PAGE = (ROOT / "docs" / "own-model.md").read_text()
+SECTIONS = re.findall(r"^## \d+\. (.*?)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+HIDDEN = 'mount -t tmpfs tmpfs "$SHARED" && exec bash -e -o pipefail step.sh'
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a section's shell blocks."""
+    return [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+
+
+def files(text: str) -> dict[str, str]:
+    """The files that a section tells to write: a name in quotes and a colon, then the content."""
+    return dict(re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.DOTALL))
+
+
+def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_nothing_left(
+    train: Make, cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    first = train("quick_start", training={"passes": 1})  # a release whose image and storage are used
+    first.upgrade()
+    first.complete()
+    shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))
+    jobs = [cluster.shared / name for name in ("moods", "moods-1", "moods-2")]
+    request.addfinalizer(lambda: [shutil.rmtree(job, ignore_errors=True) for job in jobs])
+    env = cluster.env | {"PADDLE_TRAINING_NAMESPACE": first.namespace, "SHARED": str(cluster.shared)}
+    said, told = {}, {}
+    for title, text in SECTIONS:
+        for name, content in files(text).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(content)
+        lines = [line for line in commands(text) if not line.startswith("make ")]
+        script = "\n".join(lines).replace("-n paddle", f"-n {first.namespace}")
+        (tmp_path / "step.sh").write_text(script)
+        began = time.monotonic()
+        done = subprocess.run(
+            ["unshare", "--mount", "sh", "-c", HIDDEN],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+            stdin=subprocess.DEVNULL,
+        )
+        said[title] = done.stdout
+        told[title] = {"commands": len(lines), "seconds": time.monotonic() - began}
+        assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        if title == "Use it":
+            assert_taken(tmp_path / "results" / "moods", cluster.shared / "moods" / "output")
+    if "WALK_TIMES" in os.environ:
+        Path(os.environ["WALK_TIMES"]).write_text(json.dumps(told))
+    assert "recall_positive" in said["The program"], "try"
+    assert "train_loss" in said["Train it"]
+    assert "score error 0." in said["Train it"]
+    assert "recall_neutral" in said["Change it, and again"], "compare"
+    assert [line for line in said["Use it"].splitlines() if line.startswith(("negative (", "neutral ("))]
+    assert '"words":["' in said["Use it"].replace(" ", ""), "the server's own words"
+    assert "kept: release moods-" in said["Try settings"]
+    left = cluster.get("configmaps", first.namespace, "-l", "app.kubernetes.io/name=paddle-training")
+    assert left == [], "no release is left"
+
+
+def assert_taken(here: Path, there: Path) -> None:
+    """What `results` copied is what lies on the storage, byte for byte."""
+    found = [path for path in (there / "model").rglob("*") if path.is_file()]
+    found += [there / name for name in ("metrics.csv", "curve.png", "run.json", "report.html")]
+    assert len(found) > 8
+    for path in found:
+        copy = here / path.relative_to(there)
+        assert hashlib.sha256(copy.read_bytes()).digest() == hashlib.sha256(path.read_bytes()).digest(), path

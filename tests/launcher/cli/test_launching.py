@@ -1,0 +1,218 @@
+"""`run` up to the moment in which something is sent: what is asked for, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import launching, recipe
+from launcher.cli.helm import Helm
+from launcher.cli.problems import CliError, UsageError
+from launcher.cli.session import ClusterSession
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = str(ROOT / "charts" / "paddle-training")
+DEFAULTS = yaml.safe_load((ROOT / "charts" / "paddle-training" / "values.yaml").read_text())
+Cli = Callable[..., tuple[int, str, str]]
+
+PROGRAM = """
+from launcher.worker.interface import Real, real_number
+COLUMNS, LABEL, OPTIONS = ("y", "x"), "y", {"rate": 0.1}
+def inputs(job): return {"x": Real(), "y": Real()}
+def parse(row, job): return {name: real_number(row, name, -10, 10) for name in COLUMNS}
+def network(data, job): ...
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+paddle_is_here = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="no paddlepaddle here")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a program and its rows."""
+    (tmp_path / "My Line").mkdir()
+    (tmp_path / "My Line" / "trainer_config.py").write_text(PROGRAM)
+    (tmp_path / "rows.txt").write_text("1\t2\n3\t4\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(**more: object) -> launching.Request:
+    given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
+    return launching.Request(
+        **{**given, "trainers": None, "passes": None, "check": False, "keep": Path("kept.yaml"), **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("training.batchSize=128", ("training", "batchSize"), 128),
+        ("data.columns=[a, b]", ("data", "columns"), ["a", "b"]),
+        ("runId=2", ("runId",), "2"),  # a text of the chart stays one
+        ("data.delimiter=,", ("data", "delimiter"), ","),
+        ("learning_rate=1e-3", ("training", "extraArgs"), ["--width=4", "--learning_rate=1e-3"]),
+        ("width=8", ("training", "extraArgs"), ["--width=8"]),
+    ],
+)
+def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
+    setting: str, path: tuple[str, ...], value: object
+) -> None:
+    found: object = recipe.apply({"training": {"extraArgs": ["--width=4"]}}, [setting], DEFAULTS)
+    for key in path:
+        assert isinstance(found, dict)
+        found = found[key]
+    assert found == value
+
+
+@pytest.mark.parametrize("setting", ["batchSize", "=1", "trainin.passes=1", "data.columns=[a"])
+def test_a_setting_that_is_none_is_refused(setting: str) -> None:
+    with pytest.raises(UsageError):
+        recipe.apply({}, [setting], DEFAULTS)
+
+
+def test_a_training_is_one_whole_file_of_what_was_asked_for(here: Path) -> None:
+    (here / "mine.yaml").write_text("training: {passes: 9, batchSize: 8}\ndata: {format: lines, seed: 3}\n")
+    (made,) = launching.prepare(
+        asked(values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1),
+        Helm(CHART, "paddle"),
+        print,
+    )
+    assert made.values["jobName"] == "my-line"
+    training = made.values["training"]
+    assert (training["passes"], training["batchSize"], training["extraArgs"]) == (1, 8, ["--rate=0.5"])
+    assert training["config"] == "My-Line/trainer_config.py"
+    assert made.values["data"]["seed"] == 4
+    assert made.values["data"]["source"] == "file://rows.txt"
+    assert made.values["trainers"] == 2
+    (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
+    (again,) = launching.prepare(asked(), Helm(CHART, "paddle"), print)
+    assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
+
+
+@paddle_is_here
+@pytest.mark.parametrize(
+    ("rows", "options", "told"),
+    [
+        ("1\t2\n1\tmany\n", (), "rows.txt, row 2: column x is 'many'"),
+        ("1,2\n", (), "rows.txt, row 1"),
+        ("y;x\n1;many\n", ("--set", "data.format=csv", "--set", "data.delimiter=;"), "column x is 'many'"),
+        ("1\t2\n", ("--set", "depth=3"), "'--depth=3', but .* knows only"),
+    ],
+)
+def test_what_is_wrong_with_program_or_rows_is_told_before_any_cluster_is_asked(
+    cli: Cli, here: Path, rows: str, options: tuple[str, ...], told: str
+) -> None:
+    (here / "rows.txt").write_text(rows)
+    nowhere = ("--kubeconfig", "not-there")
+    code, _, err = cli("run", "My Line", "--data", "rows.txt", *nowhere, *options)
+    assert code == 65 or "knows only" in err
+    assert re.search(told, err), err
+    assert not list(here.glob("*.values.yaml"))
+
+
+@paddle_is_here
+def test_rows_in_an_archive_are_tried_with_its_tables(cli: Cli, here: Path) -> None:
+    program = (
+        PROGRAM + 'TABLES = ("side.csv",)\ndef prepare(job): assert job.tables["side.csv"].read_text()\n'
+    )
+    (here / "My Line" / "trainer_config.py").write_text(program)
+    (here / "in").mkdir()
+    (here / "in" / "side.csv").write_text("1")
+    shutil.copy("rows.txt", "in/rows.txt")
+    shutil.make_archive("packed", "zip", here / "in")
+    options = ("--set", "data.member=rows.txt", "--set", "data.tables=[side.csv]")
+    _, _, err = cli("run", "My Line", "--data", "packed.zip", *options, "--kubeconfig", "not-there")
+    assert "parses the first 2 rows (0 skipped)" in err
+    assert "--kubeconfig not-there is not there" in err
+
+
+def test_without_helm_or_chart_it_says_what_is_missing(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _, err = cli("run", "My Line", "--data", "rows.txt", "--chart", "nowhere")
+    assert code == 64
+    assert "--chart nowhere is no chart" in err
+    monkeypatch.setenv("PATH", str(here))
+    code, _, err = cli("run", "My Line", "--data", "rows.txt")
+    assert code == 64
+    assert "there is no helm on PATH" in err
+
+
+class FakeCluster:
+    """Its ConfigMaps, of which each is a release whose training is at work."""
+
+    namespace, name, given = "paddle", "context test", ()
+
+    def __init__(self, api: object, *releases: str) -> None:
+        run = {"run.json": json.dumps(api.run), "base.yaml": "image: x\n"}  # type: ignore[attr-defined]
+        labels = "app.kubernetes.io/instance"
+        self.maps = {
+            f"{name}-run": {
+                "metadata": {"name": f"{name}-run", "namespace": "paddle", "labels": {labels: name}},
+                "data": run,
+            }
+            for name in releases
+        }
+        self.jobs = [api.job(api.k8s_job)]  # type: ignore[attr-defined]
+
+    def items(self, kind: str, *_: object, **__: object) -> list[object]:
+        return {"config_map": [*self.maps.values()], "job": self.jobs}.get(kind, [])
+
+    def find(self, kind: str, name: str, _: str) -> object:
+        return self.maps.get(name)
+
+    def events(self, _: str) -> list[object]:
+        return []
+
+
+def launch(api: object, request: launching.Request, *releases: str) -> ClusterSession:
+    cluster = FakeCluster(api, *releases)
+    made = launching.Recipe([], {"jobName": "mine"})
+    return launching.launch(made, request, Helm(CHART, "paddle"), cluster, print).session  # type: ignore[arg-type]
+
+
+def test_another_jobs_training_that_is_at_work_is_not_ended_unasked(api: object, here: Path) -> None:
+    with pytest.raises(UsageError, match=r"is at work on job quick-start .* Say --replace"):
+        launch(api, asked(), "paddle-training")
+    assert not (here / "kept.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("releases", "told"),
+    [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
+)
+def test_a_new_release_needs_one_to_take_image_and_storage_from(
+    api: object, here: Path, releases: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(CliError, match=told):
+        launch(api, asked(release="new"), *releases)
+
+
+def test_a_sweep_takes_no_release_of_another_job(api: object) -> None:
+    cluster = FakeCluster(api, "quick-start", "line-2")
+    launching.refuse_taken(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"release line-2 .* is of job quick-start"):
+        launching.refuse_taken(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+
+
+def test_ctrl_c_ends_the_looking_and_says_how_to_look_again(api: object) -> None:
+    said: list[str] = []
+    session = ClusterSession(FakeCluster(api), "mine", print)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit), launching.interrupted(session, said.append):
+        raise SystemExit(launching.INTERRUPTED)
+    assert "the training goes on. Look again: python -m launcher status --release mine;" in said[0]
+
+
+def test_a_file_of_the_persons_own_is_not_overwritten(api: object, here: Path) -> None:
+    (here / "kept.yaml").write_text("trainers: 3\n")
+    with pytest.raises(UsageError, match=r"kept\.yaml is there and was not written by `run`"):
+        launch(api, asked(replace=True), "paddle-training")
+    assert (here / "kept.yaml").read_text() == "trainers: 3\n"
