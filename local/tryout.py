@@ -36,7 +36,7 @@ from local.paths import CLONE, cache
 
 CHART = CLONE / "charts" / "paddle-training"
 GRACE_SECONDS = 5  # for the cause of a failed run to reach its status file
-END_SECONDS = 30  # for the launchers to end once they are told to
+END_SECONDS = 90  # for the launchers to end once they are told to; with a compiler beside them that is slow
 MINUTES = 60
 
 
