@@ -19,7 +19,7 @@ help: ## this list
 venv: ## the Python environment, from requirements/dev.lock
 	@$(LOCAL) > /dev/null
 
-tools: ## what is missing of Debian packages and Go tools (the first time 30 minutes on two cores)
+tools: ## what is missing of Debian packages and Go tools (the first time some ten minutes on two cores)
 	@$(LOCAL) tools
 
 cluster: ## a Kubernetes of NODES=1..5 nodes on this machine

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from typing import Any
 import yaml
 
 from launcher.programs.ctr import planted, scores
-from local import data, say, served, stack
+from local import data, say, served, stack, tryout
 from local.cluster import lifecycle
 from local.errors import LocalError
 from local.files import need_space
 from local.images import launcher
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
 from local.run import tail
-from local.toolchain import build, debian
-from local.toolchain.modules import module
+from local.toolchain import build, debian, own
+from local.toolchain.tools import Tool, tool
 
 RESULTS_MINUTES = 60
 
@@ -84,12 +84,13 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     config = config or stack.example()
     STATE.mkdir(parents=True, exist_ok=True)
     need_space(STATE, 3, "The demo")
+    fitting = own.told()
+    tools = build.wanted(cluster=where.own, fitting=fitting)
     if where.own:
         debian.ensure()
-    fitting = build.tools(cluster=where.own)
-    if where.own:
-        _prepare(nodes, config)
+        _prepare(nodes, config, tools)
     else:
+        build.ensure(tools)
         say.note(
             f"cluster {where.context} of {where.kubeconfig}: its own storage must hold what the example names"
         )
@@ -116,21 +117,38 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
 
 
-def _prepare(nodes: int, config: str) -> None:
-    """Cluster, image and data at the same time; then the image into the cluster."""
-    with ThreadPoolExecutor(3) as pool:
+def _prepare(nodes: int, config: str, tools: list[Tool]) -> None:
+    """Tools, cluster, image and data side by side; each begins as soon as what it needs is there.
+
+    Building tools takes minutes. So the example is first trained right here, as `make try` does.
+    """
+    cold = not all(one.built() for one in tools)
+    with ThreadPoolExecutor() as pool:
         image = pool.submit(launcher.ensure_archive)
-        rows = pool.submit(data.ensure_planted if config == "ctr" else data.ensure)
-        cluster = pool.submit(start_cluster, nodes)
-        for future in (cluster, image, rows):
-            future.result()
+        work = [image, pool.submit(data.ensure_planted if config == "ctr" else data.ensure)]
+        if cold:
+            say.note(f"meanwhile {config} is trained here without Kubernetes, as `make try` does")
+            work.append(pool.submit(tryout.run, config, live=False))
+        with build.building(tools) as make:
+            make([one for one in tools if one.name in build.CLUSTER])
+            for done in filter(Future.done, work):
+                done.result()  # what has failed is told now and not when the rest is built
+            work.append(pool.submit(_start, nodes, image))
+            make(tools)
+        for each in work:
+            each.result()
+
+
+def _start(nodes: int, image: Future[tuple[str, Path]]) -> None:
+    start_cluster(nodes)
+    image.result()
     launcher.ensure_imported()
 
 
 def start_cluster(nodes: int) -> None:
     """The local cluster, started or mended; tools and packages are there."""
     with say.step(f"Kubernetes of {nodes} nodes"):
-        changed = lifecycle.up(nodes, module("kubernetes").folder, module("coredns").folder)
+        changed = lifecycle.up(nodes, tool("kubernetes").folder, tool("coredns").folder)
     if not changed:
         say.note("it ran already, and nothing was changed")
 

@@ -14,10 +14,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -35,7 +36,7 @@ from local.paths import CLONE, cache
 
 CHART = CLONE / "charts" / "paddle-training"
 GRACE_SECONDS = 5  # for the cause of a failed run to reach its status file
-END_SECONDS = 30  # for the launchers to end once they are told to
+END_SECONDS = 90  # for the launchers to end once they are told to; with a compiler beside them that is slow
 MINUTES = 60
 
 
@@ -116,8 +117,10 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))  # as helm writes it
 
 
-def run(config: str) -> None:
+def run(config: str, live: bool = True) -> None:
     """Trains the example, shows how it goes, and says where its model and curve are.
+
+    live: it has the terminal to itself; else what it shows are lines among those of other steps.
 
     Raises `LocalError` when the data cannot be had, or the training fails.
     """
@@ -138,8 +141,9 @@ def run(config: str) -> None:
     job = Path(told["OUT_DIR"])
     say.note(f"three launchers on loopback, each with a pserver and a trainer; their logs are in {folder}")
     with _ranks(env, folder, int(told["SPLIT_COUNT"])) as ranks:
-        _wait(job, folder, ranks)
-    _person("results", job).wait()
+        _wait(job, folder, ranks, live)
+    with _person("results", job, live=live) as shown:
+        shown.wait()
     say.done(f"model:  {job / 'output' / 'model'}")
     say.done(f"curve:  {job / 'output' / 'curve.png'}")
     served.show(job)
@@ -194,10 +198,9 @@ def _ranks(env: Mapping[str, str], folder: Path, trainers: int) -> Iterator[list
                 process.wait()
 
 
-def _wait(job: Path, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> None:
+def _wait(job: Path, folder: Path, ranks: list[subprocess.Popen[bytes]], live: bool) -> None:
     """Shows the run until it is over. Of a launcher that fails before, its last words are told."""
-    watching = _person("wait", job, "--timeout", str(MINUTES * 60))
-    try:
+    with _person("wait", job, "--timeout", str(MINUTES * 60), live=live) as watching:
         while watching.poll() is None:
             time.sleep(0.2)
             if not any(process.poll() for process in ranks):
@@ -207,16 +210,33 @@ def _wait(job: Path, folder: Path, ranks: list[subprocess.Popen[bytes]]) -> None
             if watching.poll() is None:
                 ends = [folder / f"rank-{rank}.end" for rank, p in enumerate(ranks) if p.poll()]
                 raise LocalError("\n".join(end.read_text().strip() for end in ends if end.exists()))
-    finally:
-        watching.kill()
-        watching.wait()
     if watching.returncode:
         raise LocalError(f"the training failed; its message is above, and the launchers' logs in {folder}")
 
 
-def _person(command: str, job: Path, *words: str) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _person(command: str, job: Path, *words: str, live: bool) -> Iterator[subprocess.Popen[str]]:
+    """One of the person's commands; it has ended behind the block, and all of its lines are told."""
     argv = [sys.executable, "-m", "launcher", command, "--path", str(job), *words]
-    return subprocess.Popen(argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)})
+    own = {**os.environ, "PYTHONPATH": str(CLONE)}
+    piped = None if live else subprocess.PIPE
+    with subprocess.Popen(
+        argv, cwd=CLONE, env=own, text=True, stdout=piped, stderr=piped and subprocess.STDOUT
+    ) as child:
+        teller = None if live else threading.Thread(target=_tell, args=(child.stdout,))
+        if teller:
+            teller.start()
+        try:
+            yield child
+        finally:
+            child.kill()  # `results` and a `wait` that ended well are over
+            if teller:
+                teller.join()
+
+
+def _tell(lines: IO[str]) -> None:
+    for line in lines:
+        say.note(line.rstrip())
 
 
 def main() -> int:

@@ -1,12 +1,13 @@
-"""Builds the Go tools that are missing, one after the other (each uses all cores), and says how far it is."""
+"""Builds the Go tools that are missing, and says how far it is."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from local import say
@@ -14,159 +15,171 @@ from local.errors import LocalError
 from local.files import locked, need_space, whole_folder
 from local.paths import cache
 from local.run import run, tail
-from local.toolchain import own
-from local.toolchain.modules import MODULES, Module, module
+from local.toolchain import left_out, own, progress
+from local.toolchain.tools import TOOLS, VARIABLES, Tool
 
-# Go's build cache and module cache of all tools came to 11 GB; they are dropped when all are built.
-_BUILD_GB = 13.0
-_NEEDED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language", "provider")}
+CLUSTER = ("kubernetes", "coredns")
+"""What the local cluster consists of; the rest may still be built when it starts."""
+_REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
+_TESTS = ("helm-unittest", "helm-docs")
+_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debugger's tables: they are a tenth of the time
+_BUILD_GB = 9.0  # Go's caches of modules and of compiled packages; they are dropped when all tools are built
+Make = Callable[[Sequence[Tool]], None]
 
 
-def wanted(cluster: bool = True, tests: bool = False, fitting: Iterable[str] = ()) -> list[Module]:
-    """Modules that a command needs, given a person's own fitting tools.
+def wanted(cluster: bool = True, tests: bool = False, fitting: Iterable[str] = ()) -> list[Tool]:
+    """Tools that a command needs, given a person's own fitting ones.
 
     cluster: a local cluster is wanted (else a person named one). tests: chart tests and documentation too.
     """
     have = set(fitting)
-    names = [m for program, modules in _NEEDED.items() if program not in have for m in modules]
-    if cluster:
-        names += ["kubernetes", "coredns"]
-    if tests:
-        names += ["helm-unittest", "helm-docs"]
-    return [m for m in MODULES if m.name in names]
+    names = {name for program, tools in _REPLACED.items() if program not in have for name in tools}
+    names |= {*(CLUSTER if cluster else ()), *(_TESTS if tests else ())}
+    return [one for one in TOOLS if one.name in names]
 
 
-def path_folders(fitting: dict[str, Path]) -> list[Path]:
-    """What goes first on PATH: the built modules' folders, without those that a person's own tools
-    replace."""
-    replaced = {name for program in fitting for name in _NEEDED[program]} - {"kubernetes"}
-    folders = [m.folder for m in MODULES if m.name not in replaced and m.built()]
-    if "kubectl" in fitting and module("kubernetes").built():
-        folders.remove(module("kubernetes").folder)
-    return folders
+def path_folders(fitting: Iterable[str]) -> list[Path]:
+    """What goes first on PATH: the built tools' folders, without those that a person's own tools replace."""
+    replaced = {name for program in fitting for name in _REPLACED[program]}
+    return [one.folder for one in TOOLS if one.name not in replaced and one.built()]
 
 
-def ensure(modules: list[Module]) -> None:
-    """Build those that are not there yet.
+def ensure(tools: Sequence[Tool]) -> None:
+    """Have these tools; see `building`."""
+    with building(tools) as make:
+        make(tools)
+
+
+@contextlib.contextmanager
+def building(tools: Sequence[Tool]) -> Iterator[Make]:
+    """Yield what builds those of the given tools that are missing.
+
+    What was compiled is kept until the block ends well, and longer if it does not: the next run goes on from
+    there.
 
     Raises:
         LocalError: no Go, no space, or a build failed; with the last lines of its log.
     """
-    if all(m.built() for m in modules):
+    if all(one.built() for one in tools):
+        yield lambda _: None
         return
     with locked(cache() / "tools.lock", "the tools"):
-        missing = [m for m in modules if not m.built()]
+        missing = [one for one in tools if not one.built()]
         if not missing:
+            yield lambda _: None
             return
-        if shutil.which("go") is None:
-            raise LocalError(
-                f"Go is not on PATH, with which {', '.join(m.name for m in missing)} would be built. "
-                "Install Go "
-                "(1.26 or newer, or 1.21 and newer with leave to fetch its own successor), or put fitting "
-                "pulumi, "
-                "helm (3.14 or newer) and kubectl on PATH and name a cluster with CLUSTER_KUBECONFIG."
-            )
-        need_space(cache(), _BUILD_GB * len(missing) / len(MODULES) + 1, "Building the tools")
-        minutes = sum(m.minutes for m in missing)
-        say.note(f"{len(missing)} tools to build, once; about {minutes:.0f} minutes on two cores")
-        began = time.monotonic()
-        for place, one in enumerate(missing, 1):
-            with say.step(f"tool {place} of {len(missing)}: {one.name}"):
-                _build(one, missing, place, began)
-        shutil.rmtree(_go_cache(), ignore_errors=True)
+        names = ", ".join(one.name for one in missing)
+        _check(names)
+        with say.step(f"Go modules of {names} (once)"):
+            left_out.lay(_sources(), _go)
+            weights: dict[str, int] = {}
+            for folder, packages, _ in _commands(missing):
+                listing = ("list", *_FLAGS, "-deps", "-f", progress.LISTING, *packages)
+                weights |= progress.weights(_go(*listing, cwd=folder))
+        with say.step(f"tools {names} (once)"), progress.shown(progress.Counter(weights)) as show:
+            yield lambda some: _build([one for one in some if not one.built()], show)
+        shutil.rmtree(_build_folder(), ignore_errors=True)
 
 
-def _go_cache() -> Path:
+def _check(names: str) -> None:
+    if shutil.which("go") is None:
+        raise LocalError(
+            f"Go is not on PATH, with which {names} would be built. Install Go (1.26 or newer, or 1.21 and "
+            "newer with leave to fetch its own successor), or put fitting pulumi, helm (3.14 or newer) and "
+            "kubectl on PATH and name a cluster with CLUSTER_KUBECONFIG."
+        )
+    need_space(cache(), _BUILD_GB, "Building the tools")
+
+
+def _build_folder() -> Path:
     return cache() / "build"
 
 
-def go_environment() -> dict[str, str]:
+def _sources() -> Path:
+    return _build_folder() / "src"
+
+
+def _environment() -> dict[str, str]:
     """What `go` is run with: caches of its own, writable module cache (so that it can be dropped), no C."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",
-        "GOCACHE": str(_go_cache() / "gocache"),
-        "GOMODCACHE": str(_go_cache() / "gomod"),
-        "GOFLAGS": "-buildvcs=false -modcacherw",
+        "GOCACHE": str(_build_folder() / "gocache"),
+        "GOMODCACHE": str(_build_folder() / "gomod"),
+        "GOFLAGS": "-buildvcs=false -modcacherw -mod=readonly",
         "GOWORK": "off",
     }
 
 
-def _build(one: Module, missing: list[Module], place: int, began: float) -> None:
-    logs = cache() / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    log = logs / f"build-{one.name}.log"
-    # go may rewrite go.mod (it drops what one platform does not need): it works on a copy, the clone stays
-    # clean.
-    with whole_folder(one.folder) as draft:
-        sources = draft / "src"
-        shutil.copytree(one.sources, sources)
-        for binary, package in one.programs.items():
-            command = [
-                "go",
-                "build",
-                "-mod=mod",
-                "-trimpath",
-                f"-ldflags={one.ldflags}",
-                "-o",
-                str(draft / binary),
-            ]
-            _run(
-                [*command, package],
-                sources,
-                log,
-                f"{place} of {len(missing)}: {one.name}/{binary}",
-                began,
-            )
-        for name, (path, version, inside) in one.copies.items():
-            told = run(
-                ["go", "mod", "download", "-json", f"{path}@{version}"],
-                why=f"fetching {name}",
-                env=go_environment(),
-                cwd=sources,
-            )
-            line = next(line for line in told.splitlines() if '"Dir"' in line)
-            shutil.copy(Path(line.split('"')[3]) / inside, draft / name)
-            (draft / name).chmod(0o755)
-        shutil.rmtree(sources)
+def _go(*words: str, cwd: Path) -> str:
+    return run(["go", *words], why="asking for Go modules", env=_environment(), cwd=cwd, seconds=1800)
 
 
-def _run(command: list[str], cwd: Path, log: Path, what: str, began: float) -> None:
-    with log.open("w") as stream:
-        child = subprocess.Popen(
+def _commands(tools: Iterable[Tool]) -> list[tuple[Path, list[str], list[Tool]]]:
+    """For each Go module that has some of the tools: its folder, its packages, its tools."""
+    modules = [(module, list(some)) for module, some in groupby(tools, lambda one: one.module)]
+    return [
+        (_sources() / module, [p for one in some for p in one.packages], some) for module, some in modules
+    ]
+
+
+def _build(tools: Sequence[Tool], show: Callable[[str], None]) -> None:
+    """Build the tools of one Go module by one `go build`: links run beside the compilation of the rest."""
+    for folder, packages, some in _commands(tools):
+        made = _build_folder() / "bin"
+        made.mkdir(parents=True, exist_ok=True)
+        _compile(folder, made, packages, show)
+        for one in some:
+            with whole_folder(one.folder) as draft:
+                for program in one.programs:
+                    (made / program).rename(draft / program)
+                for name in one.names:
+                    (draft / name).symlink_to(one.programs[0])
+                for package, path in one.copies:
+                    module = left_out.module_folder(package, _sources(), _go)
+                    shutil.copy(module / path, draft)
+                    (draft / Path(path).name).chmod(0o755)
+
+
+def _compile(folder: Path, made: Path, packages: Sequence[str], show: Callable[[str], None]) -> None:
+    variables = " ".join(f"-X {key}={value}" for key, value in VARIABLES.items())
+    # nice: what a person sees meanwhile goes first.
+    command = ["nice", "-n", "10", "go", "build", "-v", *_FLAGS]
+    command += [f"-ldflags=-s -w {variables}", "-o", f"{made}{os.sep}", *packages]
+    log = cache() / "logs" / "build.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("a") as stream,
+        subprocess.Popen(
             command,
-            cwd=cwd,
-            env=go_environment(),
+            cwd=folder,
+            env=_environment(),
             stdin=subprocess.DEVNULL,
-            stdout=stream,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-        )
-    try:
-        said = time.monotonic()
-        while child.poll() is None:
-            time.sleep(0.2)
-            if (
-                time.monotonic() - said > 30
-            ):  # a line now and then, so that nobody takes a long compile for a hang
-                said = time.monotonic()
-                say.note(f"  still at {what}, {said - began:.0f} s since the first")
-    finally:
-        if child.poll() is None:
+            text=True,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        problems = []
+        try:
+            for line in child.stdout:
+                stream.write(line)
+                show(line)
+                if " " in line and not line.startswith("go: downloading"):  # no package's name: an error
+                    problems.append(line)
+        except BaseException:
             child.terminate()
-            child.wait()
+            raise
     if child.returncode:
         raise LocalError(
-            f"Building {what} failed with {child.returncode}; the end of {log}:\n"
-            f"{tail(log.read_text(errors='replace'))}\n"
-            "Is the Go module proxy reachable (`go env GOPROXY`)? What was built stays; `make tools` goes "
+            f"Building {' '.join(packages)} failed with {child.returncode} (all of it is in {log}):\n"
+            f"{tail(''.join(problems))}\n"
+            "Is the Go module proxy reachable (`go env GOPROXY`)? What was compiled stays; `make tools` goes "
             "on from there."
         )
 
 
-def tools(cluster: bool = True, tests: bool = False) -> dict[str, Path]:
-    """Have all tools at hand; the person's own that are used instead of built ones."""
-    fitting = own.found()
-    for program, path in sorted(fitting.items()):
-        say.note(f"{program}: {path} fits and is used")
-    ensure(wanted(cluster=cluster, tests=tests, fitting=fitting))
-    return fitting
+def tools(tests: bool = False) -> None:
+    """Have all tools at hand, but those of which a person's own fit."""
+    ensure(wanted(tests=tests, fitting=own.told()))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from local import say
 from local.paths import cache
 from local.toolchain import versions
 
@@ -37,6 +38,14 @@ def outside_path() -> str:
         for p in os.environ.get("PATH", "").split(os.pathsep)
         if p != ours and not p.startswith(ours + os.sep)
     )
+
+
+def told() -> dict[str, Path]:
+    """As `found`, and says which these are."""
+    fitting = found()
+    for program, path in sorted(fitting.items()):
+        say.note(f"{program}: {path} fits and is used")
+    return fitting
 
 
 def found() -> dict[str, Path]:

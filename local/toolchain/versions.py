@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from local.toolchain.modules import KUBERNETES, PULUMI
+from local.toolchain.tools import KUBERNETES, PULUMI
 
 Version = tuple[int, int, int]
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")

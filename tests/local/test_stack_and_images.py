@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import shutil
 import tarfile
+import threading
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ from local.errors import LocalError
 from local.images import archive, base, slim, store
 from local.paths import CLONE
 from local.run import run
+from local.toolchain.tools import tool
 
 
 @pytest.fixture
@@ -216,3 +219,36 @@ def test_scripts_of_the_environment_are_moved_to_its_final_place(tmp_path):
     (tmp_path / "bin" / "tool").write_text(f"#!{tmp_path}/bin/python\n")
     bootstrap.relocate(tmp_path, tmp_path / "final")
     assert (tmp_path / "bin" / "tool").read_text() == f"#!{tmp_path}/final/bin/python\n"
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_demo_starts_the_cluster_once_its_tools_are_built_and_trains_here_while_they_are(monkeypatch, cold):
+    seen = []
+    tools = [tool("kubernetes"), tool("coredns"), tool("helm")]
+    monkeypatch.setattr(type(tools[0]), "built", lambda self: not cold)
+    archive_is_there = threading.Event()
+    started = threading.Event()
+
+    @contextlib.contextmanager
+    def building(_):
+        def make(some):
+            if len(some) == len(tools):
+                archive_is_there.set()
+                assert started.wait(20), "the cluster waits for tools that it does not need"
+            seen.append([one.name for one in some])
+
+        yield make
+
+    def imported():
+        assert archive_is_there.is_set()
+        seen.append("import")
+
+    monkeypatch.setattr(demo.build, "building", building)
+    monkeypatch.setattr(demo.launcher, "ensure_archive", lambda: archive_is_there.wait(20))
+    monkeypatch.setattr(demo.launcher, "ensure_imported", imported)
+    monkeypatch.setattr(demo.data, "ensure", lambda: None)
+    monkeypatch.setattr(demo.tryout, "run", lambda config, live: seen.append((config, live)))
+    monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))
+    demo._prepare(3, "quick_start", tools)
+    assert seen.index(["kubernetes", "coredns"]) < seen.index(3) < seen.index("import")
+    assert (("quick_start", False) in seen) == cold

@@ -52,7 +52,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_process(
     example: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tryout.run("small")
+    tryout.run("small", live=False)
     output = example / "shared" / "small" / "output"
     assert (output / "model" / "score.json").exists()
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")

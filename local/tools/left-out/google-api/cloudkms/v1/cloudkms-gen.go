@@ -1,0 +1,3 @@
+package cloudkms
+
+const CloudkmsScope = "https://www.googleapis.com/auth/cloudkms"
