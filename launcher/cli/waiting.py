@@ -32,8 +32,8 @@ class Teller:
     """The run that is followed, and how many of its restarts are known."""
 
     def tell(self, view: View) -> None:
-        """Say a line for each restart, if state, pass or attempt changed, or if figures or reasons did some
-        seconds ago."""
+        """Say a line for each restart, if state, pass or attempt changed or the score came, or if figures or
+        reasons did some seconds ago."""
         progress = view.progress
         if progress:
             run, known = self._restarts
@@ -46,6 +46,7 @@ class Teller:
             view.run_id,
             progress.number if progress else None,
             progress.attempt if progress else None,
+            bool(view.score),  # the last words
         )
         text, now = line(view), self.clock()
         if key != self._key or (text != self._line and now - self._told >= LINE_SECONDS):

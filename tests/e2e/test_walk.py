@@ -73,7 +73,7 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
         Path(os.environ["WALK_TIMES"]).write_text(json.dumps(told))
     assert "recall_positive" in said["The program"], "try"
     assert "train_loss" in said["Train it"]
-    assert re.search(r"score .*error 0\.", said["Train it"])
+    assert re.search(r"score .*error 0\.", said["Train it"]), said["Train it"]
     assert "recall_neutral" in said["Change it, and again"], "compare"
     assert [line for line in said["Use it"].splitlines() if line.startswith(("negative (", "neutral ("))]
     assert '"words":["' in said["Use it"].replace(" ", ""), "the server's own words"

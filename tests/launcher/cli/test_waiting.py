@@ -165,3 +165,11 @@ def test_a_run_that_waits_for_a_rank_says_so_at_its_deadline():
     assert isinstance(error, WaitedTooLong)
     assert str(error).endswith("still waiting for: rank 1 to come")
     assert said == ["rendezvous: ETA 1 min 00 s, attempt 0, waits for rank 1 to come"]
+
+
+def test_the_score_is_told_though_nothing_else_has_changed_since_the_last_line():
+    said: list[str] = []
+    teller = waiting.Teller(said.append, lambda: 0.0)
+    teller.tell(a_view("complete"))
+    teller.tell(a_view("complete", score={"error": 0.25}))
+    assert "score error 0.2500" in said[-1]
