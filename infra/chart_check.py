@@ -7,6 +7,7 @@ the release is made: on target aws half an hour after the network. `helm templat
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 import subprocess
@@ -31,6 +32,7 @@ FACTS = Facts(
 _FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
 # As helm tells what the schema refuses.
 _AT = re.compile(r"at '/?([^']*)': (.*)")
+_UNKNOWN = re.compile(r"additional properties '([^']+)'.* not allowed")
 
 
 def template(
@@ -65,13 +67,20 @@ def _problem(line: str, values: Mapping[str, Any], schema: Mapping[str, Any]) ->
             value = json.loads(text)
         except ValueError:
             value = text
-        return Problem(key, value, limit.rstrip(","), reason, better)
-    if (at := _AT.fullmatch(line)) and at[1]:
-        value, node = values, schema
-        for key in at[1].split("/"):
+        return Problem(key, value, limit, reason, better)
+    if at := _AT.fullmatch(line):
+        path, value, node = [key for key in at[1].split("/") if key], values, schema
+        for key in path:
             value = value.get(key) if isinstance(value, Mapping) else value
             node = node.get("properties", {}).get(key, node)
-        return Problem(at[1].replace("/", "."), value, at[2], node.get("description", ""), mend)
+        if unknown := _UNKNOWN.fullmatch(at[2]):
+            known, name = list(node.get("properties", {})), unknown[1]
+            close = [f"did you mean {one}?" for one in difflib.get_close_matches(name, known, 1)]
+            key = ".".join([*path, name])
+            limit = f"one of {', '.join(known)}"
+            return Problem(key, value.get(name), limit, "the chart has no such value", *(close or [mend]))
+        if path:
+            return Problem(".".join(path), value, at[2], node.get("description", ""), mend)
     return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
 
 

@@ -29,7 +29,7 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- end -}}
 {{- range $key, $count := dict "gradientNum" (include "paddle-training.gradientNum" .) "data.splitCount" (include "paddle-training.splitCount" .) -}}
 {{- if ne $count (toString (int64 $.Values.trainers)) -}}
-{{- include "paddle-training.fault" (list $key (int64 $count) (printf "trainers, which is %d," (int64 $.Values.trainers)) "each trainer is one gradient server and reads one shard" (printf "Leave %s null, or set it to trainers" $key)) -}}
+{{- include "paddle-training.fault" (list $key (int64 $count) (printf "%d, the number of trainers" (int64 $.Values.trainers)) "each trainer is one gradient server and reads one shard" (printf "Leave %s null, or set it to trainers" $key)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
