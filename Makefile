@@ -49,8 +49,8 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
 test: tools ## every test but those of test-faults
 	@$(RUN) tests/run.py
 
-test-faults: tools ## break runs and the cluster in every way that docs/reliability.md has (some 40 minutes)
-	@$(RUN) tests/run.py cluster faults
+test-faults: tools ## break runs in every way of docs/reliability.md, and stop and start the cluster (some 40 minutes)
+	@$(RUN) tests/run.py cluster faults restarts
 
 reliability: tools ## test-faults, and docs/reliability.md from what it saw
 	@FAULT_RESULTS=docs/reliability.json $(RUN) tests/run.py cluster faults
@@ -70,7 +70,7 @@ docs: tools ## docs/settings.md and the charts' READMEs from their sources
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
 
 package: tools ## the charts as archives in build/, the same bytes for the same charts
-	@$(RUN) charts/package.py build
+	@$(RUN) local/package.py build
 
 # What stacks of target aws need besides pulumi itself.
 include aws.mk

@@ -5,11 +5,11 @@
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
 The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
-that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. Tier `faults`
-is `make test-faults`: it breaks the cluster itself and takes some 40 minutes; tier `e2e` has one of
-them. Up to FEW tests that failed are run once more, alone: beside so many processes on two cores a
-wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier. The
-tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. `faults`
+and `restarts` are `make test-faults`: they break runs and the cluster itself and take some 40 minutes. Up to
+FEW tests that failed are run once more, alone: beside so many processes on two cores a wait may be too short.
+What passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm,
+kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "e2e": (
         _pytest(
-            "e2e and not restarts and not faults",
+            "e2e and not restarts",
             3,
-            *("e2e", "faults", "infra_emulated", "launcher/cli", "chart", "infra"),
+            *("e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
             said="-v",
         ),
     ),
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
-# All that needs the cluster, and last what stops it; beside it what does not, in equal shares.
-STREAMS = (("cluster", "e2e", "restarts", "emulated"), ("lint", "unit", "chart"))
+# What needs the cluster; beside it what does not, in equal shares.
+STREAMS = (("cluster", "e2e", "emulated"), ("lint", "unit", "chart"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident

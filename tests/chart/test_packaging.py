@@ -14,7 +14,7 @@ import pytest
 import yaml
 from chart_tools import CHART, KUBE_VERSION, ROOT, run, tool
 
-from charts.package import NAMES, package
+from local.package import NAMES, package
 from tests import registry
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

@@ -199,3 +199,16 @@ def test_the_nic_decides_and_an_unknown_one_is_refused_with_the_list(train: Make
     assert any("eth9" in message and "eth0" in message for message in training.messages()), (
         training.messages()
     )
+
+
+def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: Cluster) -> None:
+    training = train(
+        "quick_start", trainers=2, resources={"requests": {"memory": "900Gi"}, "limits": {"memory": "900Gi"}}
+    )
+    training.upgrade()
+
+    def seen() -> str:
+        shown = cluster.launcher("status", "-n", training.namespace, check=False)
+        return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
+
+    assert cluster.until("the scheduler's reason in status", 60, seen)

@@ -64,7 +64,7 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
             timeout=600,
             stdin=subprocess.DEVNULL,
         )
-        said[title] = done.stdout
+        said[title] = done.stdout + done.stderr
         told[title] = {"commands": len(lines), "seconds": time.monotonic() - began}
         assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         if title == "Use it":

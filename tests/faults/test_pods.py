@@ -14,7 +14,7 @@ from tests.e2e.kube import Training
 from tests.faults import machine
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 
@@ -36,7 +36,6 @@ def node_of(training: Training, rank: int) -> str:
     return str(next(p["spec"]["nodeName"] for p in training.pods() if p["metadata"]["name"] == name))
 
 
-@pytest.mark.faults
 def test_a_deleted_pod_comes_back_and_the_others_wait_for_it_with_their_data(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -48,7 +47,6 @@ def test_a_deleted_pod_comes_back_and_the_others_wait_for_it_with_their_data(beg
     assert {run.training.pod(rank) for rank in (0, 1)} == others, "no other pod was replaced for it"
 
 
-@pytest.mark.faults
 def test_a_deleted_pod_of_rank_0_comes_back_and_goes_on_from_run_json(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -73,7 +71,6 @@ def deserted(training: Training, rank: int) -> Iterator[None]:
             training.cluster.kubectl("uncordon", node)
 
 
-@pytest.mark.faults
 def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mended: None) -> None:
     """Deleted with force while its node's kubelet is away: Kubernetes forgets the pod, and it lives on."""
     run = begin(training={"passes": 10})
@@ -92,7 +89,6 @@ def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mende
     assert len(restarts) <= 2, "its node takes the first one's disk away, and then its processes"
 
 
-@pytest.mark.faults
 def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
     begin: Begin, mended: None
 ) -> None:
@@ -107,7 +103,6 @@ def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
     run.ends_whole()
 
 
-@pytest.mark.faults
 def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: Begin) -> None:
     run = begin(training={"passes": 1})
     run.training.complete(240)
@@ -124,7 +119,6 @@ def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: B
     run.keep(0, "complete; nothing is trained again")
 
 
-@pytest.mark.faults
 def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> None:
     """A suspended Job: Kubernetes sends SIGTERM to all pods at once, as a queue or a person does."""
     run = begin()
@@ -150,7 +144,6 @@ def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> No
     run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
 
 
-@pytest.mark.faults
 def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -161,7 +154,6 @@ def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None
     run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
 
 
-@pytest.mark.faults
 def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(begin: Begin) -> None:
     """Power off at 80 %: every process of every pod dies at one moment."""
     every = 50

@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 
@@ -22,7 +22,6 @@ def test_a_killed_pserver_restarts_the_gang_from_the_newest_save(begin: Begin) -
     run.ends_whole("pserver 0 ended with signal SIGKILL")
 
 
-@pytest.mark.faults
 def test_a_killed_trainer_restarts_the_gang_from_the_newest_save(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -33,7 +32,6 @@ def test_a_killed_trainer_restarts_the_gang_from_the_newest_save(begin: Begin) -
     assert {run.training.pod(rank) for rank in range(3)} == pods, "no pod was replaced for it"
 
 
-@pytest.mark.faults
 def test_a_stopped_trainer_counts_as_hung_after_stall_seconds(begin: Begin) -> None:
     run = begin(training={"stallSeconds": 10})
     run.reach(1, batch=100)
@@ -42,7 +40,6 @@ def test_a_stopped_trainer_counts_as_hung_after_stall_seconds(begin: Begin) -> N
     run.ends_whole("trainer hangs: no batch for 10 s (training.stallSeconds)")
 
 
-@pytest.mark.faults
 def test_a_stopped_launcher_is_brought_back_by_its_liveness_probe(begin: Begin) -> None:
     """Its children go on and nobody may end them but Kubernetes: the others wait for that."""
     run = begin()
@@ -52,7 +49,6 @@ def test_a_stopped_launcher_is_brought_back_by_its_liveness_probe(begin: Begin) 
     run.ends_whole("rank 1")
 
 
-@pytest.mark.faults
 def test_a_stopped_launcher_of_rank_0_is_brought_back_by_its_liveness_probe(begin: Begin) -> None:
     """Nobody decides meanwhile, and nobody else may take the output while its lease may be renewed."""
     run = begin()
@@ -62,7 +58,6 @@ def test_a_stopped_launcher_of_rank_0_is_brought_back_by_its_liveness_probe(begi
     run.ends_whole("rank 0's launcher was lost")
 
 
-@pytest.mark.faults
 def test_a_killed_launcher_of_rank_0_is_replaced_and_goes_on_from_run_json(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -71,7 +66,6 @@ def test_a_killed_launcher_of_rank_0_is_replaced_and_goes_on_from_run_json(begin
     run.ends_whole("rank 0's launcher was lost")
 
 
-@pytest.mark.faults
 def test_three_faults_in_a_row_are_three_restarts(begin: Begin) -> None:
     run = begin(training={"passes": 10})
     run.reach(1, batch=100)

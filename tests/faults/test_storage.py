@@ -13,7 +13,7 @@ from tests.faults.machine import Volume
 from tests.faults.test_pods import delete
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 
@@ -34,7 +34,6 @@ def fails(run: Run, *words: str) -> list[str]:
     return said
 
 
-@pytest.mark.faults
 def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: Begin) -> None:
     run = begin()
     run.reach(2, batch=50)
@@ -56,7 +55,6 @@ def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: 
     run.ends_whole(*causes)
 
 
-@pytest.mark.faults
 def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)
@@ -72,7 +70,6 @@ def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole
     run.ends_whole(what="refused with the shard's name (65); put right and started again: ")
 
 
-@pytest.mark.faults
 def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: Volume, begin: Begin) -> None:
     run = begin(storage={"hostPath": {"path": str(volume.folder)}})
     run.reach(1, batch=100)
@@ -86,7 +83,6 @@ def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: V
     run.ends_whole(what="refused with the reason (75); freed and started again: ")
 
 
-@pytest.mark.faults
 def test_a_read_only_volume_ends_the_run_and_it_goes_on_once_it_is_writable(
     volume: Volume, begin: Begin
 ) -> None:

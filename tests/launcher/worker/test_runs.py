@@ -52,10 +52,7 @@ def losses(gang: Loopback, rank: int = 0) -> list[float]:
         ("sync", 2, "quick_start", "trainer_config.emb.py", True),
         ("geo", 2, "recommendation", "trainer_config.py", True),
         ("async", 2, "recommendation", "trainer_config.py", False),
-        ("sync", 1, "recommendation", "trainer_config.py", False),
-        ("async", 1, "quick_start", "trainer_config.emb.py", False),
         ("geo", 1, "quick_start", "trainer_config.emb.py", False),
-        ("sync", 1, "quick_start", "trainer_config.py", False),
         ("geo", 1, "quick_start", "trainer_config.py", False),
     ],
 )
@@ -214,8 +211,8 @@ def test_a_persons_own_program_runs_and_predicts(tmp_path: Path, staged: Staged,
         asked = ["-m", "launcher", "predict", str(gang.output.model), f"text={text}"]
         env = {**os.environ, "PYTHONPATH": str(program)}
         told = subprocess.run([gang.python, *asked], env=env, capture_output=True, check=True, text=True)
-        said.append(float(told.stdout))
-    assert said[0] > 0.5 > said[1]
+        said.append(told.stdout.split()[0])
+    assert said == ["positive", "negative"]
 
 
 def test_a_row_that_cannot_be_parsed_is_named_with_file_row_and_column(

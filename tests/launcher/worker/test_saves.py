@@ -82,7 +82,7 @@ def test_a_run_killed_at_four_fifths_of_its_pass_goes_on_with_the_same_losses(
     gang = started(tmp_path / "killed", data, port, **values)
 
     def kill(running: dict[str, subprocess.Popen[bytes]]) -> None:
-        if len(losses(gang.log())) >= 0.8 * steps:
+        if len(losses(gang.log())) >= 0.8 * steps and running["0/trainer"].poll() is None:
             os.killpg(running["0/trainer"].pid, signal.SIGKILL)
 
     assert gang.run(watch=kill)["0/trainer"] == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""`python charts/package.py DIR`: the charts as archives whose bytes depend on the charts alone.
+"""`python local/package.py DIR`: the charts as archives whose bytes depend on the charts alone.
 
 Helm 3 writes the time of the day into an archive. Here all entries are of 1970 (or `SOURCE_DATE_EPOCH`), so
 that one commit has one digest, whoever packages it.
@@ -14,7 +14,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-CHARTS = Path(__file__).resolve().parent
+CHARTS = Path(__file__).resolve().parent.parent / "charts"
 NAMES = ("paddle-training", "paddle-serving")
 
 
