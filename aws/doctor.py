@@ -275,7 +275,7 @@ def _safely(check: Check, stack: Stack, client: Client) -> list[Finding]:
     name, found = check.__name__.removeprefix("check_"), list[Finding]()
     try:
         found.extend(check(stack, client))
-    except (ClientError, BotoCoreError, NotImplementedError) as error:
+    except (ClientError, BotoCoreError) as error:
         if isinstance(error, ClientError) and error.response["Error"]["Code"] in _NO_ACCESS:
             said = f"{name}: may not look: {error.operation_name} is refused"
             return [*found, unknown(said, "attach the policies that `make iam-policy` writes")]

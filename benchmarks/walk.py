@@ -4,7 +4,7 @@
 its sections
 
 - `walk_commands_<section>`: lines that are typed, beside those that the tutorial needs for the same
-  (COMMANDS, from its text and the pages of its two images; files to write are not counted on either side);
+  (COMMANDS, from the text of its versions; files to write are not counted on either side);
 - `walk_minutes_<section>`: minutes, beside those that the tutorial itself names: 7 of its data Job, 20 of its
   training. It names none for the rest, and has nothing to compare, to serve or to sweep with.
 """

@@ -6,9 +6,7 @@ import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 
 from aws import push
 from aws.stack import CommandError
+from tests import registry as registry_of_tests
 
 HOST = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 URL = f"{HOST}/launcher"
@@ -127,38 +126,13 @@ def test_an_image_that_is_there_is_not_built_again(account, client, context, mon
 @pytest.fixture
 def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A real registry on loopback, to which buildah talks without TLS; ended afterwards."""
-    if not all(map(shutil.which, ("docker-registry", "buildah"))) or os.geteuid() != 0:
-        pytest.skip("needs Debian's docker-registry and buildah, and root to build")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    config = {
-        "version": "0.1",
-        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
-        "http": {"addr": address},
-        "log": {"level": "error"},
-    }
-    (tmp_path / "registry.json").write_text(json.dumps(config))
-    known = f'unqualified-search-registries = []\n[[registry]]\nlocation = "{address}"\ninsecure = true\n'
-    (tmp_path / "registries.conf").write_text(known)
-    monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
-    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
-    argv = ["docker-registry", "serve", str(tmp_path / "registry.json")]
-    with (tmp_path / "registry.log").open("wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
-    try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{address}/v2/", timeout=2).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, (tmp_path / "registry.log").read_text()
-                time.sleep(0.1)
+    if shutil.which("buildah") is None or os.geteuid() != 0:
+        pytest.skip("needs Debian's buildah, and root to build")
+    with registry_of_tests.running(tmp_path) as address:
+        known = f'unqualified-search-registries = []\n[[registry]]\nlocation = "{address}"\ninsecure = true\n'
+        (tmp_path / "registries.conf").write_text(known)
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
         yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
 
 
 def test_images_are_built_and_pushed_for_the_nodes_architecture(registry: str, context: Path) -> None:

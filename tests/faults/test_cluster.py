@@ -15,7 +15,6 @@ from tests.faults.watch import Run
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.faults,
     pytest.mark.timeout(600),
     pytest.mark.usefixtures("mended"),
 ]

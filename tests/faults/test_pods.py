@@ -14,7 +14,7 @@ from tests.e2e.kube import Training
 from tests.faults import machine
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 

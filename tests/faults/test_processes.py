@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 

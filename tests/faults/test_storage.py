@@ -13,7 +13,7 @@ from tests.faults.machine import Volume
 from tests.faults.test_pods import delete
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Begin = Callable[..., Run]
 

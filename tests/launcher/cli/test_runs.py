@@ -89,7 +89,9 @@ def test_compare_shows_only_the_settings_that_differ_and_both_curves(cli: Cli, j
 
 
 def test_compare_without_names_takes_the_present_run_and_the_one_before_it(cli: Cli, job: Path) -> None:
-    shown = cli("compare", "--path", job)[1]
+    code, shown, _ = cli("compare", "--path", job)
+    assert code == 0
+    assert "of quick-start-aaaa:" in shown
     assert shown == cli("compare", "--path", job, "output", "quick-start-aaaa")[1]
 
 

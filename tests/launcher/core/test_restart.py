@@ -74,9 +74,9 @@ def test_restarts_without_a_new_save_are_limited_and_those_with_one_are_not(tmp_
     fake = {"trainer:1": {"do": "signal", "signal": int(signal.SIGKILL), "at": 2}}
     with gang_of(tmp_path, fake=fake) as gang:
         assert gang.start().wait(60) == [70, 70, 70]
-        # the first one came after new saves; the next three began behind pass 1 and got no further
-        assert gang.json("run.json")["attempt"] in (3, 4)
-        assert "training.restarts is 3" in gang.termination(2)
+        # until both passes are saved an attempt may bring a new save; from then on each begins behind pass 1
+        assert gang.json("run.json")["attempt"] in (3, 4, 5)
+        assert "training.restarts is 3, and it failed 4 times since the last new save" in gang.termination(2)
         assert "SIGKILL" in gang.termination(2)
 
 
@@ -225,8 +225,10 @@ def test_a_failed_read_of_the_runs_books_loses_nothing(tmp_path: Path) -> None:
 def test_an_output_that_vanishes_ends_the_run_and_is_not_written_again(tmp_path: Path) -> None:
     with gang_of(tmp_path, FAKE_PASS_SECONDS="30") as gang:
         gang.start().until(gang.training)
-        while gang.output.exists():  # files come and go in it meanwhile
+        for _ in range(100):  # files come and go in it meanwhile
             shutil.rmtree(gang.output, ignore_errors=True)
+            if not gang.output.exists():
+                break
         assert gang.processes[0].wait(30) == 71
         assert not gang.has(0, "train")
         assert not (gang.output / "status.json").exists()

@@ -1,4 +1,4 @@
-"""The worker's processes, forked from one that has loaded Paddle: a start costs 0.1 s of CPU instead of 1.3.
+"""The worker's processes, forked from one that has loaded Paddle: five runs took 15 CPU seconds, not 26.
 
 What the forked process does is `python -m launcher.worker` from its first line on: environment, folder and
 log are set as a waiting process of the launcher sets them. Processes that a test starts otherwise, and those
