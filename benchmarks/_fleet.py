@@ -83,9 +83,8 @@ class FleetGang(LoopbackGang):
         """Kills a rank's process, and returns when (unix seconds)."""
         for pid in self.alive():
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            words = f"TRAINING_ROLE={role.upper()}", f"JOB_COMPLETION_INDEX={rank}"
-            # Trainer 0's meeting place is a pserver's child of the same environment.
-            if all(word.encode() in environ for word in words) and os.getpgid(pid) == pid:
+            name = Path(f"/proc/{pid}/comm").read_text().split()
+            if f"JOB_COMPLETION_INDEX={rank}".encode() in environ and name[:1] == [role]:
                 os.kill(pid, signal.SIGKILL)
                 return time.time()
         raise AssertionError(f"rank {rank} has no {role}:\n{self.pod_log(rank)}")
@@ -97,7 +96,7 @@ class ByHand(Loopback):
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
         folder.mkdir()
         data = [job / str(rank) / "data" for rank in RANKS]
-        super().__init__(folder, data, PROGRAMS / example, values={**VALUES, **env})
+        super().__init__(folder, data, PROGRAMS / example, values={**VALUES, **env}, forked=False)
 
     def first_batch(self, seconds: float, look: Callable[[], object] = lambda: None) -> dict[str, float]:
         """Seconds from the start of all six processes to the last rank's first batch, and their parts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,18 +20,22 @@ from launcher.errors import ProcessError
 from launcher.runtimes.base import ProcessSpec
 from launcher.timings import Timings
 
+FORK_SECONDS = 10.0  # a fork takes milliseconds; so long on a machine that hardly moves
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 LATE_SECONDS = 60.0  # a volume that is full or hung just now gets a child's last lines for so long
 
 _alive: set[int] = set()
 """Leaders of the process groups that live, for `kill_all`."""
 _apart: set[int] = set()
 """Those that belong to no attempt, and live on without contact to rank 0."""
+_adopting = False
+"""Whether orphans come to this process."""
 
 
 class Child:
     """One started process. `ended` is called from a thread when it has ended.
 
-    `spare`: a process that waits to become this one; when it cannot, another is started.
+    `forks`: where it is forked off; when that cannot be, it is started anew.
     `apart`: it is none of an attempt, and not killed with those.
     """
 
@@ -38,7 +43,7 @@ class Child:
         self,
         spec: ProcessSpec,
         ended: Callable[[], None],
-        spare: Spare | None = None,
+        forks: ForkServer | None = None,
         *,
         apart: bool = False,
     ) -> None:
@@ -51,8 +56,9 @@ class Child:
             spec.log.parent.mkdir(parents=True, exist_ok=True)
             spec.log.unlink(missing_ok=True)  # an earlier child's log may still be read
             spec.log.touch()
-        self._popen = (spare and spare.become(spec)) or _popen(spec, subprocess.DEVNULL)
-        self.pid = self._popen.pid
+        forked = None if forks is None else forks.fork(spec)
+        self._popen = _popen(spec, subprocess.DEVNULL) if forked is None else None
+        self.pid = self._popen.pid if self._popen is not None else forked or 0
         (_apart if apart else _alive).add(self.pid)
         self.done = threading.Event()
         threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
@@ -65,7 +71,10 @@ class Child:
         _kill(self.pid, signal.SIGKILL)
         for leaders in (_alive, _apart):
             leaders.discard(self.pid)
-        self.returncode = self._popen.wait()
+        if self._popen is not None:
+            self.returncode = self._popen.wait()
+        else:
+            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.done.set()
         self._ended()
 
@@ -76,7 +85,7 @@ class Child:
             _kill(self.pid, signum)
 
 
-def _popen(spec: ProcessSpec, stdin: int) -> subprocess.Popen[bytes]:
+def _popen(spec: ProcessSpec, stdin: int, stdout: int | None = None) -> subprocess.Popen[bytes]:
     try:
         with spec.log.open("ab") as log:
             return subprocess.Popen(
@@ -84,8 +93,8 @@ def _popen(spec: ProcessSpec, stdin: int) -> subprocess.Popen[bytes]:
                 env=dict(spec.env),
                 cwd=spec.cwd,
                 stdin=stdin,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
                 start_new_session=True,
             )
     except OSError as error:
@@ -94,36 +103,87 @@ def _popen(spec: ProcessSpec, stdin: int) -> subprocess.Popen[bytes]:
         ) from error
 
 
-class Spare:
-    """A process that has loaded what takes long, and waits on its stdin for what it is to be.
+class ForkServer:
+    """A process that loads what takes long, once a pod, and from then on forks this launcher's children off.
 
-    It ends by itself when the launcher does.
+    Each line of its stdin is what one is to be: {"env", "cwd", "log"}. It answers with a line each:
+    `ready` once, then the child's process id, or 0 when it could not fork. A child belongs to this launcher,
+    as if it had been started here: what forked it off ends, and orphans come here (`_adopt`). It ends with
+    its stdin, and so with the launcher. Raises `ProcessError` when it cannot be started.
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
+        _adopt()
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        self._popen = _popen(spec, subprocess.PIPE)
+        self._popen = _popen(spec, subprocess.PIPE, subprocess.PIPE)
+        self._said = b""
+        self._ready = False
 
-    def become(self, spec: ProcessSpec) -> subprocess.Popen[bytes] | None:
-        """The process that is `spec`'s from now on; None when it died while it waited."""
-        told = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
-        stdin = self._popen.stdin
-        assert stdin is not None  # noqa: S101 - it was asked for
-        try:
-            stdin.write(json.dumps(told).encode() + b"\n")
-            stdin.close()
-        except OSError:
-            self._popen.poll()
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Whether it has loaded all; waits for that for at most so long."""
+        self._ready = self._ready or (self.alive and self._line(seconds) == b"ready")
+        return self._ready
+
+    def fork(self, spec: ProcessSpec) -> int | None:
+        """The id of a process that is `spec`'s; None when it is not ready, or cannot."""
+        if not (self.alive and self.ready()):
             return None
-        return self._popen if self._popen.poll() is None else None
+        told = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
+        assert self._popen.stdin is not None  # noqa: S101 - it was asked for
+        try:
+            self._popen.stdin.write(json.dumps(told).encode() + b"\n")
+            self._popen.stdin.flush()
+        except OSError:
+            return None
+        answer = self._line(FORK_SECONDS)
+        if not answer:  # killed, it either said the id just now, or what it forked ends by itself
+            self._popen.kill()
+            answer = self._line(FORK_SECONDS)
+            self.end()
+        return int(answer or 0) or None
+
+    def _line(self, seconds: float) -> bytes:
+        """The next line it says, without its end; empty when none comes in time."""
+        stdout = self._popen.stdout
+        assert stdout is not None  # noqa: S101 - it was asked for
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            if not select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return b""
+            block = os.read(stdout.fileno(), 1 << 12)
+            if not block:
+                return b""
+            self._said += block
+        line, _, self._said = self._said.partition(b"\n")
+        return line
 
     def end(self) -> None:
         """It is not needed any more."""
+        self._ready = False
         self._popen.kill()
         self._popen.wait()
-        if self._popen.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._popen.stdin.close()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _adopt() -> None:
+    """Descendants whose parent has ended become this process' children, as they are process 1's anyway.
+
+    Raises `ProcessError` where the system cannot do that.
+    """
+    global _adopting  # noqa: PLW0603 - it is the process' own state, and stays
+    if os.getpid() != 1 and not _adopting:
+        import ctypes  # in a pod it is not needed
+
+        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise ProcessError(f"cannot adopt processes: {os.strerror(ctypes.get_errno())}")
+    _adopting = True
 
 
 def _kill(group: int, signum: int) -> None:
@@ -192,8 +252,8 @@ def attend(
 
 
 def reap_orphans(known: set[int]) -> None:
-    """As process 1, collects dead processes that were nobody's children any more."""
-    if os.getpid() != 1:
+    """Collects dead processes that were nobody's children any more, where those come to this process."""
+    if os.getpid() != 1 and not _adopting:
         return
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:

@@ -77,7 +77,7 @@ class Agent:
         self.link: Link | None = None
         self._address = ""
         self._finder: Finder | None = None
-        self._spares: dict[str, children.Spare] = {}
+        self._forks: children.ForkServer | None = None
         self._staged: Staged | None = None
         self._print: dict[str, Any] | None = None
         self._leaving: Failure | None = None
@@ -142,12 +142,13 @@ class Agent:
                 wake=self.wake,
             )
             self.link.start()
-        self._arm()
+        self._load()
         manifest = await_manifest(s, self.pause, timings=t)
         with files.storage(s.layout.job):
             staged = stage(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank, staged.data_dir, staged.program_dir)
         convert(spec, self.pause, self.wake, t)
+        self._await_loaded()
         self._staged = staged
         self._print = fingerprint(s, self._staged.program_sha256)
         self.follower.staged = True
@@ -174,8 +175,8 @@ class Agent:
         self.follower.step(order, heard, now)
         if self.link is not None and self.follower.told != before:
             self.link.news()
-        if self.follower.phase == "idle" and not self._spares:
-            self._arm()
+        if self.follower.phase == "idle" and self._forks is not None and not self._forks.alive:
+            self._load()
         if self.leader is not None:
             order = self.leader.step(self._state(), now)
         return order
@@ -248,16 +249,24 @@ class Agent:
             network=self.network,
             timings=self.timings,
             wake=self.wake,
-            spares=self._spares,
+            forks=self._forks,
         )
 
-    def _arm(self) -> None:
-        """Has processes load Paddle now, while others are waited for: it is most of an attempt's start."""
+    def _load(self) -> None:
+        """Has Paddle loaded, now and once, while others are waited for: it is most of an attempt's start."""
+        spec = self.runtime.fork_server(self.settings)
         try:
-            for spec in self.runtime.spares(self.settings):
-                self._spares[spec.name] = children.Spare(spec)
-        except (LauncherError, OSError) as error:  # without them it only takes longer
-            log.warning("no process can be kept ready: %s", error)
+            self._forks = None if spec is None else children.ForkServer(spec)
+        except (LauncherError, OSError) as error:  # without it only takes longer
+            self._forks = None
+            log.warning("each process loads Paddle for itself: %s", error)
+
+    def _await_loaded(self) -> None:
+        """This rank can start at once from here on: an order that comes earlier would have to load twice."""
+        deadline = time.monotonic() + self.timings.ready
+        forks = self._forks
+        while forks is not None and forks.alive and not forks.ready() and time.monotonic() < deadline:
+            self.pause(self.timings.poll)
 
     def _state(self) -> State:
         s = self.settings
@@ -300,8 +309,8 @@ class Agent:
             if self.leader is not None:
                 self.leader.announce(told)
         self._await_children()
-        for spare in self._spares.values():
-            spare.end()
+        if self._forks is not None:
+            self._forks.end()
         self._gone = True
         if self.leader is not None:
             self.leader.farewell(told, self._go_round)

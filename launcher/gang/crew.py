@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher import files, memory
-from launcher.children import Child, Follow, Spare, Stop
+from launcher.children import Child, Follow, ForkServer, Stop
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError
 from launcher.gang.messages import Failure
 from launcher.gang.network import Network, accepts
@@ -36,15 +36,14 @@ class Crew:
         network: Network,
         timings: Timings,
         wake: Callable[[], None],
-        spares: dict[str, Spare] | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """Starts the pservers, and a trainer that waits for them itself.
 
-        `spares`, by the names of processes, are taken out as they are used. Raises `LauncherError`, with no
-        child left.
+        Raises `LauncherError`, with no child left.
         """
         self._runtime, self._gang, self._network = runtime, gang, network
-        self._spares = {} if spares is None else spares
+        self._forks = forks
         self._timings, self._wake = timings, wake
         self.attempt, self.phase = gang.attempt, "serving"
         self.failure: Failure | None = None
@@ -84,7 +83,7 @@ class Crew:
                     )
 
     def _start(self, spec: ProcessSpec) -> Child:
-        child = Child(spec, self._wake, self._spares.pop(spec.name, None))
+        child = Child(spec, self._wake, self._forks)
         texts = self._runtime.fatal_lines
 
         def judge(lines: str) -> None:

@@ -49,7 +49,7 @@ class ProcessSpec:
 
     name: str
     """Shown to people: `pserver 0`, `trainer`."""
-    role: Literal["pserver", "trainer", "export", "convert"]
+    role: Literal["pserver", "trainer", "export", "convert", "forks"]
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The whole environment (start from `settings.environ`)."""
@@ -75,9 +75,9 @@ class Runtime(Protocol):
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` for settings or images that cannot work, before anything is made."""
 
-    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
-        """Processes that load what takes long and wait for one line on stdin: {"env", "cwd", "log"} of the
-        process of the same name that they are to be (launcher/children.py). Empty where nothing pays."""
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
+        """A process that loads what takes long and forks the others off (launcher/children.py, `ForkServer`).
+        None where nothing pays."""
 
     def conversion(
         self, settings: TrainSettings, rank: int, data_dir: Path, program_dir: Path

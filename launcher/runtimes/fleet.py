@@ -45,11 +45,9 @@ FATAL = ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to a
 """What Paddle 2.6.2 logs (spelt so) when a server did not answer a trainer's request, and when either dropped
 a message that was too long (launcher/worker/limits.py). It goes on all the same: async waits 300 s a try, geo
 trains on without the others. A run that ends well logs none of them."""
-PSERVER = {"TRAINING_ROLE": "PSERVER"}
-TRAINER = {
-    "TRAINING_ROLE": "TRAINER",
-    "GLOG_minloglevel": "1",  # Paddle's notes on every flush would tear the lines of dots
-}
+QUIET = {"GLOG_minloglevel": "1"}  # Paddle's notes on every flush would tear the lines of dots
+PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}
+TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}
 PACKAGES = Path(__file__).parent.parent.parent
 
 
@@ -85,22 +83,16 @@ class FleetRuntime:
         if faults:
             raise SettingsError("\n".join(faults))
 
-    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
-        """All of a rank's processes: the import of Paddle is most of their start."""
-        roles = [(f"pserver {server}", PSERVER) for server in range(settings.ports_num)] + [
-            ("trainer", TRAINER)
-        ]
-        return [
-            ProcessSpec(
-                name=name,
-                role="trainer" if own is TRAINER else "pserver",
-                argv=(*command(), "wait"),
-                env=base(settings) | own,
-                cwd=settings.work_dir,
-                log=settings.work.log("spare.log"),
-            )
-            for name, own in roles
-        ]
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
+        """The import of Paddle is most of a process' start, and most of its memory."""
+        return ProcessSpec(
+            name="fork server",
+            role="forks",
+            argv=(*command(), "fork-server"),
+            env=base(settings) | QUIET,
+            cwd=settings.work_dir,
+            log=settings.work.log("fork-server.log"),
+        )
 
     def conversion(
         self, settings: TrainSettings, rank: int, data_dir: Path, program_dir: Path

@@ -91,9 +91,8 @@ class V1Runtime:
                 )
         _check_binary(settings)
 
-    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:  # noqa: ARG002 - the protocol's
-        """None: the binary starts fast."""
-        return []
+    def fork_server(self, settings: TrainSettings) -> None:
+        """The binary starts fast."""
 
     def conversion(
         self,

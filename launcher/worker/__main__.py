@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
 from launcher.layout import Work
-from launcher.worker import store
+from launcher.worker import forks, store
 from launcher.worker.books import Log, Progress
 from launcher.worker.settings import WorkerSettings
 
@@ -62,10 +63,19 @@ def _role() -> Callable[[WorkerSettings], None]:
     return ROLES[name]
 
 
+def _show(settings: WorkerSettings) -> None:
+    """The name in `ps` and `top`: the command line of a process that was forked off is the fork server's."""
+    name = "trainer" if settings.server < 0 else f"pserver {settings.server}"
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
 def main() -> int:
     """Runs the role that Paddle's TRAINING_ROLE names; returns the exit code (launcher/errors.py)."""
     try:
-        _role()(WorkerSettings.from_environ())
+        role, settings = _role(), WorkerSettings.from_environ()
+        _show(settings)
+        role(settings)
     except LauncherError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)  # noqa: T201 (the process' log is its only voice)
         return error.exit_code
@@ -75,29 +85,14 @@ def main() -> int:
     return EXIT_OK
 
 
-def wait() -> None:
-    """Loads Paddle and all of the launcher's own, and becomes the process that the first line of stdin says.
-
-    That line is {"env": whole environment, "cwd", "log"}. Ends when there is none: the launcher has ended.
-    """
-    from launcher.worker import loop, program, session  # noqa: F401 - what both roles load
-
-    line = sys.stdin.readline()
-    if not line:
-        os._exit(EXIT_OK)
-    told = json.loads(line)
-    os.environ.clear()
-    os.environ.update(told["env"])
-    os.chdir(told["cwd"])
-    log = os.open(told["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    os.close(log)
+def load() -> None:
+    """Imports what both roles need: Paddle, which takes seconds, and the launcher's own."""
+    from launcher.worker import loop, program, session  # noqa: F401
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["wait"]:
-        wait()
+    if sys.argv[1:] == ["fork-server"]:
+        forks.serve(load)
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()

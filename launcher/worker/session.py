@@ -200,6 +200,9 @@ class Session:
             self._open_barrier()
         with paddle.static.program_guard(self.network.main, self.network.startup):
             fleet.init_server()
+            number = self.own_servers[self.settings.server]
+            host, port = self.servers[number]
+            print(f"pserver {number + 1} of {len(self.servers)} serves on {host}:{port}", flush=True)  # noqa: T201 (the process' log)
             fleet.run_server()
 
     @staticmethod

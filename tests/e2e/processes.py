@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PROC = Path("/proc")
+WORKERS = ("trainer", "pserver")
+"""What the worker's processes call themselves."""
 COMMANDS = {"train": "launcher", "prepare": "data", "await-data": "waiting"}
 """`python -m launcher <command>` → the role that tests call it by."""
 
@@ -46,12 +48,13 @@ def _identified(path: Path, job_name: str) -> Process | None:
     try:
         pairs = (word.partition("=") for word in (path / "environ").read_text(errors="replace").split("\0"))
         words = (path / "cmdline").read_text(errors="replace").split("\0")
+        name = (path / "comm").read_text().split()
     except OSError:  # it has ended meanwhile
         return None
     environ = {name: value for name, _, value in pairs}
     if environ.get("JOB_NAME") != job_name:
         return None
-    role = environ.get("TRAINING_ROLE", "").lower()
+    role = name[0] if name and name[0] in WORKERS else ""
     if not role:
         role = next((COMMANDS[word] for word in words if word in COMMANDS), "other")
     return Process(int(path.name), role, int(environ.get("JOB_COMPLETION_INDEX", "-1")))

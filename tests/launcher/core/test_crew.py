@@ -9,13 +9,14 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launcher import children, memory
-from launcher.children import Child, Follow, Spare
+from launcher.children import Child, Follow, ForkServer
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError
 from launcher.gang.crew import Crew
 from launcher.gang.network import Network
@@ -52,8 +53,7 @@ class Scripts:
     def trainer(self, gang: Gang) -> ProcessSpec:
         return self._spec(gang, "trainer", "trainer", self._trainer)
 
-    def spares(self, settings: TrainSettings) -> list[ProcessSpec]:
-        return []
+    def fork_server(self, settings: TrainSettings) -> None: ...
 
     def conversion(self, *_: Any) -> None:
         return None
@@ -231,46 +231,76 @@ def test_a_copy_that_is_moved_aside_meanwhile_is_written_on_where_it_went(tmp_pa
     assert not copy.exists()
 
 
-WAITS = """
-import json, os, sys
-line = sys.stdin.readline()
-if not line: sys.exit(0)
-told = json.loads(line)
-log = os.open(told["log"], os.O_WRONLY | os.O_APPEND)
-os.dup2(log, 1)
-print("became", told["env"]["WHO"], "in", told["cwd"], flush=True)
-sys.exit(int(told["env"]["CODE"]))
+FORKS = f"""
+import os, sys
+sys.path.insert(0, {str(Path(children.__file__).parents[1])!r})
+from launcher.worker import forks
+forks.serve(lambda: print("loading"))
+print(os.environ["WHO"], "in", os.getcwd(), "of", os.getppid(), flush=True)
+exec(os.environ["THEN"])
 """
 
 
-def spec_of(tmp_path: Path, code: str = WAITS, **env: str) -> ProcessSpec:
-    argv = (sys.executable, "-S", "-c", code)
+def spec_of(tmp_path: Path, code: str = "print('anew')", **env: str) -> ProcessSpec:
+    argv = (sys.executable, "-c", code)
     return ProcessSpec("trainer", "trainer", argv, env, tmp_path, tmp_path / "work" / "logs" / "x.log")
 
 
-def test_a_spare_becomes_a_child_with_its_environment_folder_log_and_exit_code(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    spare = Spare(spec_of(tmp_path))
-    child = Child(spec_of(tmp_path, "never run", WHO="rank 2", CODE="9"), lambda: None, spare)
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[ForkServer]:
+    (tmp_path / "work").mkdir(exist_ok=True)
+    server = ForkServer(replace(spec_of(tmp_path, FORKS), log=tmp_path / "work" / "logs" / "forks.log"))
+    yield server
+    server.end()
+
+
+def test_a_forked_child_has_its_environment_folder_log_and_exit_code_and_is_the_launchers(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    for number in (9, 0):
+        then = f"print(os.getsid(0) == os.getpid()); sys.exit({number})"
+        child = Child(spec_of(tmp_path, WHO=f"rank {number}", THEN=then), lambda: None, forks)
+        until(child.done.is_set)
+        assert child.returncode == number
+        said = f"rank {number} in {tmp_path} of {os.getpid()}\nTrue\n"
+        assert child.spec.log.read_text() == said
+    assert (tmp_path / "work" / "logs" / "forks.log").read_text() == "loading\n"
+
+
+def test_a_forked_child_is_killed_with_what_it_started_and_outlives_the_fork_server(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    then = "import subprocess; below = subprocess.Popen(['sleep', '600']); print(below.pid, flush=True)"
+    child = Child(spec_of(tmp_path, WHO="x", THEN=f"{then}; below.wait()"), lambda: None, forks)
+    until(lambda: child.spec.log.read_text().count("\n") == 2)
+    forks.end()
+    below = int(child.spec.log.read_text().split()[-1])
+    assert not child.done.wait(0.3)
+    child.signal(signal.SIGTERM)
     until(child.done.is_set)
-    assert child.returncode == 9
-    assert child.spec.log.read_text() == f"became rank 2 in {tmp_path}\n"
+    assert child.returncode == -signal.SIGTERM
+    until(lambda: children.reap_orphans(children.watched()) or not Path(f"/proc/{below}").exists())
 
 
-def test_a_spare_that_died_while_it_waited_is_replaced_by_a_new_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["not loaded", "dead", "stopped"])
+def test_what_no_fork_server_can_fork_off_is_started_anew(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "work").mkdir()
-    spare = Spare(spec_of(tmp_path, "raise SystemExit(1)"))
-    until(lambda: spare._popen.poll() is not None)
-    child = Child(spec_of(tmp_path, "print('fresh')"), lambda: None, spare)
+    monkeypatch.setattr(children, "FORK_SECONDS", 0.5)
+    server = ForkServer(spec_of(tmp_path, STAY if how == "not loaded" else FORKS))
+    if how != "not loaded":
+        assert server.ready(20)
+        os.kill(server._popen.pid, signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+        until(lambda: how == "stopped" or not server.alive)
+    child = Child(spec_of(tmp_path), lambda: None, server)
     until(child.done.is_set)
-    assert (child.returncode, child.spec.log.read_text()) == (0, "fresh\n")
-
-
-def test_a_spare_that_is_not_needed_ends(tmp_path: Path) -> None:
-    (tmp_path / "work").mkdir()
-    spare = Spare(spec_of(tmp_path))
-    spare.end()
-    assert spare._popen.returncode == -signal.SIGKILL
+    assert (child.returncode, child.spec.log.read_text()) == (0, "anew\n")
+    assert server.alive == (how == "not loaded")
+    server.end()
+    assert not server.alive
 
 
 def test_every_child_is_killed_from_any_thread_when_the_launcher_cannot_do_it_in_order(make: Make) -> None:

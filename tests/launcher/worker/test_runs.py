@@ -102,7 +102,7 @@ def test_a_run_leaves_the_old_trainers_tree_and_lines(tmp_path: Path, staged: St
         "CONF_PADDLE_PORTS_NUM": "2",
         "CONF_PADDLE_PORTS_NUM_SPARSE": "2",
     }
-    gang = Loopback(tmp_path, staged(), QUICK, values=values, forked=False)  # Paddle's own notes, too
+    gang = Loopback(tmp_path, staged(), QUICK, values=values)
     seen: set[int] = set()
     run(gang, watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
     assert seen == {0, 1, 2}, "two pservers from port on, and the trainers' meeting place behind them"
@@ -116,7 +116,7 @@ def test_a_run_leaves_the_old_trainers_tree_and_lines(tmp_path: Path, staged: St
     assert "Pass=1 Batch=5 samples=" in gang.log()
     assert ".." in gang.log()
     assert json.loads((tmp_path / "work0" / "progress.json").read_text())["state"] == "done"
-    assert "is serving on" in gang.server_log(server=1)
+    assert gang.server_log(server=1).endswith(f"pserver 2 of 2 serves on 127.0.0.1:{port + 1}\n")
 
 
 def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Staged, port: int) -> None:
