@@ -1,6 +1,6 @@
 """What the fork server of a pod saves: time and memory, side by side.
 
-`python -m benchmarks.warm_start` starts three pservers and three trainers of quick_start in two ways, and says
+`python -m benchmarks.warm_start` starts three pservers and three trainers of quick_start in two ways. Lines:
 
 - `warm_start`: seconds from the order to start until the last rank's first batch, forked off three waiting
   fork servers (launcher/children.py) as the launcher does it, against six new interpreters that each import

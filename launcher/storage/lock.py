@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError, UnfitError
+from launcher.errors import DeadlineError, LauncherError, TwinError, UnfitError
 from launcher.reporting.log import log
 from launcher.timings import Timings
 
@@ -42,7 +42,7 @@ _LONGEST = 1 << 14  # bytes; a lock has some 300
 
 
 class LockLostError(UnfitError):
-    """Another holder took the output, or it was removed, while this one was writing."""
+    """Another holder took the output or may have, or it was removed, while this one was writing."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class RunLock:
     def keep(self, lost: Callable[[LauncherError], None]) -> None:
         """Renews the lock from now on. `lost` is called once, from a thread, when it is not surely ours.
 
-        It gets a `LockLostError`, or a `StorageFailedError` when the lock could not be renewed in time.
+        It gets a `LockLostError`: nothing that is tried again later gets the lock back.
         """
         self._lost = lost
         self._renewer.start()
@@ -244,7 +244,7 @@ class RunLock:
             if self._end.wait(left):
                 return
         self._lose(
-            StorageFailedError(
+            LockLostError(
                 f"{self.path} could not be renewed for {self.timings.lock_lease:g} s "
                 f"({self._failure or 'the storage does not answer'}): another run may take the output, so "
                 "this one writes no more. See whether the volume is still mounted and writable."

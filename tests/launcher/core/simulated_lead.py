@@ -8,7 +8,6 @@ from typing import Any
 
 from launcher.errors import (
     LauncherError,
-    StorageFailedError,
     TwinError,
     UnfitError,
 )
@@ -16,6 +15,7 @@ from launcher.gang.lead import RUN_ENDS, again
 from launcher.gang.machine import Plan, decide
 from launcher.gang.messages import Failure
 from launcher.layout import Position
+from launcher.storage.lock import LockLostError
 from tests.launcher.core.simulated_children import T
 from tests.launcher.core.simulated_launcher import Launcher, Wait
 
@@ -77,7 +77,7 @@ class Leader(Launcher):
         """Touches no storage."""
         left = self.renewed + T.lock_lease - self.world.now
         if left <= 0:
-            self.lease_lost(StorageFailedError("run.lock could not be renewed"))
+            self.lease_lost(LockLostError("run.lock could not be renewed"))
         elif self.lost is None:
             self.at(left, self._watch)
 
