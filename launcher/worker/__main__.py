@@ -41,13 +41,14 @@ def trainer(settings: WorkerSettings) -> None:
     progress = Progress(Work(settings.work_dir).progress)
     progress.write()
     try:
-        from launcher.worker import loop, program
+        from launcher.worker import loop, program, scorer
 
         progress.mark("imported")
+        apart = scorer.Scorer() if settings.rank == 0 else None  # before Paddle has threads
         path = settings.program_dir / settings.config_file
         loaded = program.load(path, settings.data_dir / "tables", settings.options)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
-        loop.Loop(settings, loaded, log, progress).run()
+        loop.Loop(settings, loaded, log, progress, apart).run()
     except BaseException:
         progress.write()  # where it happened: the launcher compares the places of two failures
         raise

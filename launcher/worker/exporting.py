@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,18 @@ from launcher.worker.settings import WorkerSettings
 from launcher.worker.trainer import Trainer
 
 
-def export(settings: WorkerSettings, program: Program, trainer: Trainer, config: Path, log: Log) -> None:
-    """Writes `output/model/` and scores it. Raises `StorageError`, `DataError`."""
+def export(
+    settings: WorkerSettings,
+    program: Program,
+    trainer: Trainer,
+    config: Path,
+    log: Log,
+    *,
+    judge: Callable[[Path], dict[str, float]],
+) -> None:
+    """Writes `output/model/`, which rank 0 lets `judge` score. Raises `StorageError`, `DataError`."""
     began = time.monotonic()
     folder = Output(settings.output_dir).model
-    judge = functools.partial(model.score_apart, test=settings.work_dir / "records" / "test")
     if settings.mode == "geo":
         # Each trainer has the whole tables and they differ a little: the model is trainer 0's, as a save is.
         if settings.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from launcher.worker.program import Program
 from launcher.worker.records import Records
 from launcher.worker.samples import Arrays
 from launcher.worker.schedule import Schedule
+from launcher.worker.scorer import Scorer
 from launcher.worker.settings import WorkerSettings
 from launcher.worker.testing import Tester
 from launcher.worker.trainer import Trainer
@@ -23,8 +25,17 @@ from launcher.worker.trainer import Trainer
 class Loop:
     """Trainer `rank`'s way through the passes. Whatever all must do together is marked by a barrier."""
 
-    def __init__(self, settings: WorkerSettings, program: Program, log: Log, progress: Progress) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        program: Program,
+        log: Log,
+        progress: Progress,
+        scorer: Scorer | None,
+    ) -> None:
+        """`scorer`: rank 0 has one."""
         self.settings = settings
+        self.scorer = scorer
         self.program = program
         self.log = log
         self.progress = progress
@@ -164,7 +175,12 @@ class Loop:
 
     def _export(self) -> None:
         self.progress.set(state="exporting")
-        exporting.export(self.settings, self.program, self.trainer, self.config, self.log)
+
+        def judge(folder: Path) -> dict[str, float]:
+            assert self.scorer is not None  # noqa: S101 - rank 0 asks, and has it
+            return self.scorer.score(folder, self.settings.work_dir / "records" / "test")
+
+        exporting.export(self.settings, self.program, self.trainer, self.config, self.log, judge=judge)
 
 
 def _shown(tests: Mapping[str, float]) -> str:

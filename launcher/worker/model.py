@@ -8,18 +8,11 @@ model/
   program/, tables/             the program's files and side tables: they turn a row into numbers
   interface.py                  what the program was written with
   score.json                    the metrics of this model on the test set
-
-    python -m launcher.worker.model score output/model test.txt        # or a folder of records (records.py)
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import DataError, LauncherError, StorageError
+from launcher.errors import DataError, StorageError
 from launcher.served.errors import ServedError
 from launcher.served.model import CHUNK, EMBEDDINGS, VERSION, Model, table_folder
 from launcher.worker import interface, samples, shares
@@ -42,7 +35,6 @@ if TYPE_CHECKING:
     from launcher.worker.program import Program
     from launcher.worker.single import Single
 
-SCORE_SECONDS = 1800
 MARGIN_BYTES = 64 << 20  # the network, the program's files and its side tables
 Values = Mapping[str, NDArray[np.float32]]
 
@@ -193,22 +185,6 @@ def _save(path: Path, network: Network, inputs: Sequence[str], outputs: list[Any
     paddle.static.save_inference_model(str(path), feeds, outputs, exe, program=network.main)
 
 
-def score_apart(folder: Path, test: Path) -> dict[str, float]:
-    """`score` in a fresh process that knows of no server."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))}
-    command = [sys.executable, "-m", "launcher.worker.model", "score", str(folder), str(test)]
-    done = subprocess.run(
-        command, env=env, capture_output=True, text=True, timeout=SCORE_SECONDS, check=False
-    )
-    if done.returncode:
-        tail = "\n".join((done.stderr or done.stdout).splitlines()[-5:])
-        raise DataError(
-            f"the model in {folder} cannot be scored with {test} (exit code {done.returncode}):\n{tail}"
-        )
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
 def score(folder: Path, test: Path) -> dict[str, float]:
     """The metrics of the model in `folder`: {metric: value}. `test`: text, or records. Raises `DataError`."""
     try:
@@ -234,23 +210,3 @@ def _score(model: Model, program: Program, blocks: Iterable[Arrays]) -> dict[str
     with program.calling("metrics()"):
         result = program.module.metrics(np.concatenate(predictions), np.concatenate(labels))
     return {name: float(value) for name, value in result.items()}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line in the module's docstring. Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.worker.model", description="Score a model.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    scoring = commands.add_parser("score", help="the metrics on a file of rows, as one line of JSON")
-    scoring.add_argument("model", type=Path)
-    scoring.add_argument("test", type=Path)
-    given = parser.parse_args(arguments)
-    try:
-        sys.stdout.write(json.dumps(score(given.model, given.test)) + "\n")
-    except LauncherError as error:
-        sys.stderr.write(f"{error}\n")
-        return error.exit_code
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

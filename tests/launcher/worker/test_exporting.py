@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from launcher.errors import StorageFailedError
+from launcher.errors import DataError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.served import Model
-from launcher.worker import outputs, parts
+from launcher.worker import model, outputs, parts, scorer
 from launcher.worker.checkpoint import Save
 
 from .conftest import needs_paddle
@@ -130,3 +132,31 @@ def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> Non
     with pytest.raises(StorageFailedError, match=r"ids/000-0\.npy has other bytes than were saved"):
         exporting._ids(ranks[0], table)
     exporting._ids(ranks[1], table)  # each looks at its share of the files
+
+
+def test_the_scorer_knows_of_no_server_and_says_what_is_wrong_also_when_it_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(folder: Path, test: Path) -> dict[str, float]:
+        if test.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if test.name == "wrong":
+            raise ZeroDivisionError(folder)
+        return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
+
+    monkeypatch.setattr(model, "score", told)
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
+    own = scorer.Scorer()
+    for _ in range(2):
+        found = own.score(tmp_path, tmp_path / "test")
+        assert found["servers"] == 0
+        assert found["pid"] != os.getpid()
+    with pytest.raises(DataError, match=r"cannot be scored with .*/wrong: ZeroDivisionError"):
+        own.score(tmp_path, tmp_path / "wrong")
+    with pytest.raises(DataError, match=r"its process ended with exit code -9"):
+        own.score(tmp_path, tmp_path / "killed")
+
+
+def test_no_model_is_an_error_of_the_scorers_caller(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be scored with .*model.json"):
+        scorer.Scorer().score(tmp_path, tmp_path / "test")
