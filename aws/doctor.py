@@ -276,7 +276,7 @@ def examine(stack: Stack, client: Client) -> list[Finding]:
     try:
         who = client("sts").get_caller_identity()
     except (ClientError, BotoCoreError, ValueError) as error:
-        told = f"no credentials that AWS takes, or AWS cannot be reached: {' '.join(str(error).split())}"
+        told = f"credentials: AWS takes none, or cannot be reached: {' '.join(str(error).split())}"
         return [bad(told, "sign in (aws sso login, or AWS_PROFILE) and try again")]
     with ThreadPoolExecutor(len(CHECKS)) as pool:
         found = list(pool.map(lambda check: list(_safely(check, stack, client)), CHECKS))

@@ -146,7 +146,7 @@ class Leader:
         if self.books is None or self.lost is not None:
             return self.hub.order
         before = self.plan
-        if before.do in ("train", "finish") and own.progress.get("state") in ("exporting", "done"):
+        if before.do in ("train", "finish") and own.progress.get("state") in ("writing", "done"):
             self._picture.begin()
         if self._complete:
             plan = replace(before, do="end", cause=None)

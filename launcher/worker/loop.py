@@ -163,7 +163,7 @@ class Loop:
         self._note_save(at)
 
     def _export(self) -> None:
-        self.progress.set(state="exporting")
+        self.progress.set(state="writing" if exporting.writes(self.settings) else "waiting")
         exporting.export(self.settings, self.program, self.trainer, self.config, self.log)
 
 

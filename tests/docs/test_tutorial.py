@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_every_make_target_is_there() -> None:
     named = {word for page in PAGES for word in re.findall(r"make (?:-s )?([a-z][a-z-]+)", page.read_text())}
     assert named
     assert named <= targets
+
+
+def test_the_list_of_targets_is_told_as_a_person_types_it() -> None:
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 'eval "$(make -s env)"' in told
+    assert "$$" not in told
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -130,3 +130,21 @@ def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> Non
     with pytest.raises(StorageFailedError, match=r"ids/000-0\.npy has other bytes than were saved"):
         exporting._ids(ranks[0], table)
     exporting._ids(ranks[1], table)  # each looks at its share of the files
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "said"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
+)
+def test_only_a_trainer_that_writes_a_part_of_the_model_says_so(
+    mode, rank, said, tmp_path: Path, monkeypatch
+) -> None:
+    from launcher.worker import books, exporting, loop
+
+    monkeypatch.setattr(exporting, "export", lambda *_: None)
+    here = SimpleNamespace(
+        settings=SimpleNamespace(mode=mode, rank=rank),
+        progress=books.Progress(tmp_path / "progress.json"),
+        **dict.fromkeys(("program", "trainer", "config", "log")),
+    )
+    loop.Loop._export(here)
+    assert json.loads((tmp_path / "progress.json").read_text())["state"] == said
