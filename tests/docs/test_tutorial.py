@@ -33,6 +33,15 @@ def test_both_languages_have_the_same_sections_and_rows() -> None:
     assert shape[0] == shape[1]
 
 
+def test_the_first_screen_in_chinese_has_the_commands_pictures_and_figures_of_the_readme() -> None:
+    first = (ROOT / "README.md").read_text().partition("| command |")[0]
+    chinese = (ROOT / "README.zh-CN.md").read_text()
+    for pattern in (r"^make \w+", r"\]\((docs/images/\S+)\)", r"^- ", r"\d+(?:\.\d+)*"):
+        found = re.findall(pattern, first, re.MULTILINE)
+        assert found
+        assert re.findall(pattern, chinese, re.MULTILINE) == found
+
+
 def test_every_make_target_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= set(re.findall(r"^([a-z-]+):", (ROOT / "aws.mk").read_text(), re.MULTILINE))
