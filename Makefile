@@ -43,7 +43,7 @@ status: ## what runs, and how far the training is
 down: ## stop all of it; data and results stay
 	@$(LOCAL) down
 
-env: ## exports for plain pulumi, helm and kubectl: eval "$$(make -s env)"
+env: ## exports for plain pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
 test: tools ## every test but those of test-faults

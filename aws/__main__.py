@@ -23,9 +23,7 @@ out = Console(soft_wrap=True, highlight=False, markup=False)
 
 StackName = Annotated[str, typer.Option("--stack", help="The stack: Pulumi.<stack>.yaml.")]
 Base = Annotated[str, typer.Option(help="Base image: Debian 12 with Python 3.11.")]
-Changes = Annotated[
-    list[str] | None, typer.Option("--set", help="KEY=VALUE of a change, such as nodes.desired=1.")
-]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="A change, such as nodes.desired=1.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 BASE = "python:3.11-slim-bookworm"
@@ -110,27 +108,24 @@ def show_plan(
     table.add_row("hours", *(f"{sum(one.hours.values()):.2f}" for one in found))
     table.add_row("dollars", *(f"{one.dollars:.2f}" for one in found))
     out.print(table)
-    out.print(
-        f"The stack's values have {trainers} trainers and batches of {batch}. The rates of aws/rates.yaml are"
-    )
-    out.print("of one machine: a network costs more. After a run, make plan AFTER=results says what it was.")
+    out.print(f"The stack's values have {trainers} trainers and batches of {batch}.")
+    out.print("The rates of aws/rates.yaml are of one machine: a network costs more.")
+    out.print("After a run, make plan AFTER=results says what it was.")
 
 
 @app.command("push")
 def push_image(
     stack: StackName,
     base: Base = BASE,
-    upon: Annotated[
-        Path | None, typer.Option("--from", help="Folder with a Dockerfile upon the launcher's image.")
-    ] = None,
+    upon: Annotated[Path | None, typer.Option("--from", help="Folder of your Dockerfile upon ours.")] = None,
 ) -> None:
     """Builds the image, pushes it to the stack's registry and writes its digest to the stack's settings."""
     known = read(stack)
     url = known.outputs().get("registry")
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet: pulumi up --stack {stack} makes it")
-    types, ecr = known.settings.nodes.instance_types, clients(known.region)("ecr")
-    image = push.push(url, FOLDER / "launcher", types, base=base, ecr=ecr, upon=upon)
+    kind, ecr = known.settings.nodes.instance_types[0], clients(known.region)("ecr")
+    image = push.push(url, FOLDER / "launcher", kind, base=base, ecr=ecr, upon=upon)
     known.pulumi("config", "set", "paddle-training:image", image)
     out.print(f"image {image}\nnext: pulumi up --stack {stack}")
 
@@ -162,9 +157,8 @@ def write_policies(
         path = to / f"{name}.json"
         path.write_text(json.dumps(json.loads(text), indent=2) + "\n", encoding="utf-8")
         out.print(f"aws iam create-policy --policy-name {name} --policy-document file://{path}")
-        out.print(
-            f"aws iam attach-role-policy --role-name ROLE --policy-arn arn:{place}:iam::ACCOUNT:policy/{name}"
-        )
+        policy = f"arn:{place}:iam::ACCOUNT:policy/{name}"
+        out.print(f"aws iam attach-role-policy --role-name ROLE --policy-arn {policy}")
 
 
 @app.command("smoke")
@@ -180,8 +174,7 @@ def try_all(
     known = read(stack)
     client, price = clients(known.region), cost.total(cost.parts(known.settings))
     if not yes:
-        said = f"this makes real resources at some ${price:.2f} an hour; say YES=1 (--yes) to go on"
-        raise CommandError(said)
+        raise CommandError(f"this makes real resources at some ${price:.2f} an hour: say YES=1 or --yes")
     if known.settings.compute == "off":
         raise CommandError(f"compute is off, so nothing would train: {known.setting('compute', 'on')}")
     if known.settings.storage.protect and not keep:

@@ -79,13 +79,12 @@ def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
             yield _machines("system node", versions.SYSTEM_TYPES[capacity.is_arm(kind)][0], 1, "node")
         disks = (count + nodes.auto) * nodes.disk_gib
         yield Part("node disks, gp3", disks, "GiB", disks * month["gp3_gib"] / HOURS_PER_MONTH)
-        zones = len(network.availability_zones) or network.zones
         if network.vpc_id == "" and network.nat == "none":
-            endpoints = len(versions.PRIVATE_SERVICES) * zones
+            endpoints = len(versions.PRIVATE_SERVICES) * network.zones
             price = endpoints * hour["interface_endpoint"]
             yield Part("interface endpoints", endpoints, "endpoint", price)
         elif network.vpc_id == "":
-            gateways = zones if network.nat == "per-az" else 1
+            gateways = network.zones if network.nat == "per-az" else 1
             price = gateways * (hour["nat"] + hour["public_ipv4"])
             yield Part("NAT gateway with its address", gateways, "gateway", price)
         if settings.bastion.enabled:

@@ -31,12 +31,7 @@ class Plan:
 
 
 def plan(exported: dict[str, Any], stack: str, protect: bool) -> Plan:
-    """What a destroy would do.
-
-    Args:
-        exported: what `pulumi stack export` prints.
-        stack: the stack's name.
-        protect: `storage.protect`, as the stack's file has it now.
+    """What a destroy would do, by what `pulumi stack export` prints and the file's present `storage.protect`.
 
     Raises:
         CommandError: there is nothing to destroy, or file and state disagree.

@@ -54,12 +54,9 @@ def principal(client: Client, kind: str, name: str) -> str | None:
 
     A session's ARN has lost its role's path, and EKS takes no ARN but the whole one.
     """
-    iam = client("iam")
-    if kind == "user":
-        found = seen(iam.get_user, UserName=name)
-        return found and str(found["User"]["Arn"])
-    found = seen(iam.get_role, RoleName=name)
-    return found and str(found["Role"]["Arn"])
+    iam, noun = client("iam"), kind.capitalize()
+    found = seen(iam.get_user if kind == "user" else iam.get_role, **{f"{noun}Name": name})
+    return found and str(found[noun]["Arn"])
 
 
 def myself(client: Client) -> str:
@@ -75,13 +72,13 @@ def check_access(stack: Stack, client: Client) -> Findings:
     EKS refuses a principal that is not there, when the cluster is up; without an administrator the release
     cannot be made.
     """
-    who, cluster, arns = client("sts").get_caller_identity(), stack.settings.cluster, dict[str, str]()
-    for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers)):
-        own = f"arn:{who['Arn'].split(':')[1]}:iam::{who['Account']}:"
-        arns |= {
-            f"cluster.{setting}[{index}]": name if name.startswith("arn:") else own + name
-            for index, name in enumerate(names)
-        }
+    who, cluster = client("sts").get_caller_identity(), stack.settings.cluster
+    own = f"arn:{who['Arn'].split(':')[1]}:iam::{who['Account']}:"
+    arns = {
+        f"cluster.{setting}[{index}]": name if name.startswith("arn:") else own + name
+        for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers))
+        for index, name in enumerate(names)
+    }
     for setting, arn in arns.items():
         if f":{who['Account']}:" not in arn:
             yield unknown(f"{setting}: {arn} is another account's, so it was not looked for")
@@ -111,11 +108,9 @@ def offered_zones(client: Client) -> list[str]:
     """Names of the region's ordinary zones in which EKS puts control planes."""
     asked = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
     found = client("ec2").describe_availability_zones(Filters=asked)["AvailabilityZones"]
-    return sorted(
-        zone["ZoneName"]
-        for zone in found
-        if zone["State"] == "available" and zone["ZoneId"] not in versions.ZONES_WITHOUT_CONTROL_PLANE
-    )
+    unfit = versions.ZONES_WITHOUT_CONTROL_PLANE
+    fit = (zone for zone in found if zone["State"] == "available" and zone["ZoneId"] not in unfit)
+    return sorted(zone["ZoneName"] for zone in fit)
 
 
 def used_zones(stack: Stack, client: Client) -> list[str]:
@@ -186,7 +181,7 @@ def check_quotas(stack: Stack, client: Client) -> Findings:
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
         needs.append((VPCS, len(_others(stack, vpcs)), 1))
         if network.nat != "none" and stack.settings.compute == "on":
-            gateways = 1 if network.nat == "single" else len(network.availability_zones) or network.zones
+            gateways = 1 if network.nat == "single" else network.zones
             held = _others(stack, ec2.describe_addresses()["Addresses"])
             needs.append((ADDRESSES, len(held), gateways))
     quotas = client("service-quotas")
@@ -196,11 +191,9 @@ def check_quotas(stack: Stack, client: Client) -> Findings:
         own = seen(quotas.get_service_quota, **asked)
         limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
         told = f"{name}: {used} used by others, {needed} needed, quota {limit:g}"
-        mend = (
-            f"aws service-quotas request-service-quota-increase --service-code {service} --quota-code {code} "
-        )
-        more = f"--desired-value {used + needed} --region {stack.region}"
-        yield ok(told) if used + needed <= limit else bad(told, mend + more)
+        asks = f"--service-code {service} --quota-code {code} --desired-value {used + needed}"
+        mend = f"aws service-quotas request-service-quota-increase {asks} --region {stack.region}"
+        yield ok(told) if used + needed <= limit else bad(told, mend)
 
 
 def check_existing(stack: Stack, client: Client) -> Findings:
@@ -217,10 +210,8 @@ def check_existing(stack: Stack, client: Client) -> Findings:
             continue
         found = seen(look, name)
         state = found.get("KeyMetadata", {}).get("KeyState", "Enabled") if found else "not there"
-        if state == "Enabled":
-            yield ok(f"{setting} {name}")
-        else:
-            yield bad(f"{setting} {name} is {state}", f"correct it, or leave {setting} empty")
+        mend = f"correct it, or leave {setting} empty"
+        yield ok(f"{setting} {name}") if state == "Enabled" else bad(f"{setting} {name} is {state}", mend)
 
 
 def check_actions(_: Stack, client: Client) -> Findings:
@@ -260,27 +251,24 @@ def check_image(stack: Stack, client: Client) -> Findings:
     account, name, digest, tag = found.groups()
     wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
     asked = {"registryId": account, "repositoryName": name, "imageIds": [wanted]}
-    if seen(client("ecr").describe_images, **asked):
-        yield ok(f"image {image}")
-    else:
-        yield bad(f"{image} is not in the registry: pods could not pull it", mend)
+    there = seen(client("ecr").describe_images, **asked)
+    absent = bad(f"{image} is not in the registry: pods could not pull it", mend)
+    yield ok(f"image {image}") if there else absent
 
 
-CHECKS: tuple[Check, ...] = (
-    *(check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image),
-)
+CHECKS = (check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image)
 
 
-def _safely(check: Check, stack: Stack, client: Client) -> list[Finding]:
-    name, found = check.__name__.removeprefix("check_"), list[Finding]()
+def _safely(check: Check, stack: Stack, client: Client) -> Findings:
+    name = check.__name__.removeprefix("check_")
     try:
-        found.extend(check(stack, client))
+        yield from check(stack, client)
     except (ClientError, BotoCoreError) as error:
         if isinstance(error, ClientError) and error.response["Error"]["Code"] in _NO_ACCESS:
             said = f"{name}: may not look: {error.operation_name} is refused"
-            return [*found, unknown(said, "attach the policies that `make iam-policy` writes")]
-        found.append(unknown(f"{name}: {' '.join(str(error).split())}"))
-    return found
+            yield unknown(said, "attach the policies that `make iam-policy` writes")
+        else:
+            yield unknown(f"{name}: {' '.join(str(error).split())}")
 
 
 def examine(stack: Stack, client: Client) -> list[Finding]:
@@ -288,8 +276,8 @@ def examine(stack: Stack, client: Client) -> list[Finding]:
     try:
         who = client("sts").get_caller_identity()
     except (ClientError, BotoCoreError, ValueError) as error:
-        told = f"no credentials that AWS takes, or AWS cannot be reached: {' '.join(str(error).split())}"
+        told = f"credentials: AWS takes none, or cannot be reached: {' '.join(str(error).split())}"
         return [bad(told, "sign in (aws sso login, or AWS_PROFILE) and try again")]
     with ThreadPoolExecutor(len(CHECKS)) as pool:
-        found = list(pool.map(lambda check: _safely(check, stack, client), CHECKS))
+        found = list(pool.map(lambda check: list(_safely(check, stack, client)), CHECKS))
     return [ok(f"account {who['Account']} as {who['Arn']}"), *itertools.chain.from_iterable(found)]

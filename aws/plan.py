@@ -37,15 +37,13 @@ class Job:
 
 @dataclass(frozen=True)
 class Load:
-    """What training makes of one of so many pods."""
+    """What training makes of one of so many pods. `row_us`: CPU of a row, of the trainer and of all servers.
+    `rows` and `network_mb` (10⁶ bytes sent, and as many received) are of a second."""
 
     memory_gib: float
     row_us: float
-    """CPU of a row: of the trainer, and of all servers for it."""
     rows: float
-    """A second."""
     network_mb: float
-    """10⁶ bytes a second, sent, and as many received."""
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,15 @@ def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
 
 
-def wire(batch: float, known: Rates) -> float:
-    """Bytes of a row between a trainer and the servers, both ways."""
-    return known["wire_row"] + known["wire_batch"] / batch
-
-
 def load(pods: int, cores: float, job: Job, known: Rates) -> Load:
     """Each pod has a server and a trainer, which asks all servers in each batch."""
     row = known["train_us"] + _messages(pods, job.batch, known)
     rows = cores * known["busy"] * 1e6 / row
     memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
-    # What a trainer receives others send: with pods that are alike both ways of one are each way of all.
-    network = rows * wire(job.batch, known) * (pods - 1) / pods
+    # Bytes of a row between a trainer and the servers, both ways. What a trainer receives others send: with
+    # pods that are alike both ways of one are each way of all.
+    wire = known["wire_row"] + known["wire_batch"] / job.batch
+    network = rows * wire * (pods - 1) / pods
     return Load(memory_gib=memory / capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)
 
 

@@ -27,7 +27,7 @@ MARKER = "<!-- paddle-training preview of {stack} -->"
 # GitHub refuses a comment of more than 65,536 characters.
 LIMIT = 65_000
 CONNECT_SECONDS = 10
-KUBERNETES = "**kubernetes:**"
+WITHOUT_CLUSTER = ("--exclude", "**kubernetes:**", "--exclude-dependents")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -46,21 +46,15 @@ def fenced(text: str, language: str, room: int) -> str:
 def comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -> str:
     """The whole comment, Markdown, within GitHub's limit.
 
-    Args:
-        stack: its name.
-        code: the preview's exit code.
-        preview: what the preview printed.
-        chart: how the rendered chart changes, or empty.
-        unreachable: why the cluster was not compared, or empty.
+    `code` and `preview` are the preview's exit code and what it printed. `chart` is how the rendered chart
+    changes, and `unreachable` why the cluster was not compared; either may be empty.
     """
     head = [MARKER.format(stack=stack), f"### Preview of `{stack}`"]
     if code != 0:
         head.append(f"**The preview failed** (exit code {code}).")
     if unreachable != "":
-        head.append(
-            f"**Not compared:** namespace and release, since the cluster's API was not reached "
-            f"({unreachable}). What follows is AWS only."
-        )
+        why = f"since the cluster's API was not reached ({unreachable})"
+        head.append(f"**Not compared:** namespace and release, {why}. What follows is AWS only.")
     room = LIMIT - sum(map(len, head)) - 500
     changes = fenced(chart, "diff", room // 2) if chart != "" else "The rendered chart does not change."
     shown = fenced(preview, "diff", room - min(len(chart), room // 2))
@@ -81,12 +75,6 @@ def unreachable(kubeconfig: str) -> str:
     return ""
 
 
-def preview_argv(stack: str, *, without_cluster: bool) -> list[str]:
-    """The preview's command line."""
-    argv = ["pulumi", "preview", "--diff", "--non-interactive", "--color", "never", "--stack", stack]
-    return [*argv, "--exclude", KUBERNETES, "--exclude-dependents"] if without_cluster else argv
-
-
 def preview(stack: str) -> tuple[int, str, str]:
     """Exit code and text of the preview, and why the cluster was left out (or an empty text).
 
@@ -101,8 +89,10 @@ def preview(stack: str) -> tuple[int, str, str]:
         known = {}  # what is wrong with the settings, the preview says
     # Before the first `up`, and with compute off, there is no cluster: nothing is left out then.
     why = unreachable(known["kubeconfig"]) if "kubeconfig" in known else ""
-    argv, pipe = preview_argv(stack, without_cluster=why != ""), subprocess.PIPE
-    done = subprocess.run(argv, cwd=FOLDER, check=False, text=True, stdout=pipe, stderr=subprocess.STDOUT)
+    argv = ["pulumi", "preview", "--diff", "--non-interactive", "--color", "never", "--stack", stack]
+    argv += WITHOUT_CLUSTER if why else ()
+    pipe, out = subprocess.PIPE, subprocess.STDOUT
+    done = subprocess.run(argv, cwd=FOLDER, check=False, text=True, stdout=pipe, stderr=out)
     return done.returncode, done.stdout, why
 
 

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,40 +72,30 @@ def in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
     return found and str(found["imageDetails"][0]["imageDigest"])
 
 
-def push(
-    url: str,
-    context: Path,
-    instance_types: Sequence[str],
-    *,
-    base: str,
-    ecr: Any,
-    upon: Path | None = None,
-) -> str:
+def push(url: str, context: Path, kind: str, *, base: str, ecr: Any, upon: Path | None = None) -> str:
     """The image with its digest, built and pushed unless the registry has this very one already.
 
-    `url` is the stack's output `registry`, `context` the folder `launcher/`, `ecr` a client of the registry's
-    region, and `upon` a folder with a person's own Dockerfile, `FROM localhost/paddle-training:launcher`.
+    `url` is the stack's output `registry`, `context` the folder `launcher/`, `kind` the nodes' instance type,
+    `ecr` a client of the registry's region, and `upon` a folder with a person's own Dockerfile,
+    `FROM localhost/paddle-training:launcher`.
 
     Raises:
         CommandError: `url` is no ECR repository, `upon` has no Dockerfile, there is no builder, or a step
             failed.
     """
     if upon is not None and not (upon / "Dockerfile").is_file():
-        raise CommandError(
-            f"FROM={upon} has no Dockerfile, but must be a folder with one that begins with FROM {LAUNCHER}"
-        )
+        limit = f"a folder with one that begins with FROM {LAUNCHER}"
+        raise CommandError(f"FROM={upon} has no Dockerfile, but must be {limit}")
     found = re.fullmatch(ECR, url)
     if found is None:
         raise CommandError(f"the stack's output registry is {url!r}, which is no ECR repository")
-    arch = "arm64" if capacity.is_arm(instance_types[0]) else "amd64"
+    arch = "arm64" if capacity.is_arm(kind) else "amd64"
     wanted = tag(context, arch, base, upon)
     digest = in_registry(ecr, found[2], wanted)
     if digest is None:
         tool, reference = builder(), f"{url}:{wanted}"
-        if upon is None:
-            build(tool, context, reference, arch, base)
-        else:
-            build(tool, context, LAUNCHER, arch, base)
+        build(tool, context, LAUNCHER if upon else reference, arch, base)
+        if upon is not None:
             build(tool, upon, reference, arch, LAUNCHER)
         # ECR's password of the next twelve hours; asked for late, as a build may take long.
         token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]

@@ -130,11 +130,8 @@ def run(argv: Sequence[str], *, given: str | None = None, capture: bool = False)
     """
     if shutil.which(argv[0]) is None:
         raise CommandError(f"{argv[0]} is not on PATH")
-    pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(
-        list(argv), cwd=FOLDER, check=False, text=True, input=given, stdout=pipe, stderr=pipe
-    )
+    done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, input=given, capture_output=capture)
     if done.returncode != 0:
-        said = f": {done.stderr.strip()}" if capture and done.stderr else ""
+        said = f": {done.stderr.strip()}" if done.stderr else ""
         raise CommandError(f"`{' '.join(argv)}` ended with exit code {done.returncode}{said}")
     return done.stdout or ""

@@ -7,7 +7,6 @@ the release is made: on target aws half an hour after the network. `helm templat
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import re
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 from infra.chart_values import CHART, Facts, build
 from infra.problems import Problem
 from infra.settings import Settings
+from launcher import misspelt
 
 SECONDS = 60
 # Stand-ins for what only a stack's resources know.
@@ -30,9 +30,6 @@ FACTS = Facts(
 )
 # As the templates write it: `paddle-training.fault` in _validate.tpl.
 _FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
-# As helm tells what the schema refuses.
-_AT = re.compile(r"at '/?([^']*)': (.*)")
-_UNKNOWN = re.compile(r"additional properties '([^']+)'.* not allowed")
 
 
 def template(
@@ -68,17 +65,15 @@ def _problem(line: str, values: Mapping[str, Any], schema: Mapping[str, Any]) ->
         except ValueError:
             value = text
         return Problem(key, value, limit, reason, better)
-    if at := _AT.fullmatch(line):
+    if at := misspelt.AT.fullmatch(line):
         path, value, node = [key for key in at[1].split("/") if key], values, schema
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else value
             node = node.get("properties", {}).get(key, node)
-        if unknown := _UNKNOWN.fullmatch(at[2]):
-            known, name = list(node.get("properties", {})), unknown[1]
-            close = [f"did you mean {one}?" for one in difflib.get_close_matches(name, known, 1)]
-            key = ".".join([*path, name])
-            limit = f"one of {', '.join(known)}"
-            return Problem(key, value.get(name), limit, "the chart has no such value", *(close or [mend]))
+        if name := misspelt.unknown(at[2]):
+            known, key = list(node.get("properties", {})), ".".join([*path, name])
+            limit, why = f"one of {', '.join(known)}", "the chart has no such value"
+            return Problem(key, value.get(name), limit, why, misspelt.meant(name, known) or mend)
         if path:
             return Problem(".".join(path), value, at[2], node.get("description", ""), mend)
     return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)

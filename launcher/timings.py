@@ -55,6 +55,8 @@ class Timings:
     """Between writings of status.json."""
     curve: float = 30.0
     """For the picture of the run to be drawn."""
+    report: float = 5.0
+    """For the page of a run that failed: the end of rank 0's pod waits for it."""
     copies: float = 5.0
     """For the children's last lines to reach the storage before the launcher ends."""
     reach: float = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import launcher
+from launcher import misspelt
 from launcher.cli.cluster import CHART
 from launcher.cli.problems import CliError, UsageError
 
@@ -65,7 +66,10 @@ class Helm:
         try:
             self.run([*self.upgrade(release, values), "--dry-run=server"], base)
         except CliError as error:
-            raise UsageError(f"the values in {values} are refused; nothing was sent. {error}") from error
+            meant = "".join(f"\n{line}" for line in _meant(str(error), self.defaults()))
+            raise UsageError(
+                f"the values in {values} are refused; nothing was sent. {error}{meant}"
+            ) from error
 
     def run(self, command: Sequence[str], base: str) -> None:
         """Runs what `upgrade` gave."""
@@ -96,6 +100,17 @@ class Helm:
         if ended.returncode:
             raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}")
         return ended.stdout
+
+
+def _meant(refusal: str, defaults: Mapping[str, Any]) -> Iterator[str]:
+    """For each misspelt value that helm refuses, what it was meant to be."""
+    for place, said in misspelt.AT.findall(refusal):
+        known: Any = defaults
+        for key in filter(None, place.split("/")):
+            known = known.get(key) if isinstance(known, Mapping) else None
+        name = misspelt.unknown(said)
+        if name is not None and (meant := misspelt.meant(name, known or ())):
+            yield f"{name}: {meant}"
 
 
 def _short(chart: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from launcher import misspelt
 from launcher.cli.problems import UsageError
 
 Values = dict[str, Any]
@@ -50,12 +51,14 @@ def apply(values: Mapping[str, Any], settings: Iterable[str], defaults: Mapping[
                 f"{setting!r} is no key=value. Write a value of the chart (training.batchSize=128), or an "
                 "option of the program (learning_rate=0.01)."
             )
-        if key.split(".")[0] in defaults:
+        first = key.split(".")[0]
+        if first in defaults:
             whole = merged(whole, nested({key: _parsed(key, text, defaults)}))
         elif "." in key:
+            meant = misspelt.meant(first, defaults)
             raise UsageError(
-                f"{setting!r}: the chart has no value {key.split('.')[0]}, and an option of a program has no "
-                f"dot. The chart has: {', '.join(sorted(defaults))}."
+                f"{setting!r}: the chart has no value {first}, and an option of a program has no dot"
+                f"{'; ' + meant if meant else '.'} The chart has: {', '.join(sorted(defaults))}."
             )
         else:
             training = dict(whole.get("training") or {})

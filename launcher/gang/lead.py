@@ -146,7 +146,7 @@ class Leader:
         if self.books is None or self.lost is not None:
             return self.hub.order
         before = self.plan
-        if before.do in ("train", "finish") and own.progress.get("state") in ("exporting", "done"):
+        if before.do in ("train", "finish") and own.progress.get("state") in ("writing", "done"):
             self._picture.begin()
         if self._complete:
             plan = replace(before, do="end", cause=None)
@@ -211,8 +211,8 @@ class Leader:
         """All passes are whole and no child runs: run.json, then what is made of it, and the export."""
         assert self.books is not None  # noqa: S101 - only begin() leads here
         self.books.trained()
-        if not (self._complete and self.output.report_html.exists()):
-            self._picture.end(self._timings.curve, self._pause)
+        # Also when all was done already: the page that is there may tell of a start that failed.
+        self._picture.end(self._timings.curve, self._pause)
         if self._exporter is not None:
             self.books.state = "exporting"
             self.books.exported = self._exporter.copy(self.books.output_id)
@@ -295,6 +295,13 @@ class Leader:
             except (LauncherError, OSError) as failed:
                 log.warning("cannot write how the run ended: %s", failed)
             self._tell("stopped" if state == "stopped" else "failed", str(error))
+        if (
+            self.books is not None
+            and self.lost is None
+            and self.plan.do == "end"
+            and self.plan.cause is not None
+        ):
+            self._picture.failed(self._timings.report)
         if self.books is not None:
             self.books.abandon()
         self.lock.release()

@@ -1,7 +1,8 @@
 """curve.png and report.html, from a process of its own: neither its memory nor its faults are the run's.
 
 `python -m launcher.reporting.picture OUTPUT_DIR` is that process: it draws the curve at once, and makes the
-report when its stdin ends with the word for it, since only then run.json tells how the run ended.
+report when its stdin ends with the word for it, since only then run.json tells how the run ended. A run that
+fails gets the report alone: it has the curves too, and takes no second.
 """
 
 from __future__ import annotations
@@ -29,21 +30,42 @@ class Picture:
         self._began = False
 
     def begin(self) -> None:
-        """Starts to draw the curve, unless it was done already or there is nothing to draw."""
-        if self._began or not self._output.metrics_csv.exists():
+        """Starts to draw the curve, unless it was done already."""
+        if self._began:
             return
         self._began = True
-        style = {"MPLCONFIGDIR": str(self._settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "launcher.reporting.picture", str(self._output.root)],
-                env={**self._settings.environ, **style},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-            )
+            self._process = self._start("launcher.reporting.picture", stdin=subprocess.PIPE)
         except OSError as error:
             log.warning("the picture of the run was not drawn: %s", error)
+
+    def _start(self, module: str, stdin: int) -> subprocess.Popen[bytes]:
+        style = {"MPLCONFIGDIR": str(self._settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(self._output.root)],
+            env={**self._settings.environ, **style},
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    def failed(self, seconds: float) -> None:
+        """run.json tells that the run failed: has the report made, for at most so long.
+
+        A fault is only logged.
+        """
+        try:
+            made = self._start("launcher.reporting.report", stdin=subprocess.DEVNULL)
+        except OSError as error:
+            log.warning("the report of the run was not made: %s", error)
+            return
+        try:
+            _, said = made.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            made.kill()  # not waited for: a process that a hung volume holds ends with the volume
+            said = b"it took too long"
+        if made.returncode != 0:
+            log.warning("the report of the run was not made: %s", said.decode(errors="replace")[-500:])
 
     def end(self, seconds: float, pause: Callable[[float], None]) -> None:
         """run.json tells the end now: has the report made, and waits for both, for at most so long.

@@ -60,6 +60,7 @@ def html(
     """The page. `run` and `manifest` as their files have them, `earlier` by name, `rows` of metrics.csv."""
     passes = curve.pass_table(rows)
     sections = [
+        _section("Why it failed", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""),
         _section("Passes", _passes(passes)),
         _section("Beside earlier runs", _runs(run, earlier) if earlier else ""),
         _section("Settings", _pairs(figures.settings(run, len(passes)))),
@@ -68,7 +69,7 @@ def html(
         _section("Timings", _pairs(_timings(run, passes))),
     ]
     return Template(PAGE.read_text("utf-8")).substitute(
-        title=escape(f"{job}: {_scores(run)}"),
+        title=escape(f"{job}: {run.get('state') if run.get('cause') else _scores(run)}"),
         job=escape(job),
         run=escape(f"{run.get('runId')} · {_at(run.get('finished'))}"),
         state=escape(str(run.get("state"))),

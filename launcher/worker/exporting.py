@@ -20,6 +20,11 @@ from launcher.worker.settings import WorkerSettings
 from launcher.worker.trainer import Trainer
 
 
+def writes(settings: WorkerSettings) -> bool:
+    """Whether this rank writes a part of the model; with geo it is trainer 0's alone."""
+    return settings.mode != "geo" or settings.rank == 0
+
+
 def export(
     settings: WorkerSettings,
     program: Program,

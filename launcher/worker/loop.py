@@ -174,7 +174,7 @@ class Loop:
         self._note_save(at)
 
     def _export(self) -> None:
-        self.progress.set(state="exporting")
+        self.progress.set(state="writing" if exporting.writes(self.settings) else "waiting")
 
         def judge(folder: Path) -> dict[str, float]:
             assert self.scorer is not None  # noqa: S101 - rank 0 asks, and has it

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from launcher import misspelt
 from launcher.errors import LauncherError, SettingsError
 from launcher.worker.interface import Ids, Job, Real
 
@@ -143,7 +144,7 @@ def _options(
             known = ", ".join(f"--{name}={value}" for name, value in {**own, **defaults}.items())
             raise SettingsError(
                 f"training.extraArgs has {argument!r}, but the program {path} knows only "
-                f"(with their defaults) {known}."
+                f"(with their defaults) {known}. {misspelt.meant(key, {**own, **defaults})}".rstrip()
             )
         kind = type(target[key])
         try:

@@ -175,6 +175,7 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
 
     found = doctor.examine(dev(), world(sts=SimpleNamespace(get_caller_identity=fail)))
     assert [f.level for f in found] == ["bad"]
+    assert found[0].what.startswith("credentials: "), "behind the mark `no`"
     assert "sign in" in found[0].mend
 
 

@@ -15,8 +15,7 @@ __all__ = ["account", "dev_stack", "moto"]
 def test_an_unreachable_cluster_leaves_namespace_and_release_out_and_nothing_else(dev_stack) -> None:
     engine = dev_stack("dev", "image=example.com/launcher@sha256:" + "0" * 64)
     whole = engine.preview()
-    argv = comments.preview_argv("dev", without_cluster=True)
-    part = engine.preview(*argv[argv.index("--exclude") :])
+    part = engine.preview(*comments.WITHOUT_CLUSTER)
     assert part.code == 0, part.text
 
     def kinds(found) -> set[str]:

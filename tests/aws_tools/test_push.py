@@ -79,7 +79,7 @@ def test_a_folder_without_a_dockerfile_is_refused_before_anything_is_built(
     context: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(CommandError, match=f"has no Dockerfile, .* FROM {push.LAUNCHER}"):
-        push.push(URL, context, ["m6i.large"], base=BASE, ecr=None, upon=tmp_path)
+        push.push(URL, context, "m6i.large", base=BASE, ecr=None, upon=tmp_path)
 
 
 def test_without_a_builder_it_says_which_ones_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_without_a_builder_it_says_which_ones_would_do(monkeypatch: pytest.Monke
 
 def test_a_registry_that_is_none_of_ecr_is_refused(context: Path) -> None:
     with pytest.raises(CommandError, match="no ECR repository"):
-        push.push("example.com/x", context, ["m6i.large"], base=BASE, ecr=None)
+        push.push("example.com/x", context, "m6i.large", base=BASE, ecr=None)
 
 
 def test_an_image_that_is_there_is_not_built_again(account, client, context, monkeypatch) -> None:
@@ -111,9 +111,9 @@ def test_an_image_that_is_there_is_not_built_again(account, client, context, mon
     own.mkdir()
     (own / "Dockerfile").write_text(f"FROM {push.LAUNCHER}")
     for upon, steps in ((None, 2), (own, 3)):
-        first = push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr, upon=upon)
+        first = push.push(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
         assert first.startswith(f"{URL}@sha256:")
-        assert first == push.push(URL, context, ["m7g.large"], base=BASE, ecr=ecr, upon=upon)
+        assert first == push.push(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
         assert len(ran) == steps
         assert ran[-1][-1] == f"{URL}:{push.tag(context, 'arm64', BASE, upon)}"
         if upon is not None:

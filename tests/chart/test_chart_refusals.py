@@ -179,6 +179,7 @@ def test_a_bad_value_is_refused_with_key_value_limit_and_mend(values, key, value
     assert line, done.stderr
     assert limit in line
     assert mend in line
+    assert ",:" not in line
 
 
 # What one value alone shows is the schema's: where, and a part of what it says.

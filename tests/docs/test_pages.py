@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").glob("*/README.md")])
+PAGES = sorted(
+    [*ROOT.glob("README*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "charts").glob("*/README.md")]
+)
 
 
 def test_the_table_of_settings_is_that_of_its_source() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,27 @@ def test_both_languages_have_the_same_sections_and_rows() -> None:
     assert shape[0] == shape[1]
 
 
+def test_the_first_screen_in_chinese_has_the_commands_pictures_and_figures_of_the_readme() -> None:
+    first = (ROOT / "README.md").read_text().partition("| command |")[0]
+    chinese = (ROOT / "README.zh-CN.md").read_text()
+    for pattern in (r"^make \w+", r"\]\((docs/images/\S+)\)", r"^- ", r"\d+(?:\.\d+)*"):
+        found = re.findall(pattern, first, re.MULTILINE)
+        assert found
+        assert re.findall(pattern, chinese, re.MULTILINE) == found
+
+
 def test_every_make_target_is_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= set(re.findall(r"^([a-z-]+):", (ROOT / "aws.mk").read_text(), re.MULTILINE))
     named = {word for page in PAGES for word in re.findall(r"make (?:-s )?([a-z][a-z-]+)", page.read_text())}
     assert named
     assert named <= targets
+
+
+def test_the_list_of_targets_is_told_as_a_person_types_it() -> None:
+    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert 'eval "$(make -s env)"' in told
+    assert "$$" not in told
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

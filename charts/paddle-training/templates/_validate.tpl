@@ -172,7 +172,7 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- $request := toString $resources.requests.memory -}}
 {{- $limit := toString $resources.limits.memory -}}
 {{- if ne $request $limit -}}
-{{- include "paddle-training.fault" (list (printf "%s.limits.memory" $key) $limit (printf "the text of %s.requests.memory, which is %q," $key $request) "a pod that uses more than it asked for is the first to be killed when a node is full" "Set both to the same") -}}
+{{- include "paddle-training.fault" (list (printf "%s.limits.memory" $key) $limit (printf "the text of %s.requests.memory, which is %q" $key $request) "a pod that uses more than it asked for is the first to be killed when a node is full" "Set both to the same") -}}
 {{- end -}}
 {{- end -}}
 {{- range $key, $_ := include "paddle-training.selectorLabels" (dict "root" . "component" "training") | fromYaml -}}

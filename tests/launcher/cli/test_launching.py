@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -76,6 +77,28 @@ def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
 def test_a_setting_that_is_none_is_refused(setting: str) -> None:
     with pytest.raises(UsageError):
         recipe.apply({}, [setting], DEFAULTS)
+
+
+def test_a_misspelt_value_or_option_is_told_with_the_one_that_is_like_it(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("run", "My Line", "--data", "rows.txt", "--set")
+    code, _, err = cli(*given, "trainig.passes=3")
+    assert code == 64
+    assert "the chart has no value trainig" in err
+    assert "did you mean training?" in err
+    code, _, err = cli("sweep", "My Line", "--data", "rows.txt", "--grid", "dta.seed=1,2")
+    assert code == 64
+    assert "did you mean data?" in err
+    # What lies deeper, helm knows: a stand-in for it on a cluster, with the real one's words.
+    text = "- at '/training': additional properties 'passs' not allowed"
+    fake = here / "bin" / "helm"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\n[ $1 = show ] && exec cat {CHART}/values.yaml\necho "{text}" >&2\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    with pytest.raises(UsageError, match=r"'passs' not allowed\npasss: did you mean passes\?$"):
+        Helm(CHART, "paddle").check("paddle-training", "", here / "mine.yaml")
 
 
 def test_a_training_is_one_whole_file_of_what_was_asked_for(here: Path) -> None:

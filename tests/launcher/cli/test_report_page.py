@@ -114,6 +114,18 @@ def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output
     assert not re.search(r"(src|href)=|url\(|@import", page), "nothing beside the page is needed"
 
 
+def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
+    told = json.loads((output / "run.json").read_text())
+    cause = "rank 1's trainer ended with 1; its log:\n<b>no space</b>"
+    (output / "run.json").write_text(json.dumps({**told, "state": "failed", "score": None, "cause": cause}))
+    (output / "metrics.csv").unlink()  # before the first pass was whole
+    report.make(output)
+    page = (output / "report.html").read_text("utf-8")
+    assert "<h2>Why it failed</h2><pre>rank 1" in page
+    assert "&lt;b&gt;no space" in page
+    assert re.search("<title>.*: failed</title>", page)
+
+
 def test_the_report_is_made_only_when_the_run_has_told_its_end(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,7 +126,8 @@ def test_a_complete_run_is_copied_whole_with_its_marker_last(exporting: Exportin
         assert gang.start().wait() == [0, 0], gang.pod_log(0)
         marker = json.loads(exporting.get(FOLDER + "_SUCCESS.json"))
         names = [entry["name"] for entry in marker["files"]]
-        assert names == ["model/network.pdmodel", "model/parts/network.pdiparams", "run.json"]
+        model = ["model/network.pdmodel", "model/parts/network.pdiparams"]
+        assert names == [*model, "run.json", "report.html"]
         for entry in marker["files"]:
             content = exporting.get(FOLDER + entry["name"])
             assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
@@ -136,7 +137,7 @@ def test_a_complete_run_is_copied_whole_with_its_marker_last(exporting: Exportin
         assert exported_run["state"] == run["state"] == "complete"
         assert exported_run == run | {"exported": None}
         assert run["exported"]["to"] == f"s3://bucket/{FOLDER}"
-        assert (run["exported"]["objects"], marker["outputId"]) == (3, run["outputId"])
+        assert (run["exported"]["objects"], marker["outputId"]) == (4, run["outputId"])
         puts = exporting.store.puts
         assert puts[0] == FOLDER + "started.json"
         assert puts.count(FOLDER + "model/parts/network.pdiparams") == 3, "17 MB go in parts of 8 MiB"
@@ -145,7 +146,7 @@ def test_a_complete_run_is_copied_whole_with_its_marker_last(exporting: Exportin
         assert (latest["runId"], latest["to"]) == (RUN, f"s3://bucket/{FOLDER}")
         status = gang.json("status.json")
         assert (status["state"], status["exportTo"]) == ("complete", f"s3://bucket/{FOLDER}")
-        assert "exported 3 objects" in gang.pod_log(0)
+        assert "exported 4 objects" in gang.pod_log(0)
         assert f"exported s3://bucket/{FOLDER}model/network.pdmodel (1,000 bytes)" in gang.pod_log(0)
         assert gang.alive() == []
 
@@ -196,7 +197,8 @@ def test_an_export_that_fails_for_good_loses_nothing_and_a_second_start_repeats_
         assert gang.start().wait() == [0, 0], gang.pod_log(0)
         assert "nothing to start" in gang.pod_log(0)
         assert FOLDER + "_SUCCESS.json" in exporting.listed()
-        assert gang.json("run.json")["exported"]["objects"] == 2
+        assert gang.json("run.json")["exported"]["objects"] == 3
+        assert b"Why it failed" not in exporting.get(FOLDER + "report.html"), "that was the first start"
         assert gang.json("run.json")["finished"] == run["finished"], "it was not trained again"
         assert json.loads(exporting.get(FOLDER + "run.json"))["state"] == "complete"
 
@@ -242,7 +244,7 @@ def test_without_a_model_folder_the_last_pass_is_exported(exporting: Exporting) 
     with exporting.gang(fake={}, PADDLE_LAUNCHER_PASSES="2") as gang:
         assert gang.start().wait() == [0, 0], gang.pod_log(0)
     marker = json.loads(exporting.get(FOLDER + "_SUCCESS.json"))
-    assert [entry["name"] for entry in marker["files"]] == ["pass-00001/done", "run.json"]
+    assert [entry["name"] for entry in marker["files"]] == ["pass-00001/done", "run.json", "report.html"]
 
 
 @pytest.mark.parametrize(

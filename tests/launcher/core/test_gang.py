@@ -58,6 +58,39 @@ def test_a_trainer_that_is_killed_ends_all_ranks_with_70_and_its_signal(tmp_path
         assert not (gang.output / "run.lock").exists()
 
 
+def test_a_run_that_fails_leaves_a_page_that_says_why_and_one_that_completes_later_another(
+    tmp_path: Path,
+) -> None:
+    fake = {"trainer:0": {"do": "exit", "code": 65, "at": "start"}}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake) as gang:
+        assert gang.start().wait(30) == [65], gang.pod_log(0)
+        page = (gang.output / "report.html").read_text()
+        assert '<span class="state failed">' in page
+        assert "Why it failed" in page
+        assert "about to exit" in page, "the cause, with the last lines of its log"
+        assert not (gang.output / "run.lock").exists()
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        assert gang.start().wait(30) == [0], gang.pod_log(0)
+        page = (gang.output / "report.html").read_text()
+        assert '<span class="state complete">' in page
+        assert "Why it failed" not in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(30.0, "report.html"), (0.0, "it took too long")], ids=["refused", "slow"]
+)
+def test_a_page_that_cannot_be_made_is_only_logged(tmp_path: Path, seconds: float, said: str) -> None:
+    fake = {"trainer:0": {"do": "exit", "code": 65, "at": 1}}
+    slow = {"FAKE_PASS_SECONDS": "1"}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **slow) as gang:
+        gang.start().until(gang.training)
+        (gang.output / "report.html").mkdir()
+        assert gang.wait(30) == [65], gang.pod_log(0)
+        assert said in gang.pod_log(0).partition("the report of the run was not made: ")[2]
+        assert gang.json("run.json")["state"] == "failed"
+        assert not (gang.output / "run.lock").exists()
+
+
 def test_a_pserver_that_dies_ends_all_ranks_with_its_exit_code_in_the_cause(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, timings={"farewell": 60}, FAKE_PASS_SECONDS="30") as gang:
         gang.start().until(gang.training)

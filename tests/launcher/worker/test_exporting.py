@@ -160,3 +160,21 @@ def test_the_scorer_knows_of_no_server_and_says_what_is_wrong_also_when_it_dies(
 def test_no_model_is_an_error_of_the_scorers_caller(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot be scored with .*model.json"):
         scorer.Scorer().score(tmp_path, tmp_path / "test")
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "said"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
+)
+def test_only_a_trainer_that_writes_a_part_of_the_model_says_so(
+    mode, rank, said, tmp_path: Path, monkeypatch
+) -> None:
+    from launcher.worker import books, exporting, loop
+
+    monkeypatch.setattr(exporting, "export", lambda *_, **__: None)
+    here = SimpleNamespace(
+        settings=SimpleNamespace(mode=mode, rank=rank),
+        progress=books.Progress(tmp_path / "progress.json"),
+        **dict.fromkeys(("program", "trainer", "config", "log")),
+    )
+    loop.Loop._export(here)
+    assert json.loads((tmp_path / "progress.json").read_text())["state"] == said

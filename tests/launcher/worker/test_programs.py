@@ -110,6 +110,8 @@ def test_arguments_set_the_programs_options_by_their_defaults_type(own: Path) ->
         load(own, "--rows=many")
     with pytest.raises(SettingsError, match=r"'--speed=3', but .* knows only .*--rate=0.1"):
         load(own, "--speed=3")
+    with pytest.raises(SettingsError, match=r"did you mean rate\?$"):
+        load(own, "--rat=3")
 
 
 def test_a_words_number_is_the_same_in_every_process() -> None:
