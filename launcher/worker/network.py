@@ -86,9 +86,13 @@ def build(program: Program, kind: Kind) -> Network:
             # Paddle looks an id that is beyond the table up in whatever memory is there.
             bounds.append((table, paddle.stack([paddle.min(flat), paddle.max(flat)])))
             flat = paddle.clip(flat, 0, rows - 1)
+            # Paddle's Adam walks through all rows beside those of the batch's gradient, and behind the last
+            # of these it reads whatever memory is there: a row's gradient was NaN, and so was the next loss.
+            # With the table's last row in each gradient, of zeros, there is nothing behind it.
+            flat = paddle.concat([flat, paddle.full([1, 1], rows - 1, "int64")])
             found = paddle.static.nn.embedding(
                 flat, [rows, width], is_sparse=True, padding_idx=0, param_attr=attr
-            )
+            )[:-1]
         return _pooled(paddle.reshape(found, [-1, ids.shape[1], width]), ids, weights, pool)
 
     program.job.embed = embed
