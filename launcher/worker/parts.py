@@ -138,6 +138,8 @@ def _keys(lines: list[bytes]) -> NDArray[np.uint64]:
 
 def _blocks(path: Path) -> Iterator[list[bytes]]:
     """The whole lines of each block of a file."""
+    if not path.stat().st_size:  # of no rows gzip makes a header; this is what a full volume leaves
+        raise DataError(f"{path.name} is torn: it has no byte")
     try:
         with gzip.open(path, "rb") as file:
             while lines := file.readlines(files.BLOCK):

@@ -91,14 +91,16 @@ def test_what_is_read_back_is_told_by_size_sum_and_rows(tmp_path: Path) -> None:
     assert parts.read_back(empty, 3).rows == {}
 
 
-@pytest.mark.parametrize("broken", ["cut", "flipped", "not gzip"])
+@pytest.mark.parametrize("broken", ["cut", "flipped", "not gzip", "nothing"])
 def test_a_torn_part_is_told_by_its_name(tmp_path: Path, broken: str) -> None:
     lines = b"".join(b"%d 0 0 1 1 0 0.%d 1 2 0.81 0.998\n" % (n, n) for n in range(2000))
     data = bytearray(gzip.compress(lines))
     if broken == "flipped":
         data[len(data) // 2] ^= 0xFF
     path = tmp_path / "part-001-00004"
-    path.write_bytes({"cut": bytes(data[:-20]), "flipped": bytes(data), "not gzip": lines}[broken])
+    path.write_bytes(
+        {"cut": bytes(data[:-20]), "flipped": bytes(data), "not gzip": lines, "nothing": b""}[broken]
+    )
     with pytest.raises(DataError, match=r"part-001-00004 is torn|no row of"):
         parts.read_back(path, 1)
 
