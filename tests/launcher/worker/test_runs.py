@@ -251,7 +251,8 @@ def test_no_space_before_or_in_a_save_leaves_no_done(
     if mount.returncode:
         pytest.skip(f"cannot mount a small volume here: {mount.stderr.decode().strip()}")
     try:
-        values = {**FEW, "PADDLE_LAUNCHER_PASSES": "40", "CONF_PADDLE_PORT": str(port)}
+        many = dict.fromkeys(("PADDLE_LAUNCHER_PASSES", "PADDLE_LAUNCHER_KEEP_SAVES"), "40")
+        values = {**FEW, **many, "CONF_PADDLE_PORT": str(port)}
         extra = json.dumps(["--width=128", "--learning_rate=0.05"])
         gang = Loopback(
             tmp_path,
