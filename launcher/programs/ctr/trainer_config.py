@@ -24,7 +24,7 @@ OPTIONS = {
     "hidden": "64,32",
     "learning_rate": 0.0003,
     # Of weights and vectors. With an epsilon as large as gradients are, a rare id takes steps as small as its
-    # gradient and learns little noise, and no id's step is much above the rate, whatever trainers push late.
+    # gradient and learns little noise. Pushes that come very late still make it diverge.
     "table_rate": 0.01,
     "table_epsilon": 0.01,
     "spread": 0.03,
