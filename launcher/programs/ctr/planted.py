@@ -7,10 +7,14 @@ The chance of a click is a function of the row alone, its categories and counts:
 such file (a test set that was held out) and says what the planted model itself scores on them. Nothing that
 learns from the rows can do better but by luck.
 
+How hard this is was chosen so that DeepFM comes within 0.005 of the limit's AUC with a million rows. It says
+nothing about how hard real rows are, and most of it a logistic regression learns as well.
+
 A column's values are drawn by a power law; the frequent ones have the largest effects, and a few pairs of
-columns have effects together. A value lives for four days: every day a quarter of them is replaced by values
-that nobody has seen, so that a model of yesterday is worse today. All is made by hashing the seed, the day
-and the row's number: the same rows come on every machine, and any part of them by itself.
+columns have effects together, columns whose frequent values meet often. A value lives for four days: every
+day a quarter of them is replaced by values that nobody has seen, so that a model of yesterday is worse today.
+All is made by hashing the seed, the day and the row's number: the same rows come on every machine, and any
+part of them by itself.
 """
 
 import argparse
@@ -27,10 +31,10 @@ SIZES += (25, 2000, 4000, 10, 1000, 800, 4, 6000, 18, 15, 3000, 100, 2000)
 COUNTS = 13
 POWER = 1.1  # the value of rank r comes about r**-POWER as often as the first one
 LIFE = 4  # days of a value
-EFFECT, FREQUENT = 0.35, 20  # standard deviation of the first value's effect; the rank that has half of it
-PAIRS, TOGETHER = ((0, 1), (4, 8), (13, 16), (19, 24)), 0.25
+EFFECT, FREQUENT = 0.6, 5  # standard deviation of the first value's effect; the rank that has half of it
+PAIRS, TOGETHER = ((4, 8), (5, 22), (13, 16), (19, 24)), 0.25
 SLOPES = np.linspace(-0.2, 0.2, COUNTS)
-BASE = -1.3
+BASE = -1.6
 EMPTY = 0.05  # of the counts, and of the categories with more than FEW values
 FEW = 1000
 CHUNK = 100_000

@@ -22,9 +22,12 @@ OPTIONS = {
     "model": "deepfm",
     "width": 16,
     "hidden": "64,32",
-    "learning_rate": 0.002,
-    "table_rate": 0.0005,  # of weights and vectors: most ids are rare, and large steps make them noise
-    "spread": 0.01,
+    "learning_rate": 0.0003,
+    # Of weights and vectors. With an epsilon as large as gradients are, a rare id takes steps as small as its
+    # gradient and learns little noise. Pushes that come very late still make it diverge.
+    "table_rate": 0.01,
+    "table_epsilon": 0.01,
+    "spread": 0.03,
 }
 LARGEST = 1e15  # a count above it is a mistake
 SLOTS = tuple((column, number << 40) for number, column in enumerate(CATEGORIES, 1))
@@ -84,7 +87,8 @@ def network(data, job):
     if width < 2:
         raise ValueError(f"--width={width}, but it must be at least 2: a weight and a vector")
     slots = len(CATEGORIES)
-    own = paddle.optimizer.Adam(job.options["table_rate"])
+    # Little momentum: what several trainers push is late already.
+    own = paddle.optimizer.Adam(job.options["table_rate"], beta1=0.5, epsilon=job.options["table_epsilon"])
     rows = job.embedding(data["ids"], width, "category", spread=job.options["spread"], optimizer=own)
     weights, vectors = paddle.split(rows, [1, width - 1], axis=2)
     score = paddle.sum(weights, axis=1) + paddle.static.nn.fc(data["counts"], 1, name="wide")
