@@ -19,8 +19,9 @@ from local.paths import CLONE, POD_UID, SOURCES
 from local.run import run
 
 LOCK = CLONE / "local" / "sources.lock"
-PLANTED = "planted-ctr-1000000.txt"
-"""What the example `ctr` trains on: so many rows of launcher/programs/ctr/planted.py."""
+PLANTED = "planted-ctr-2-1000000.txt"
+"""What the example `ctr` trains on: so many rows of launcher/programs/ctr/planted.py, whose second rows they
+are: a machine that has the first ones makes them anew."""
 PLANTED_ROWS = 1_000_000
 _LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) ")
 
