@@ -74,6 +74,7 @@ def test_settings_reach_their_variables():
             "batchSize": 1000000,
             "saveEvery": {"batches": 2000000},
             "keepSaves": 7,
+            "deltaSaves": 4,
             "initFrom": "other-job/output",
             "stallSeconds": 60,
         },
@@ -95,12 +96,18 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "2000000",
         "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "0",
         "PADDLE_LAUNCHER_KEEP_SAVES": "7",
+        "PADDLE_LAUNCHER_DELTA_SAVES": "4",
         "PADDLE_LAUNCHER_INIT_FROM": "other-job/output",
         "PADDLE_LAUNCHER_STALL_SECONDS": "60",
         "PADDLE_LAUNCHER_EVENTS": "true",
         "PADDLE_LAUNCHER_LOG_FORMAT": "json",
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_without_deltas_no_pod_is_told_of_them():
+    """A variable more would make an upgrade another run."""
+    assert "PADDLE_LAUNCHER_DELTA_SAVES" not in env(containers()[0][1])
 
 
 def test_minutes_between_saves_may_be_parts_of_one():
