@@ -142,7 +142,6 @@ class Keeper:
                 entries |= found
                 if folder in tables:
                     entries |= save.ids(folder, self.settings.rank, ids)
-                if folder in tables:
                     name = tables[folder].name
                     if asked := self._ask(name, keys):
                         rows[name] = asked

@@ -33,7 +33,7 @@ def contents(folder: Path) -> dict[str, Any]:
 def chain(folder: Path, of: Mapping[str, Any]) -> list[Path]:
     """The saves that the one in `folder`, with these contents, is to be laid over, the base first.
 
-    None, unless it is a delta.
+    Empty unless it is a delta.
     """
     return [folder.with_name(member["folder"]) for member in of.get("chain", ())]
 
@@ -47,7 +47,7 @@ def link(folder: Path) -> dict[str, str]:
 def fault(folder: Path) -> str | None:
     """Why a finished save cannot be gone on from: it was refused, or a file is missing or shorter.
 
-    A delta cannot either when that is so of a save that it continues, or another save is in its place.
+    A delta cannot be either when that is so of a save that it continues, or when another is there now.
     """
     if (own := _own_fault(folder)) is not None:
         return own

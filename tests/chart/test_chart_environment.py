@@ -36,15 +36,16 @@ def contract_of_data() -> set[str]:
 
 
 def test_training_containers_get_exactly_the_contracts_variables():
-    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
+    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries; no deltas, no word of them."""
     wanted = (contract_of_all() | set(contract_of_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
-    for container in containers()[0]:
+    for container in containers({"training": {"deltaSaves": 1}})[0]:
         assert set(env(container)) == wanted, container["name"]
 
 
 def test_training_defaults_are_the_contracts_defaults():
     found = env(containers()[0][1])
-    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{n}" for n in ("SERVICE", "K8S_JOB_UID"))}
+    others = ("SERVICE", "K8S_JOB_UID", "DELTA_SAVES")
+    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
     for name, default in contract_of_training().items():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name
