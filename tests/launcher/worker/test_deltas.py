@@ -151,7 +151,8 @@ def test_a_run_killed_inside_a_delta_goes_on_from_the_delta_before(whole: Loopba
             return
         while trainer.poll() is None and not started.output.unfinished(DELTAS[1], 0).exists():
             time.sleep(0.002)
-        os.killpg(trainer.pid, signal.SIGKILL)
+        if trainer.poll() is None:
+            os.killpg(trainer.pid, signal.SIGKILL)
 
     assert started.run(watch=kill)["0/trainer"] == -signal.SIGKILL
     assert outputs.newest_save(started.output.root) == DELTAS[0]
@@ -161,13 +162,14 @@ def test_a_run_killed_inside_a_delta_goes_on_from_the_delta_before(whole: Loopba
 
 
 def test_two_trainers_save_and_load_a_chain_in_async(tmp_path: Path) -> None:
-    started = run(begin(tmp_path, 2, PADDLE_LAUNCHER_MODE="async"))
-    shutil.rmtree(started.output.save(END))
-    shutil.rmtree(started.output.model)
-    rows = outputs.contents(started.output.save(DELTAS[-1]))["rows"]["sgd"]["ids"]
-    assert len(set(rows)) > len(saved(started, DELTAS[-1], "sgd")), "both ranks prove older rows, too"
-    resumed = run(replace(started, resume=DELTAS[-1], attempt=1))
-    assert f"resumed from {DELTAS[-1].folder}: what the servers have is what was saved" in resumed.log(1)
+    started = run(begin(tmp_path, 2, PADDLE_LAUNCHER_MODE="async", PADDLE_LAUNCHER_DELTA_SAVES="2"))
+    about = [outputs.contents(started.output.save(at)) for at in DELTAS]
+    assert ["chain" in contents for contents in about] == [True, True, False], "a base after two deltas"
+    assert len(set(about[1]["rows"]["sgd"]["ids"])) > len(saved(started, DELTAS[1], "sgd")), "older ones, too"
+    for folder in (started.output.save(DELTAS[2]), started.output.save(END), started.output.model):
+        shutil.rmtree(folder)
+    resumed = run(replace(started, resume=DELTAS[1], attempt=1))
+    assert f"resumed from {DELTAS[1].folder}: what the servers have is what was saved" in resumed.log(1)
 
 
 def test_a_member_of_a_chain_with_other_bytes_costs_the_saves_behind_it_only(cut: Loopback) -> None:
