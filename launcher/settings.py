@@ -86,6 +86,8 @@ class TrainSettings(PodSettings):
     """Minutes between two saves inside a pass, made a common number of batches; 0: none."""
     keep_saves: int
     """The newest so many saves stay."""
+    delta_saves: int
+    """At most so many saves inside a pass hold only what changed since the one before; 0: none."""
     init_from: str
     """Where a new run takes its first parameters from: a run's folder on the storage, `s3://…`, or empty."""
     stall_seconds: int
@@ -230,6 +232,7 @@ POD = (
 
 _MINUTES = p.number(0, 10_080, "it counts minutes, and a week without a save is a run without one")
 _NO_SAVE = "without a save every failure begins the run anew"
+_LONG = "a resume loads all of them, one after the other"
 _NO_STALL = (
     "a slow batch is no hang, and the look for hangs cannot be turned off: a run that never advances "
     "would hold its machines until its deadline"
@@ -262,6 +265,7 @@ TRAIN = (
     Row(_L + "SAVE_EVERY_BATCHES", "save_every_batches", p.whole(0), 0, "training.saveEvery.batches"),
     Row(_L + "SAVE_EVERY_MINUTES", "save_every_minutes", _MINUTES, 0.0, "training.saveEvery.minutes"),
     Row(_L + "KEEP_SAVES", "keep_saves", p.whole(1, why=_NO_SAVE), 3, "training.keepSaves"),
+    Row(_L + "DELTA_SAVES", "delta_saves", p.whole(0, 100, _LONG), 0, "training.deltaSaves"),
     Row(_L + "INIT_FROM", "init_from", p.init_from, "", "training.initFrom"),
     Row(_L + "STALL_SECONDS", "stall_seconds", p.whole(10, why=_NO_STALL), 600, "training.stallSeconds"),
     Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
@@ -373,6 +377,12 @@ def _train_faults(v: Mapping[str, Any]) -> Iterator[tuple[str, object, str, str,
             "batches or minutes, not both",
             "there is one rhythm of saves",
             "Leave one of them out, or set it to null",
+        )
+    if v["delta_saves"] and v["mode"] == "geo":
+        yield (
+            *(f"training.deltaSaves ({_L}DELTA_SAVES)", v["delta_saves"], "0 with training.mode geo"),
+            "there the servers have no tables whose changes they could write, only what trainers exchanged",
+            "Leave it out, or set training.mode to async or sync",
         )
     if f"{v['init_from']}/".startswith(f"{own}/"):
         yield (

@@ -217,6 +217,7 @@ def worker_settings(gang: Gang, server: int) -> dict[str, object]:
         "save_every_batches": s.save_every_batches,
         "save_every_minutes": s.save_every_minutes,
         "keep_saves": s.keep_saves,
+        "delta_saves": s.delta_saves,
         "attempt": gang.attempt,
         "resume": None if gang.resume is None else [gang.resume.passes, gang.resume.batches],
         "init_from": s.init_from,

@@ -77,6 +77,7 @@ class V1Runtime:
             )
         for name, value in (
             ("saveEvery", settings.save_every_batches or settings.save_every_minutes),
+            ("deltaSaves", settings.delta_saves),
             ("initFrom", settings.init_from),
         ):
             if value:

@@ -1,13 +1,15 @@
 """A save on the shared storage: written beside its name, read back, renamed, and `done` last.
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
-  tables/<id>/part-…       async, sync: each server's part of each table, with its optimizer's state
+  tables/<id>/part-…       async, sync: each server's part of each table, with its optimizer's state; in a
+                           delta (`training.deltaSaves`) the rows that changed since the save before
   ids/<id>-<rank>.npy      the ids that a rank's servers have of a table: the model is made of them
   params.npz               dense parameters (geo: embedding tables too)
   optimizer-<rank>.npz     geo: each trainer's own optimizer state
   path.txt, <config>.py    where it was saved, and the program's config
   contents.json            position, seed, each rank's sums of the pass, every file's size and sha256, and
-                           what the servers gave for some rows of each file: a load is held to it
+                           what the servers gave for some rows of each file: a load is held to it; of a
+                           delta, the saves that it continues
   done                     the save is whole
   refused.json             a load did not give what was saved: it is never tried again
 """
@@ -28,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import LauncherError, StorageError, StorageFailedError
+from launcher.errors import DataError, LauncherError, StorageError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import outputs
 
@@ -98,7 +100,10 @@ class Save:
         return self.folder / f"rank-{rank}.json"
 
     def end(self, config: Path, ranks: int, about: Mapping[str, Any]) -> int:
-        """Puts the ranks' lists together, renames, and writes `done`. Returns the bytes of all files."""
+        """Puts the ranks' lists together, renames, and writes `done`. Returns the bytes of all files.
+
+        `about` has a `chain`, of `outputs.link`, in a delta only.
+        """
         entries: dict[str, Any] = {}
         rows: dict[str, Any] = {}
         with files.storage(self.folder):
@@ -120,7 +125,7 @@ class Save:
             files.write_json(
                 self.folder / outputs.CONTENTS,
                 {
-                    "version": outputs.VERSION,
+                    "version": outputs.DELTA_VERSION if "chain" in about else outputs.VERSION,
                     "position": place,
                     "attempt": self.attempt,
                     **about,
@@ -139,11 +144,21 @@ class Save:
         return sum(int(entry["bytes"]) for entry in entries.values())
 
     def prune(self, keep: int) -> list[str]:
-        """Removes whole saves but the newest `keep`, and nothing else. Returns their names."""
+        """Removes whole saves but the newest `keep` and what these continue, and nothing else.
+
+        Returns their names.
+        """
         removed = []
         with files.storage(self.output.root):
-            whole = [at for at in outputs.finished(self.output.root) if not self._refused(at)]
-            for at in whole[keep:]:
+            whole = {
+                at: chain
+                for at in outputs.finished(self.output.root)
+                if (chain := self._chain(at)) is not None
+            }
+            newest = list(whole)[:keep]
+            needed = {member.name for at in newest for member in whole[at]}
+            # The newest first: a delta goes before what it continues.
+            for at in [at for at in whole if at not in newest and at.folder not in needed]:
                 doomed = self.output.unfinished(
                     at, self.attempt
                 )  # so that a broken removal leaves no half save
@@ -152,8 +167,16 @@ class Save:
                 removed.append(at.folder)
         return removed
 
-    def _refused(self, at: Position) -> bool:
-        return (self.output.save(at) / outputs.REFUSED).exists()
+    def _chain(self, at: Position) -> list[Path] | None:
+        """What a finished save continues; None when it was refused, or cannot be laid over that."""
+        folder = self.output.save(at)
+        if (folder / outputs.REFUSED).exists():
+            return None
+        try:
+            found = outputs.contents(folder)
+        except DataError:
+            return []
+        return None if outputs.chain_fault(folder, found) else outputs.chain(folder, found)
 
 
 def check_files(folder: Path, names: list[str], contents: Mapping[str, Any]) -> str | None:

@@ -140,12 +140,13 @@ def _save(folder: Path) -> tuple[Values, dict[str, Stored]]:
     contents = outputs.contents(folder)
     _check(folder, [checkpoint.PARAMETERS], contents)
     values = checkpoint.load_arrays(folder / checkpoint.PARAMETERS)
+    older = [(save, outputs.contents(save)) for save in reversed(outputs.chain(folder, contents))]
     tables = {}
     for name, about in contents["tables"].items():
         if name in values:  # geo keeps tables with the dense parameters
             tables[name] = _held(Rows.held(values.pop(name)))
         else:
-            tables[name] = _parts(folder, contents, about)
+            tables[name] = _newest([_parts(*save, about) for save in [(folder, contents), *older]])
     return values, tables
 
 
@@ -160,6 +161,23 @@ def _parts(folder: Path, contents: Mapping[str, Any], about: Mapping[str, Any]) 
         return parts.read_rows((folder / name for name in names), about["width"], about["rule"])
 
     return Stored(about["width"], stretches)
+
+
+def _newest(saves: list[Stored]) -> Stored:
+    """A table of a delta and of what it continues, the newest first: each row as the newest has it."""
+    if len(saves) == 1:
+        return saves[0]
+
+    def stretches(shards: int, own: Collection[int]) -> Iterator[Rows]:
+        seen: set[int] = set()
+        for save in saves:
+            for ids, vectors in save.stretches(shards, own):
+                fresh = [n for n, key in enumerate(ids.tolist()) if key not in seen]
+                yield Rows(ids[fresh], vectors[fresh])
+                if save is not saves[-1]:  # of the base, which may be large, nothing is kept
+                    seen.update(ids.tolist())
+
+    return Stored(saves[0].width, stretches)
 
 
 def _check(folder: Path, names: list[str], contents: Mapping[str, Any]) -> None:

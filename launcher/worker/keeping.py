@@ -8,6 +8,10 @@ geo: the servers have only what the trainers exchanged, so what is saved is trai
 parameters and each trainer's optimizer. `settle` lets the exchange come to rest before, so that the steps of
 the others are in it, but for what Paddle's exchange loses itself (ranks were seen to stay 0.3 to 2 % apart).
 After a load all ranks begin with that copy.
+
+`training.deltaSaves`: saves inside a pass hold the rows that were pushed since the save before, and name what
+they continue: a base of all rows, and the deltas behind it. A load reads these one after the other.
+The first save of an attempt is a base: after a load the servers count all rows as changed.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from launcher.worker.trainer import Trainer
 LOADS = 2  # tries: a save is refused for ever only when the servers fail twice to read what is there
 Rows = dict[int, NDArray[np.float32]]
 Keys = NDArray[np.uint64]
+OLDER = 600
+"""Rows of each table and rank that a delta proves besides its own, of what it continues."""
 KEYS = {"width": "the width", "rule": "the optimizer"}
 
 
@@ -49,11 +55,20 @@ class Keeper:
         self.first = settings.rank == 0
         self.geo = settings.mode == "geo"
         self.bytes = 0
-        """Of the newest save."""
+        """Of the newest save that is no delta."""
+        self.delta_bytes = 0
+        """Of the newest delta; 0: there is none yet."""
+        self.chain: list[dict[str, str]] = []
+        """What the next delta continues, of `outputs.link`; trainer 0 alone knows the sums."""
+        self.older: dict[str, list[int]] = {}
+        """By table, ids that the saves of `chain` proved."""
 
     def save(self, at: Position, sums: Sums, steps: int) -> None:
         """Saves what the servers have; the trainers' pushes have arrived. `sums`: all 0 at a pass' end."""
         trainer, began = self.trainer, time.monotonic()
+        delta = bool(at.batches) and 0 < len(self.chain) <= self.settings.delta_saves
+        if not delta:
+            self.chain, self.older = [], {}
         save = Save(self.settings.output_dir, at, self.settings.attempt)
         entries: dict[str, Any] = {}
         rows: dict[str, Any] = {}
@@ -62,7 +77,8 @@ class Keeper:
             raise DivergedError(f"a parameter is no number at {at}. Lower the learning rate.")
         if self.first:
             whole = parameters | trainer.tables() if self.geo else parameters
-            save.begin(self.bytes or sum(values.nbytes for values in whole.values()))
+            before = self.delta_bytes or self.bytes if delta else self.bytes
+            save.begin(before or sum(values.nbytes for values in whole.values()))
             entries |= save.arrays(PARAMETERS, whole)
         trainer.barrier()
         if self.geo:
@@ -70,7 +86,7 @@ class Keeper:
             entries |= save.arrays(name, trainer.optimizer_state())
         else:
             if self.first:
-                trainer.save_tables(save.folder / TABLES)
+                trainer.save_tables(save.folder / TABLES, delta=delta)
             trainer.barrier()
             found, rows = self._own_parts(save)
             entries |= found
@@ -95,9 +111,16 @@ class Keeper:
                     for table in trainer.network.tables
                 },
             }
-            self.bytes = save.end(self.config, self.settings.trainers, about)
-            self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s")
+            if delta:
+                about["chain"] = self.chain
+                self.delta_bytes = save.end(self.config, self.settings.trainers, about)
+            else:
+                self.bytes = save.end(self.config, self.settings.trainers, about)
+            told = f" (what changed since {self.chain[-1]['folder']})" if delta else ""
+            self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s{told}")
         trainer.barrier()
+        if self.settings.delta_saves:
+            self.chain.append(outputs.link(save.final) if self.first else {})
         if self.first:
             self._prune(save)
 
@@ -119,8 +142,9 @@ class Keeper:
                 entries |= found
                 if folder in tables:
                     entries |= save.ids(folder, self.settings.rank, ids)
-                if keys:
-                    rows[tables[folder].name] = self._ask(tables[folder].name, keys)
+                    name = tables[folder].name
+                    if asked := self._ask(name, keys):
+                        rows[name] = asked
         except DivergedError:
             raise
         except DataError as error:
@@ -152,13 +176,21 @@ class Keeper:
         return entries, keys, np.concatenate(ids)
 
     def _ask(self, table: str, keys: Rows) -> dict[str, Any]:
-        """What the servers give for these rows. Raises `DataError` when it is not what they wrote."""
-        ids = np.array(list(keys), np.uint64).view(np.int64)
+        """What the servers give for these rows, and for some that the saves of the chain proved.
+
+        Raises `DataError` when it is not what they wrote.
+        """
+        older = self.older.setdefault(table, [])
+        ids = np.array(list(dict.fromkeys([*keys, *older])), np.uint64).view(np.int64)
+        if not len(ids):
+            return {}
         given = self.trainer.rows(table, ids)
         if not np.isfinite(given).all():
             raise DivergedError(f"{table} has rows that are no numbers. Lower the learning rate.")
-        if parts.differ(np.stack(list(keys.values())), given):
+        if keys and parts.differ(np.stack(list(keys.values())), given[: len(keys)]):
             raise DataError(f"the rows of {table} that were written are not those of the servers")
+        if self.settings.delta_saves:
+            older += list(keys)[:: -(-len(keys) * self.settings.delta_saves // OLDER) or 1]
         return {"ids": ids.tolist(), "values": given.tolist()}
 
     def prepare(self) -> Initial | None:
@@ -168,20 +200,23 @@ class Keeper:
             return self._initial()
         folder = Output(self.settings.output_dir).save(at)
         contents = outputs.contents(folder)
-        self.bytes = outputs.save_bytes(folder)
+        members = [*outputs.chain(folder, contents), folder]
+        self.bytes = outputs.save_bytes(members[0])
         if reason := self._other_tables(contents):
             raise SettingsError(
                 f"{folder.name} cannot be gone on from: {reason}. Set program and training.extraArgs back, "
                 "or set a new runId to begin anew."
             )
         names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
-        if not self.geo:
-            # Each rank looks at its share, whichever servers will load it.
-            tables = sorted(name for name in contents["files"] if name.startswith(f"{TABLES}/"))
-            names = tables[self.settings.rank :: self.settings.trainers]
-            names += [PARAMETERS] if self.first else []
-        if reason := checkpoint.check_files(folder, names, contents):
-            raise checkpoint.refuse(folder, reason, self.settings.attempt)
+        for member in members:
+            about = outputs.contents(member)
+            if not self.geo:
+                # Each rank looks at its share, whichever servers will load it.
+                tables = sorted(name for name in about["files"] if name.startswith(f"{TABLES}/"))
+                names = tables[self.settings.rank :: self.settings.trainers]
+                names += [PARAMETERS] if self.first else []
+            if reason := checkpoint.check_files(member, names, about):
+                raise checkpoint.refuse(member, reason, self.settings.attempt)
         if self.geo:
             # Trainer 0's parameters become the servers', so they are set before everybody meets.
             self.trainer.set_parameters(checkpoint.load_arrays(folder / PARAMETERS))
@@ -224,6 +259,9 @@ class Keeper:
 
     def _load_tables(self, folder: Path, contents: Mapping[str, Any]) -> None:
         for _ in range(LOADS):
+            for older in outputs.chain(folder, contents):
+                for table in self.trainer.network.tables:
+                    self.trainer.load_table(table.name, older / TABLES)
             self._load_all(folder, contents["servers"])
             self.trainer.pull_dense()
             reason = self._dense_fault(folder, contents) or self._rows_fault(contents)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from launcher.layout import Output, Position, position
 
 CONTENTS = "contents.json"
 VERSION = 3  # of contents.json; 2 had as many shards as suited its number of servers
+DELTA_VERSION = 4  # of a delta's: a launcher that knows no chains would take it for all rows
 REFUSED = "refused.json"
 MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
 
@@ -20,15 +23,56 @@ def contents(folder: Path) -> dict[str, Any]:
     found = files.read_json(folder / CONTENTS)
     if found is None:
         raise DataError(f"{CONTENTS} is missing")
-    if found.get("version") != VERSION:
+    if found.get("version") not in (VERSION, DELTA_VERSION):
         raise DataError(
             f"{CONTENTS} is of another version of the launcher ({found.get('version')}, not {VERSION})"
         )
     return found
 
 
+def chain(folder: Path, of: Mapping[str, Any]) -> list[Path]:
+    """The saves that the one in `folder`, with these contents, is to be laid over, the base first.
+
+    Empty unless it is a delta.
+    """
+    return [folder.with_name(member["folder"]) for member in of.get("chain", ())]
+
+
+def link(folder: Path) -> dict[str, str]:
+    """A save as the deltas that continue it name it."""
+    found = files.read_bytes(folder / CONTENTS) or b""
+    return {"folder": folder.name, "sha256": hashlib.sha256(found).hexdigest()}
+
+
 def fault(folder: Path) -> str | None:
-    """Why a finished save cannot be gone on from: it was refused, or a file is missing or shorter."""
+    """Why a finished save cannot be gone on from: it was refused, or a file is missing or shorter.
+
+    A delta cannot be either when that is so of a save that it continues, or when another is there now.
+    """
+    if (own := _own_fault(folder)) is not None:
+        return own
+    found = contents(folder)
+    if (other := chain_fault(folder, found)) is not None:
+        return other
+    for member in chain(folder, found):
+        if (own := _own_fault(member)) is not None:
+            return f"it continues {member.name}: {own}"
+    return None
+
+
+def chain_fault(folder: Path, of: Mapping[str, Any]) -> str | None:
+    """Why a delta cannot be laid over the saves that it names; their other files are not looked at."""
+    for member, named in zip(chain(folder, of), of.get("chain", ()), strict=True):
+        with files.storage(member):
+            whole = (member / "done").is_file() and not (member / REFUSED).exists()
+        if not whole:
+            return f"it continues {member.name}, which is not there, not finished or refused"
+        if link(member) != named:
+            return f"it continues {member.name}, but another save is there now"
+    return None
+
+
+def _own_fault(folder: Path) -> str | None:
     refused = files.read_json(folder / REFUSED)
     if refused is not None:
         return f"refused: {refused.get('reason')}"

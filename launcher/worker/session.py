@@ -29,6 +29,8 @@ from launcher.worker.settings import WorkerSettings
 MEET_SECONDS = 600  # all trainers have met, and all servers listen; the launchers' rendezvous is over by then
 MODES = (WHOLE, COUNTING) = (0, 3)
 """Of a save: all rows; and after it each row has been unseen for one save more."""
+DELTAS = (DELTA, BASE) = (1, 2)
+"""Of a save with `training.deltaSaves`: rows that were pushed since the last of these two; all rows."""
 COMPRESSION = ("gzip -1", "gzip -dc")
 """What a table's files go through. A row of width 16 with Adam's state takes 613 bytes as text, 263 at level
 1 for 8 CPU s a million rows, 225 at Paddle's own level 6 for 40 s."""
@@ -93,6 +95,7 @@ class Session:
         """Of each table."""
         self.network: Network = build(program, "copied" if self.mode == "geo" else "remote")
         limits.check(self.network, settings.batch_size, self.mode, limit)
+        self._check_deltas()
         fleet.init(self.role)
         with program.calling("optimizer()"):
             optimizer = program.module.optimizer(program.job)
@@ -132,6 +135,21 @@ class Session:
                 config.shard_num = self.shards
         return strategy
 
+    def _check_deltas(self) -> None:
+        """Raises `SettingsError` for a table that forgets rows: a delta cannot say so."""
+        evicting = [table.name for table in self.network.tables if table.evict is not None]
+        if evicting and self.settings.delta_saves:
+            raise SettingsError(
+                setting(
+                    "training.deltaSaves (PADDLE_LAUNCHER_DELTA_SAVES)",
+                    self.settings.delta_saves,
+                    "0 with a table that has evict",
+                    f"the table {', '.join(evicting)} of the program forgets rows, and a save of "
+                    "what changed would bring them back",
+                    "Leave training.deltaSaves out, or evict",
+                )
+            )
+
     def _describe_tables(self) -> None:
         """Each table has the optimizer that the program says, its own admission and eviction; COMPRESSION."""
         from paddle.distributed.ps import the_one_ps
@@ -152,8 +170,12 @@ class Session:
             accessor.embedx_threshold = table.admit if table.admit > 1 else 0
             if table.evict is not None:
                 counting.delete_after_unseen_days = table.evict - 1  # more than so many
+            if self.settings.delta_saves:
+                counting.base_threshold = 0.0
+                counting.delta_threshold = 0.5  # a push counts at least 1; 0 would write every row
+                counting.delta_keep_days = float(1 << 30)
             description.compress_in_save = False
-            for mode in MODES:
+            for mode in (*MODES, *DELTAS) if self.settings.delta_saves else MODES:
                 way = accessor.table_accessor_save_param.add()
                 way.param = mode
                 way.converter, way.deconverter = COMPRESSION

@@ -44,6 +44,8 @@ class WorkerSettings:
     save_every_minutes: float
     """The same in minutes, which become a common number of batches; 0: none."""
     keep_saves: int
+    delta_saves: int
+    """The most deltas behind one base; 0: every save is whole."""
     attempt: int
     resume: Position | None
     """The save to go on from."""

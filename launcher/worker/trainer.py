@@ -16,7 +16,7 @@ from launcher.errors import DataError
 from launcher.worker.crew import Crew, Told
 from launcher.worker.program import Program
 from launcher.worker.samples import Arrays
-from launcher.worker.session import COUNTING, WHOLE, Session, await_ports
+from launcher.worker.session import BASE, COUNTING, DELTA, WHOLE, Session, await_ports
 from launcher.worker.settings import WorkerSettings
 
 LOOK_SECONDS = 0.2  # between two looks whether geo's exchange is over: four times what it waits for more
@@ -290,11 +290,16 @@ class Trainer(Session):
         """The same of the dense parameters."""
         return self.table_folder("")
 
-    def save_tables(self, folder: Path) -> None:
+    def save_tables(self, folder: Path, *, delta: bool = False) -> None:
         """Every server writes its part below `folder`, which must be on the shared storage.
 
         Before, rows that were unseen for too many saves are forgotten; each save counts for the next ones.
+        `delta`: of embedding tables, only the rows that were pushed since the last save. What is written
+        counts as saved from then on, so all pushes must have arrived.
         """
+        if self.settings.delta_saves:  # no table evicts then
+            self.runtime._worker.save_all_model(str(folder), DELTA if delta else BASE)
+            return
         evicting = [table.name for table in self.network.tables if table.evict is not None]
         for name in evicting:
             self.runtime._worker.shrink_sparse_table(self._table(name), 0)

@@ -36,15 +36,16 @@ def contract_of_data() -> set[str]:
 
 
 def test_training_containers_get_exactly_the_contracts_variables():
-    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
+    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries; no deltas, no word of them."""
     wanted = (contract_of_all() | set(contract_of_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
-    for container in containers()[0]:
+    for container in containers({"training": {"deltaSaves": 1}})[0]:
         assert set(env(container)) == wanted, container["name"]
 
 
 def test_training_defaults_are_the_contracts_defaults():
     found = env(containers()[0][1])
-    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{n}" for n in ("SERVICE", "K8S_JOB_UID"))}
+    others = ("SERVICE", "K8S_JOB_UID", "DELTA_SAVES")
+    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
     for name, default in contract_of_training().items():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name
@@ -74,6 +75,7 @@ def test_settings_reach_their_variables():
             "batchSize": 1000000,
             "saveEvery": {"batches": 2000000},
             "keepSaves": 7,
+            "deltaSaves": 4,
             "initFrom": "other-job/output",
             "stallSeconds": 60,
         },
@@ -95,12 +97,18 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "2000000",
         "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "0",
         "PADDLE_LAUNCHER_KEEP_SAVES": "7",
+        "PADDLE_LAUNCHER_DELTA_SAVES": "4",
         "PADDLE_LAUNCHER_INIT_FROM": "other-job/output",
         "PADDLE_LAUNCHER_STALL_SECONDS": "60",
         "PADDLE_LAUNCHER_EVENTS": "true",
         "PADDLE_LAUNCHER_LOG_FORMAT": "json",
     }
     assert {name: found[name] for name in expected} == expected
+
+
+def test_without_deltas_no_pod_is_told_of_them():
+    """A variable more would make an upgrade another run."""
+    assert "PADDLE_LAUNCHER_DELTA_SAVES" not in env(containers()[0][1])
 
 
 def test_minutes_between_saves_may_be_parts_of_one():

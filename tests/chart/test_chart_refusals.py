@@ -74,6 +74,14 @@ BAD = [
         *("training.saveEvery", '{"batches":5}', "empty with runtime v1", "savingPeriod"),
     ),
     (
+        {"training": {"deltaSaves": 5}, "runtime": "v1"},
+        *("training.deltaSaves", "5", "0 with runtime v1", "runtime to fleet"),
+    ),
+    (
+        {"training": {"deltaSaves": 5, "mode": "geo"}},
+        *("training.deltaSaves", "5", "0 with training.mode geo", "async or sync"),
+    ),
+    (
         {"training": {"initFrom": "other/output"}, "runtime": "v1"},
         *("training.initFrom", '"other/output"', "empty with runtime v1", "runtime to fleet"),
     ),

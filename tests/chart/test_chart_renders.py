@@ -150,6 +150,7 @@ def test_an_unknown_key_is_refused_by_name(values):
         {"nic": "eth 0"},
         {"logFormat": "xml"},
         {"training": {"keepSaves": 0}},
+        {"training": {"deltaSaves": 101}},
         {"training": {"saveEvery": {"batches": 0}}},
         {"training": {"saveEvery": {"minutes": 0}}},
         {"notify": {"webhook": "https://example.org/a-secret"}},

@@ -38,6 +38,10 @@
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
+{{- with int64 $v.training.deltaSaves }}{{/* Only then: a variable more is another Job. */}}
+- name: PADDLE_LAUNCHER_DELTA_SAVES
+  value: {{ . | toString | quote }}
+{{- end }}
 - name: PADDLE_LAUNCHER_WEBHOOK
 {{- with $v.notify.webhook }}
 {{- if .secretName }}

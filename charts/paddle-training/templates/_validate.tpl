@@ -91,6 +91,13 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- if and (eq .Values.runtime "v1") (or $every.batches $every.minutes) -}}
 {{- include "paddle-training.fault" (list "training.saveEvery" $every "empty with runtime v1" "paddle train goes on from whole passes only" "Leave it empty: training.savingPeriod counts passes") -}}
 {{- end -}}
+{{- with $training.deltaSaves -}}
+{{- if eq $.Values.runtime "v1" -}}
+{{- include "paddle-training.fault" (list "training.deltaSaves" . "0 with runtime v1" "paddle train saves whole passes only" "Leave it out, or set runtime to fleet") -}}
+{{- else if eq $training.mode "geo" -}}
+{{- include "paddle-training.fault" (list "training.deltaSaves" . "0 with training.mode geo" "there the servers have no tables whose changes they could write, only what trainers exchanged" "Leave it out, or set training.mode to async or sync") -}}
+{{- end -}}
+{{- end -}}
 {{- with $training.initFrom -}}
 {{- $own := printf "%s/output" $.Values.jobName -}}
 {{- if eq $.Values.runtime "v1" -}}

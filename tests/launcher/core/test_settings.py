@@ -74,6 +74,7 @@ def test_zero_and_empty_values_are_told_apart_from_absent_ones() -> None:
         ("JOB_PATH", "home", "absolute path"),
         ("PADDLE_LAUNCHER_STALL_SECONDS", "0", "cannot be turned off"),
         ("PADDLE_LAUNCHER_KEEP_SAVES", "0", "begins the run anew"),
+        ("PADDLE_LAUNCHER_DELTA_SAVES", "101", "one after the other"),
         ("PADDLE_LAUNCHER_SAVE_EVERY_MINUTES", "-1", "it counts minutes"),
         ("PADDLE_LAUNCHER_SAVE_EVERY_MINUTES", "nan", "0 to 10080"),
         ("PADDLE_LAUNCHER_INIT_FROM", "/srv/other", "neither '/' in front nor '..'"),
@@ -114,6 +115,14 @@ def test_a_rhythm_of_saves_is_batches_or_minutes() -> None:
     with pytest.raises(SettingsError, match="batches or minutes, not both") as caught:
         TrainSettings.from_environ(environ(**given))
     assert FORM.fullmatch(str(caught.value))
+
+
+def test_deltas_are_of_tables_that_servers_have() -> None:
+    given = {"PADDLE_LAUNCHER_DELTA_SAVES": "5", "PADDLE_LAUNCHER_MODE": "geo"}
+    with pytest.raises(SettingsError, match=r"deltaSaves .* 0 with training.mode geo") as caught:
+        TrainSettings.from_environ(environ(**given))
+    assert FORM.fullmatch(str(caught.value))
+    assert TrainSettings.from_environ(environ(**given | {"PADDLE_LAUNCHER_MODE": "sync"})).delta_saves == 5
 
 
 def test_an_address_for_messages_is_neither_shown_nor_passed_on_to_children() -> None:

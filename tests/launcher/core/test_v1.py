@@ -86,7 +86,7 @@ def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -
         V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
 
 
-@pytest.mark.parametrize("name", ["SAVE_EVERY_BATCHES", "SAVE_EVERY_MINUTES", "INIT_FROM"])
+@pytest.mark.parametrize("name", ["SAVE_EVERY_BATCHES", "SAVE_EVERY_MINUTES", "DELTA_SAVES", "INIT_FROM"])
 def test_what_the_old_binary_cannot_do_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="left out with runtime v1"):
         V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,10 @@ from tests.launcher.core.faulty import faulty
 ABOUT = {"servers": 2, "ranks": [[0.0, 0.0, 0.0]]}
 
 
-def write(output: Path, at: Position, attempt: int = 0, end: bool = True) -> Save:
+def write(
+    output: Path, at: Position, attempt: int = 0, end: bool = True, *, upon: tuple[Position, ...] = ()
+) -> Save:
+    """`upon`: what a delta continues."""
     save = Save(output, at, attempt)
     save.begin(100)
     part = save.folder / "tables" / "000" / "part-000-00000.gz"
@@ -34,8 +38,17 @@ def write(output: Path, at: Position, attempt: int = 0, end: bool = True) -> Sav
     if end:
         config = output.parent / "trainer_config.py"
         config.write_text("LABEL = 'x'\n")
-        save.end(config, 1, ABOUT)
+        chain = [outputs.link(Output(output).save(member)) for member in upon]
+        save.end(config, 1, ABOUT | ({"chain": chain} if chain else {}))
     return save
+
+
+def write_chain(output: Path) -> list[Position]:
+    """A base and three deltas."""
+    chain = [Position(1), Position(1, 4), Position(1, 8), Position(1, 12)]
+    for n, at in enumerate(chain):
+        write(output, at, upon=tuple(chain[:n]))
+    return chain
 
 
 def names(output: Path) -> list[str]:
@@ -123,6 +136,54 @@ def test_only_whole_saves_beyond_the_newest_few_are_pruned(output: Path) -> None
     assert last.prune(2) == ["pass-00001"]
     assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
     assert outputs.newest_save(output) == Position(3)
+
+
+def test_a_delta_is_whole_with_all_that_it_continues_and_no_older_launcher_takes_it(output: Path) -> None:
+    base, first, second, third = write_chain(output)
+    assert outputs.newest_save(output) == third
+    found = outputs.contents(output / third.folder)
+    assert found["version"] == outputs.DELTA_VERSION != outputs.VERSION
+    assert outputs.contents(output / base.folder)["version"] == outputs.VERSION
+    assert outputs.chain(output / third.folder, found) == [output / at.folder for at in (base, first, second)]
+    backup = output.with_name("backup")
+    shutil.copytree(output, backup)
+    part = output / second.folder / "tables" / "000" / "part-000-00000.gz"
+    for broken in (
+        (output / second.folder / "done").unlink,
+        lambda: part.write_bytes(b"short"),
+        lambda: checkpoint.refuse(output / second.folder, "other bytes", 1),
+        lambda: shutil.rmtree(output / second.folder),
+    ):
+        broken()
+        assert outputs.newest_save(output) == first
+        assert str(outputs.fault(output / third.folder)).startswith(f"it continues {second.folder}")
+        shutil.rmtree(output)
+        shutil.copytree(backup, output)
+    write(output, second, 1, upon=(base, first))
+    assert outputs.newest_save(output) == second, "the third continues another one"
+    (output / base.folder / "done").unlink()
+    with pytest.raises(DataError, match=r"it continues pass-00000, which is not there, not finished or ref"):
+        outputs.newest_save(output)
+
+
+def test_what_a_kept_delta_continues_is_kept_and_goes_after_it(output: Path) -> None:
+    base, first, second, third = write_chain(output)
+    older = Position(0, 6)
+    last = write(output, older)
+    assert last.prune(1) == [older.folder]
+    assert names(output) == sorted(at.folder for at in (base, first, second, third))
+    last = write(output, Position(2))
+    assert last.prune(2) == []
+    assert last.prune(1) == [at.folder for at in (third, second, first, base)]
+
+
+def test_a_delta_without_its_chain_counts_for_none_of_the_newest(output: Path) -> None:
+    """An attempt that goes on from the first delta finds the third of the attempt before in its way."""
+    base, first, second, third = write_chain(output)
+    last = write(output, second, 1)
+    assert last.prune(1) == [first.folder, base.folder]
+    assert outputs.newest_save(output) == second
+    assert (output / third.folder).exists(), "it is not whole"
 
 
 def test_a_refused_save_is_replaced_by_a_new_one_at_the_same_place(output: Path) -> None:
