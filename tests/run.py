@@ -43,7 +43,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": (_pytest("not e2e", 2, "docs", "launcher", "local", "infra"),),
+    "unit": (_pytest("not e2e", 3, "docs", "launcher", "local", "infra"),),
     "chart": (_pytest("not e2e", 0, "chart"),),
     "emulated": (_pytest("not e2e", 2, "aws_tools", "aws_emulator", "infra_emulated"),),
     "cluster": (
