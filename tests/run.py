@@ -45,7 +45,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "unit": (_pytest("not e2e", 3, "docs", "launcher", "local", "infra"),),
     "chart": (_pytest("not e2e", 0, "chart"),),
-    "emulated": (_pytest("not e2e", 2, "aws_tools", "aws_emulator", "infra_emulated"),),
+    "emulated": (_pytest("not e2e", 3, "aws_tools", "aws_emulator", "infra_emulated"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -63,7 +63,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
 # What needs the cluster; beside it what does not, in equal shares.
-STREAMS = (("cluster", "e2e", "emulated"), ("lint", "unit", "chart"))
+STREAMS = (("cluster", "e2e", "chart"), ("lint", "unit", "emulated"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident

@@ -242,10 +242,10 @@ def test_what_some_servers_saved_others_load_more_or_fewer_with_the_same_rows(
         assert own == {f"{server:03d}" for server in range(servers)}, "each of them held a share"
         assert set(params) == set(np.load(started.output.save(Position(passes + 1)) / "params.npz").files)
     refused = replace(
-        started, resume=Position(5), attempt=9, values=started.values | {"CONF_PADDLE_PORTS_NUM": "11"}
+        started, resume=Position(5), attempt=9, values=started.values | {"CONF_PADDLE_PORTS_NUM": "6"}
     )
     assert refused.run()["0/trainer"] == 64
-    for part in ("portsNum x trainers", "is 11, but must be such as 10 or 12", "in 60 parts, dealt out 6 a"):
+    for part in ("portsNum x trainers", "is 6, but must be such as 5 or 4", "in 10 parts, dealt out 2 a"):
         assert part in refused.log()
 
 
