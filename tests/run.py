@@ -45,7 +45,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "unit": (_pytest("not e2e", 3, "docs", "launcher", "local", "infra"),),
     "chart": (_pytest("not e2e", 0, "chart"),),
-    "emulated": (_pytest("not e2e", 3, "aws_tools", "aws_emulator", "infra_emulated"),),
+    "aws": (_pytest("not e2e", 3, "aws_tools", "aws_emulator"),),
+    "emulated": (_pytest("not e2e", 3, "infra_emulated"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -62,8 +63,9 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
-# What needs the cluster; beside it what does not, in equal shares.
-STREAMS = (("cluster", "e2e", "chart"), ("lint", "unit", "emulated"))
+# What needs the cluster; beside it what does not, in equal shares. Few long tests come before many short
+# ones, whose last ones end together.
+STREAMS = (("cluster", "e2e", "chart", "lint", "aws"), ("emulated", "unit"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
