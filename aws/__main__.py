@@ -23,7 +23,9 @@ out = Console(soft_wrap=True, highlight=False, markup=False)
 
 StackName = Annotated[str, typer.Option("--stack", help="The stack: Pulumi.<stack>.yaml.")]
 Base = Annotated[str, typer.Option(help="Base image: Debian 12 with Python 3.11.")]
-Changes = Annotated[list[str] | None, typer.Option("--set", help="A change, such as nodes.desired=1.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", help="KEY=VALUE of a change, such as nodes.desired=1.")
+]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 BASE = "python:3.11-slim-bookworm"
@@ -117,7 +119,9 @@ def show_plan(
 def push_image(
     stack: StackName,
     base: Base = BASE,
-    upon: Annotated[Path | None, typer.Option("--from", help="Folder of your Dockerfile upon ours.")] = None,
+    upon: Annotated[
+        Path | None, typer.Option("--from", help="Folder with a Dockerfile upon the launcher's image.")
+    ] = None,
 ) -> None:
     """Builds the image, pushes it to the stack's registry and writes its digest to the stack's settings."""
     known = read(stack)

@@ -37,13 +37,15 @@ class Job:
 
 @dataclass(frozen=True)
 class Load:
-    """What training makes of one of so many pods. `row_us`: CPU of a row, of the trainer and of all servers.
-    `rows` and `network_mb` (10⁶ bytes sent, and as many received) are of a second."""
+    """What training makes of one of so many pods."""
 
     memory_gib: float
     row_us: float
+    """CPU of a row: of the trainer, and of all servers for it."""
     rows: float
+    """A second."""
     network_mb: float
+    """10⁶ bytes a second, sent, and as many received."""
 
 
 @dataclass(frozen=True)

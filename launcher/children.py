@@ -66,15 +66,17 @@ class Child:
     def _watch(self) -> None:
         # WNOWAIT leaves the dead leader in the process table: its id still names the group, and
         # nobody else's, while what it left behind there is killed.
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # noqa: S101 - only WNOHANG gives none
         self.ended_at = time.monotonic()
         _kill(self.pid, signal.SIGKILL)
         for leaders in (_alive, _apart):
             leaders.discard(self.pid)
+        self.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        with contextlib.suppress(ChildProcessError):  # `reap_orphans` may be first from here on
+            os.waitpid(self.pid, 0)
         if self._popen is not None:
-            self.returncode = self._popen.wait()
-        else:
-            self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._popen.returncode = self.returncode  # or it would ask again
         self.done.set()
         self._ended()
 

@@ -20,8 +20,8 @@ from local.run import run
 
 LOCK = CLONE / "local" / "sources.lock"
 PLANTED = "planted-ctr-2-1000000.txt"
-"""What the example `ctr` trains on: so many rows of launcher/programs/ctr/planted.py, whose second rows they
-are: a machine that has the first ones makes them anew."""
+"""What the example `ctr` trains on: rows of launcher/programs/ctr/planted.py. When that makes others,
+the number changes, or a machine would keep the earlier ones."""
 PLANTED_ROWS = 1_000_000
 _LINE = re.compile(r"^([A-Za-z0-9._-]+)==(\S+) ")
 

@@ -83,7 +83,7 @@ class FleetRuntime:
         if faults:
             raise SettingsError("\n".join(faults))
 
-    def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec:
         """The import of Paddle is most of a process' start, and most of its memory."""
         return ProcessSpec(
             name="fork server",

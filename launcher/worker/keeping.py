@@ -111,12 +111,13 @@ class Keeper:
                     for table in trainer.network.tables
                 },
             }
+            told = ""
             if delta:
                 about["chain"] = self.chain
+                told = f" (what changed since {self.chain[-1]['folder']})"
                 self.delta_bytes = save.end(self.config, self.settings.trainers, about)
             else:
                 self.bytes = save.end(self.config, self.settings.trainers, about)
-            told = f" (what changed since {self.chain[-1]['folder']})" if delta else ""
             self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s{told}")
         trainer.barrier()
         if self.settings.delta_saves:
@@ -190,7 +191,8 @@ class Keeper:
         if keys and parts.differ(np.stack(list(keys.values())), given[: len(keys)]):
             raise DataError(f"the rows of {table} that were written are not those of the servers")
         if self.settings.delta_saves:
-            older += list(keys)[:: -(-len(keys) * self.settings.delta_saves // OLDER) or 1]
+            most = max(1, OLDER // self.settings.delta_saves)  # an equal share of each save
+            older += list(keys)[:: -(-len(keys) // most) or 1]
         return {"ids": ids.tolist(), "values": given.tolist()}
 
     def prepare(self) -> Initial | None:

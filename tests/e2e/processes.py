@@ -48,15 +48,14 @@ def _identified(path: Path, job_name: str) -> Process | None:
     try:
         pairs = (word.partition("=") for word in (path / "environ").read_text(errors="replace").split("\0"))
         words = (path / "cmdline").read_text(errors="replace").split("\0")
-        name = (path / "comm").read_text().split()
+        shown = (path / "comm").read_text().partition(" ")[0].strip()  # a server's has its number behind
     except OSError:  # it has ended meanwhile
         return None
     environ = {name: value for name, _, value in pairs}
     if environ.get("JOB_NAME") != job_name:
         return None
-    role = name[0] if name and name[0] in WORKERS else ""
-    if not role:
-        role = next((COMMANDS[word] for word in words if word in COMMANDS), "other")
+    known = (COMMANDS[word] for word in words if word in COMMANDS)
+    role = shown if shown in WORKERS else next(known, "other")
     return Process(int(path.name), role, int(environ.get("JOB_COMPLETION_INDEX", "-1")))
 
 

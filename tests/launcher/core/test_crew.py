@@ -284,6 +284,18 @@ def test_a_forked_child_is_killed_with_what_it_started_and_outlives_the_fork_ser
     until(lambda: children.reap_orphans(children.watched()) or not Path(f"/proc/{below}").exists())
 
 
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_child_that_the_reaper_of_orphans_was_faster_to_take_has_its_own_exit_code(
+    tmp_path: Path, forks: ForkServer, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forks.ready(20)
+    monkeypatch.setattr(children, "_kill", lambda pid, _: os.waitpid(pid, 0))
+    spec = spec_of(tmp_path, "raise SystemExit(9)", WHO="x", THEN="sys.exit(9)")
+    child = Child(spec, lambda: None, forks if forked else None)
+    until(child.done.is_set)
+    assert child.returncode == 9
+
+
 @pytest.mark.parametrize("how", ["not loaded", "dead", "stopped"])
 def test_what_no_fork_server_can_fork_off_is_started_anew(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch

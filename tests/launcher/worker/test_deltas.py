@@ -21,6 +21,7 @@ from launcher.worker import outputs, parts
 from launcher.worker.initial import Initial
 
 from .conftest import listens, needs_paddle
+from .forked import SHARDS
 from .loopback import Loopback, Process
 from .test_saves import flip
 from .test_tables import PROGRAM, gang, run, saved, stage
@@ -181,8 +182,8 @@ def test_a_member_of_a_chain_with_other_bytes_costs_the_saves_behind_it_only(cut
     assert outputs.newest_save(cut.output.root) == DELTAS[0]
 
 
-def test_a_load_that_misses_a_member_is_seen(cut: Loopback) -> None:
-    """The servers' rows are held to what each member proved, and not to the newest save's alone."""
+def test_a_delta_proves_rows_of_each_save_that_it_continues(cut: Loopback) -> None:
+    """So a load that left one of them out would be seen."""
     about = outputs.contents(cut.output.save(DELTAS[2]))
     last = saved(cut, DELTAS[2], "sgd")
     for at in (Position(1), *DELTAS[:2]):
@@ -195,7 +196,7 @@ def test_a_new_run_begins_with_a_delta_and_what_it_continues(cut: Loopback) -> N
     found = Initial.find(asked)  # type: ignore[arg-type]
     assert found.source == f"output/{DELTAS[-1].folder}"
     expected = state(cut, DELTAS[-1])["sgd"]
-    for shards in (parts.SHARDS, 7):  # as they lie, and all files for each
+    for shards in (SHARDS, 7):  # as they lie, and all files for each
         rows = parts.Rows.whole(found.tables["sgd"].stretches(shards, range(shards)), 4)
         assert rows.ids.tolist() == sorted(expected)
         assert np.allclose(rows.vectors, [expected[key][2:] for key in rows.ids.tolist()])
