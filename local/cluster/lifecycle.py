@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from local.cluster import certs, configs, kernel, network, node, processes
-from local.cluster.api import Api
+from local.cluster.api import Api, etcd_ready
 from local.cluster.plan import BRIDGE_ADDRESS, Node, every_node, nodes
 from local.errors import LocalError
 from local.files import locked, need_space, write_whole
@@ -136,6 +136,8 @@ def _control_plane(kubernetes: Path, coredns: Path) -> None:
     if not processes.record("etcd"):
         processes.stop("apiserver")  # it would wait a minute for the etcd that is gone
     processes.start("etcd", configs.etcd())
+    # An API server gives up after 20 s without etcd, which first reads its log: from a cold disk for longer.
+    node.wait("etcd", etcd_ready, 180, "etcd")
     if not processes.record("apiserver") and not _soon(network.port_free, 5):
         raise LocalError(
             f"Something that is not ours listens on {configs.SERVER}, where the local API server belongs. "

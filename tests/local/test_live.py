@@ -10,6 +10,7 @@ import signal
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -73,6 +74,19 @@ def _cluster():
     _local("up", NODES=_size())
     yield
     _local("up", NODES=_size())
+
+
+def test_an_api_server_is_not_started_before_etcd_answers():
+    etcd = processes.record("etcd")
+    _kill("apiserver")
+    os.kill(etcd.pid, signal.SIGSTOP)
+    try:
+        threading.Timer(25, os.kill, (etcd.pid, signal.SIGCONT)).start()  # an API server gives up after 20 s
+        _local("up", NODES=_size())
+    finally:
+        os.kill(etcd.pid, signal.SIGCONT)
+    _assert_whole()
+    assert processes.record("etcd") == etcd
 
 
 def test_a_second_start_changes_nothing():

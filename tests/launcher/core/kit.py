@@ -99,6 +99,7 @@ class LoopbackGang:
         timings: dict[str, float] | None = None,
         servers_end_themselves: bool = False,
         trainer_waits: bool = False,
+        forked: bool = False,
         nics: dict[str, list[str]] | None = None,
         **env: str,
     ) -> None:
@@ -109,6 +110,7 @@ class LoopbackGang:
         self.timings = {**FAST, **(timings or {})}
         self.fake, self.env, self.nics = fake or {}, env, nics
         self.servers_end_themselves, self.trainer_waits = servers_end_themselves, trainer_waits
+        self.forked = forked
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
         self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
@@ -164,6 +166,7 @@ class LoopbackGang:
             "timings": self.timings,
             "servers_end_themselves": self.servers_end_themselves,
             "trainer_waits": self.trainer_waits,
+            "forked": self.forked,
         }
 
     def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> LoopbackGang:

@@ -14,6 +14,8 @@ from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.timings import Timings
 
+REPO = Path(__file__).resolve().parents[3]
+
 
 class LoopbackNetwork(Network):
     """Each rank has an address of its own in 127/8, and the names that the test gives."""
@@ -42,12 +44,41 @@ class SelfEndingV1(V1Runtime):
         return [replace(spec, ends_itself=True) for spec in super().pservers(gang)]
 
 
+FORKS = """
+import json, os
+from launcher.worker import forks
+forks.serve(lambda: None)
+argv = json.loads(os.environ["FAKE_ARGV"])
+os.execvpe(argv[0], argv, os.environ)
+"""
+
+
+class ForkedV1(SelfEndingV1):
+    """All processes are forked off by one, and then are the binary."""
+
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec:
+        env = {"PATH": settings.environ["PATH"], "PYTHONPATH": str(REPO)}
+        log = settings.work.log("fork-server.log")
+        return ProcessSpec("fork server", "forks", (sys.executable, "-c", FORKS), env, settings.work_dir, log)
+
+    def pservers(self, gang: Gang) -> list[ProcessSpec]:
+        return [_told(spec) for spec in super().pservers(gang)]
+
+    def trainer(self, gang: Gang) -> ProcessSpec:
+        return _told(super().trainer(gang))
+
+
+def _told(spec: ProcessSpec) -> ProcessSpec:
+    return replace(spec, env={**spec.env, "FAKE_ARGV": json.dumps(spec.argv)})
+
+
 def main() -> int:
     config = json.loads(Path(sys.argv[1]).read_text())
     network = LoopbackNetwork(config)
     try:
         settings = TrainSettings.from_environ(config["environ"])
         runtime = SelfEndingV1() if config["servers_end_themselves"] else runtimes.load(settings.runtime)
+        runtime = ForkedV1() if config["forked"] else runtime
         if config["trainer_waits"]:
             runtime.trainer_waits = True
     except LauncherError as error:

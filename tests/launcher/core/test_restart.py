@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -68,6 +69,32 @@ def test_a_process_that_dies_restarts_all_in_place(tmp_path: Path, rank: int, ch
             assert "Pass=0" in (gang.output / f"node_{other}" / "attempt-0" / "train.log").read_text()
             assert gang.pod_log(other).count("staged shard") == 1, "the staged data stays"
             assert not Path(f"/proc/{old[other]}").exists()
+
+
+def test_a_restart_is_forked_off_too_and_a_fork_server_that_died_is_replaced(tmp_path: Path) -> None:
+    with gang_of(tmp_path, forked=True) as gang:
+        gang.start().until(lambda: in_pass(gang, 1, 2))
+        launcher = gang.processes[1].pid
+        server = fork_server(launcher)
+        assert parent(gang.child(1, "train")) == launcher
+        os.kill(server, signal.SIGKILL)
+        os.kill(gang.child(1, "train"), signal.SIGKILL)
+        gang.until(lambda: fork_server(launcher) not in (server, None))
+        assert gang.wait() == [0, 0, 0], gang.pod_log(0)
+        went_on(gang)
+
+
+def fork_server(launcher: int) -> int | None:
+    """The one that lives, of a launcher."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if b"forks.serve" in path.read_bytes() and parent(int(path.parent.name)) == launcher:
+                return int(path.parent.name)
+    return None
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_restarts_without_a_new_save_are_limited_and_those_with_one_are_not(tmp_path: Path) -> None:
