@@ -30,6 +30,8 @@ class Timings:
     """From a trainer's line that a pserver is gone until it counts: that pserver's own end is the cause."""
     stop: float = 8.0
     """From TERM to KILL, one deadline for all children."""
+    leave: float = 60.0
+    """For a trainer to end once it says that it is done: it meets the others once more, and that is all."""
     servers_end: float = 30.0
     """For pservers to end by themselves once all trainers are done."""
     server_early: float = 60.0

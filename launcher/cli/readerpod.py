@@ -26,7 +26,9 @@ from launcher.cli.view import Object, Run
 READER = "reader"
 OWNER = "paddle-training/reader-owner"  # host:pid of the command line that made the pod
 START_SECONDS = 120.0  # an image that is on the node starts in 2 s; a pull of 900 MB takes about a minute
-UNBOUND_SECONDS = 15.0  # a claim or node that is not there by then needs a person
+UNBOUND_SECONDS = 45.0
+"""A claim or node that is not there by then needs a person. The controller that binds claims and saw one
+before its volume looks again 15 s later (kube-controller-manager's --pvclaimbinder-sync-period)."""
 
 
 def reader_pod(

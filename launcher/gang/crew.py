@@ -190,15 +190,19 @@ class Crew:
         if place != self._moved[1]:
             self._moved = now, place
         stall, state = self._gang.settings.stall_seconds, progress.get("state")
-        limit = stall if state == "training" else SLOW * stall
+        if state == "training":
+            limit, what = float(stall), f"no batch for {stall} s (training.stallSeconds)"
+        elif state == "done":
+            limit = self._timings.leave
+            what = f"done, but not ended for {limit:g} s"
+        else:
+            limit = float(SLOW * stall)
+            what = f"still {state} for {limit:g} s ({SLOW} times training.stallSeconds)"
         if state is None or now - self._moved[0] < limit:  # an old binary says nothing of itself
             return
-        times = "" if state == "training" else f"{SLOW} times "
-        what = f"{'no batch' if state == 'training' else f'still {state}'} for {limit} s ({times}"
         quote = _quote(self._trainer.spec) if self._trainer is not None else ""
         raise ProcessError(
-            f"trainer hangs: {what}training.stallSeconds), at pass {int(place[0] or 0) + 1}, batch {place[1]}"
-            f"{quote}",
+            f"trainer hangs: {what}, at pass {int(place[0] or 0) + 1}, batch {place[1]}{quote}",
             process="trainer",
         )
 

@@ -8,7 +8,8 @@ once, so that the launcher becomes its parent:
                                                └── go, or an end ──▶ becomes what the line says, or ends
 
 What the launcher could not be told of ends by itself. Of the import of Paddle 2.6.2 one thread is left,
-bvar's sampler, and that starts itself anew in a forked process.
+bvar's sampler. It starts itself anew in a forked process, but what it had locked stays locked there: a
+trainer was seen to wait for that for ever when it left the servers. Hence `fork_alone`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,62 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_OK
+
+QUIET_SECONDS = 5.0
+_WATCHED = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+
+
+def fork_alone() -> int:
+    """`os.fork()` while no other thread of this process runs: what one holds, nobody frees in the child.
+
+    Whether one ran meanwhile is only known afterwards; then the child is ended and it is tried again. Raises
+    `OSError` when that takes longer than QUIET_SECONDS.
+    """
+    deadline = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < deadline:
+        before = _others()
+        if all(state[0].split()[1] == "S" for state in before.values()):
+            judged, judge = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(judge)
+                if not os.read(judged, 1):
+                    os._exit(EXIT_GANG)
+                os.close(judged)
+                return 0
+            os.close(judged)
+            alone = _others() == before
+            if alone:
+                os.write(judge, b"!")
+            os.close(judge)
+            if alone:
+                return pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        time.sleep(0.001)
+    raise OSError(f"other threads of this process ran all the time for {QUIET_SECONDS:g} s")
+
+
+def _others() -> dict[str, list[str]]:
+    """What the kernel tells of each other thread: its state, and how often it was taken off a processor."""
+    own = str(threading.get_native_id())
+    told = {}
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != own:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+                lines = (task / "status").read_text().splitlines()
+                told[task.name] = [line for line in lines if line.startswith(_WATCHED)]
+    return told
 
 
 def serve(load: Callable[[], object]) -> None:
@@ -37,7 +88,7 @@ def serve(load: Callable[[], object]) -> None:
     for line in sys.stdin:
         ours, theirs = socket.socketpair()
         try:
-            between = os.fork()
+            between = fork_alone()
         except OSError:
             between = -1
         if between == 0:
@@ -59,7 +110,7 @@ def serve(load: Callable[[], object]) -> None:
 def _fork_again(server: socket.socket) -> None:
     """Returns in the second process, once the launcher was told of it."""
     try:
-        if os.fork():
+        if fork_alone():
             os._exit(EXIT_OK)
     except OSError:
         os._exit(EXIT_GANG)

@@ -12,7 +12,8 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from launcher.errors import EXIT_OK, DataError, LauncherError
+from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
+from launcher.worker.forks import fork_alone
 
 SECONDS = 1800.0
 
@@ -21,10 +22,14 @@ class Scorer:
     """Made before Paddle has threads. It ends with the process that made it."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("fork")
-        self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, self._ours), daemon=True)
-        self._process.start()
+        self._ours, theirs = multiprocessing.Pipe()
+        self._pid = fork_alone()
+        if self._pid == 0:
+            self._ours.close()
+            try:
+                _work(theirs)
+            finally:
+                os._exit(EXIT_GANG)
         theirs.close()
 
     def score(self, folder: Path, test: Path) -> dict[str, float]:
@@ -33,16 +38,15 @@ class Scorer:
             self._ours.send((folder, test))
             answer = self._ours.recv() if self._ours.poll(SECONDS) else f"not done after {SECONDS:g} s"
         except (EOFError, OSError):
-            self._process.join(1)
-            answer = f"its process ended with exit code {self._process.exitcode}"
+            _, status = os.waitpid(self._pid, 0)  # it has closed its end, or is about to close it
+            answer = f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
         if isinstance(answer, str):
             raise DataError(f"the model in {folder} cannot be scored with {test}: {answer}")
         scores: dict[str, float] = answer
         return scores
 
 
-def _work(requests: Connection, others: Connection) -> None:
-    others.close()
+def _work(requests: Connection) -> None:
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("scorer")
     for name in [name for name in os.environ if name.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))]:

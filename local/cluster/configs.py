@@ -118,6 +118,8 @@ def controller_manager(binary: Path, config: Path) -> list[str]:
         "--use-service-account-credentials=true",
         "--leader-elect=false",
         "--node-monitor-period=2s",
+        # A claim that is seen before its volume is bound at the next look, by default 15 s later.
+        "--pvclaimbinder-sync-period=1s",
         "--node-monitor-grace-period=16s",
         "--profiling=false",
     ]

@@ -80,7 +80,8 @@ def up(count: int, kubernetes: Path, coredns: Path) -> bool:
     _need_root()
     wanted = nodes(count)
     with lock():
-        promise = json.dumps({"nodes": count, "kubernetes": str(kubernetes), "coredns": str(coredns)}) + "\n"
+        commands = _commands(kubernetes, coredns)
+        promise = json.dumps({"nodes": count, "control plane": commands}) + "\n"
         if _settings() == promise and whole(wanted):
             return False
         need_space(STATE, 3, "The local cluster")
@@ -88,7 +89,7 @@ def up(count: int, kubernetes: Path, coredns: Path) -> bool:
         began = int(time.time())
         with ThreadPoolExecutor(len(wanted) + 1) as pool:
             runtimes = [pool.submit(node.ensure_runtime, n, _pause()) for n in wanted]
-            plane = pool.submit(_control_plane, kubernetes, coredns)
+            plane = pool.submit(_control_plane, commands)
             for future in (plane, *runtimes):
                 future.result()
         api = Api()
@@ -115,7 +116,7 @@ def _begin(wanted: tuple[Node, ...], promise: str) -> None:
     if certs.ensure() or (
         _settings() and json.loads(_settings()) | {"nodes": 0} != json.loads(promise) | {"nodes": 0}
     ):
-        _stop(every_node())  # other keys or other binaries: everything starts anew
+        _stop(every_node())  # other keys, binaries or flags: everything starts anew
     for extra in set(every_node()) - set(wanted):
         node.stop(extra)
     certs.ensure_token()
@@ -131,11 +132,24 @@ def _pause() -> Path:
     return archive.pause_archive(STATE / "images" / "pause.tar", configs.PAUSE_IMAGE)
 
 
-def _control_plane(kubernetes: Path, coredns: Path) -> None:
+def _commands(kubernetes: Path, coredns: Path) -> dict[str, list[str]]:
+    """The control plane's command lines, by name."""
+    return {
+        "etcd": configs.etcd(),
+        "apiserver": configs.apiserver(kubernetes / "kube-apiserver"),
+        "controller-manager": configs.controller_manager(
+            kubernetes / "kube-controller-manager", STATE / "controller-manager.kubeconfig"
+        ),
+        "scheduler": configs.scheduler(kubernetes / "kube-scheduler", STATE / "scheduler.kubeconfig"),
+        "coredns": [str(coredns / "coredns"), "-conf", str(STATE / "Corefile")],
+    }
+
+
+def _control_plane(commands: dict[str, list[str]]) -> None:
     (STATE / "etcd").mkdir(mode=0o700, exist_ok=True)
     if not processes.record("etcd"):
         processes.stop("apiserver")  # it would wait a minute for the etcd that is gone
-    processes.start("etcd", configs.etcd())
+    processes.start("etcd", commands["etcd"])
     # An API server gives up after 20 s without etcd, which first reads its log: from a cold disk for longer.
     node.wait("etcd", etcd_ready, 180, "etcd")
     if not processes.record("apiserver") and not _soon(network.port_free, 5):
@@ -143,21 +157,14 @@ def _control_plane(kubernetes: Path, coredns: Path) -> None:
             f"Something that is not ours listens on {configs.SERVER}, where the local API server belongs. "
             "`ss -ltnp` says what; end it and try again."
         )
-    processes.start("apiserver", configs.apiserver(kubernetes / "kube-apiserver"))
+    processes.start("apiserver", commands["apiserver"])
     node.wait("the API server", Api().ready, 90, "apiserver")
-    processes.start(
-        "controller-manager",
-        configs.controller_manager(
-            kubernetes / "kube-controller-manager", STATE / "controller-manager.kubeconfig"
-        ),
-    )
-    processes.start(
-        "scheduler", configs.scheduler(kubernetes / "kube-scheduler", STATE / "scheduler.kubeconfig")
-    )
+    for name in ("controller-manager", "scheduler"):
+        processes.start(name, commands[name])
     outside = configs.resolvers(Path("/etc/resolv.conf").read_text())
     if write_whole(STATE / "Corefile", configs.corefile(STATE / "coredns.kubeconfig", outside)):
         processes.stop("coredns")
-    processes.start("coredns", [coredns / "coredns", "-conf", STATE / "Corefile"])
+    processes.start("coredns", commands["coredns"])
 
 
 def _soon(holds: Callable[[], bool], seconds: float) -> bool:

@@ -150,7 +150,10 @@ class Training:
 
     def ended(self, seconds: float = 180) -> str:
         """Waits for the training Job's end: Complete or Failed."""
-        return str(self.cluster.until(f"the end of training {self.namespace}", seconds, self.condition))
+        try:
+            return str(self.cluster.until(f"the end of training {self.namespace}", seconds, self.condition))
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.words()}") from None
 
     def complete(self, seconds: float = 180) -> None:
         """Waits for the Job to be Complete; a failed one fails the test with the pods' own words."""

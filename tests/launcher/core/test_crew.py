@@ -199,6 +199,17 @@ def test_saving_and_testing_do_not_count_as_hanging_and_a_batch_that_never_comes
     assert "trainer hangs: no batch for 10 s (training.stallSeconds), at pass 1, batch 4" in crew.failure.text
 
 
+def test_a_trainer_that_is_done_must_end_soon(make: Make, tmp_path: Path) -> None:
+    crew = trained(make(Scripts([STAY])))
+    (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 4}))
+    began = time.monotonic()
+    for seconds, hangs in ((0, False), (50, False), (61, True)):
+        crew.poll(began + seconds)
+        assert (crew.failure is not None) == hangs
+    assert crew.failure is not None
+    assert "trainer hangs: done, but not ended for 60 s, at pass 2, batch 4" in crew.failure.text
+
+
 def test_a_child_writes_to_the_pods_disk_and_its_copy_comes_late_when_the_volume_fails(
     tmp_path: Path,
 ) -> None:
