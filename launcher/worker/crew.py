@@ -2,8 +2,8 @@
 
 What that means for the order of updates, with T threads (`trainerCount`):
 async  a thread pushes its gradients when its batch ends, so the gradients of up to T - 1 other batches are
-       missing in the parameters that it took, as those of other trainers are. One thread at a time pulls the
-       dense parameters; who finds another one at it goes on with what is there.
+       missing in the parameters that it took, as those of other trainers are. The dense parameters are pulled
+       once for every T batches, by the thread that ends the last of them; others go on meanwhile.
 sync   a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients to
        the dense parameters, and all rows' gradients, before any thread takes its next batch.
 geo    all threads change the trainer's own copy of the parameters, without waiting for each other.
@@ -34,6 +34,7 @@ class Crew:
         self._step, self._apply = step, apply
         self._seats = [(exe, scope)] if threads == 1 else [self._seat(scope) for _ in range(threads)]
         self._pool = ThreadPoolExecutor(threads, "trainer")
+        self._applying = threading.Lock()
 
     @staticmethod
     def _seat(scope: Any) -> tuple[Any, Any]:
@@ -49,8 +50,7 @@ class Crew:
         if len(self._seats) == 1:
             self._alone(work)
             return
-        applying = threading.Lock()
-        for thread in [self._pool.submit(self._side_by_side, seat, work, applying) for seat in self._seats]:
+        for thread in [self._pool.submit(self._side_by_side, seat, work) for seat in self._seats]:
             thread.result()
 
     def train_in_step(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
@@ -73,16 +73,16 @@ class Crew:
             self._apply()
             work.tell(batch, loss)
 
-    def _side_by_side(self, seat: tuple[Any, Any], work: _Work, applying: threading.Lock) -> None:
+    def _side_by_side(self, seat: tuple[Any, Any], work: _Work) -> None:
         try:
             while (batch := work.take()) is not None:
                 loss = self._step(batch, *seat)
-                if applying.acquire(blocking=False):
+                ended = work.tell(batch, loss)
+                if ended % len(self._seats) == 0 and self._applying.acquire(blocking=False):
                     try:
                         self._apply()
                     finally:
-                        applying.release()
-                work.tell(batch, loss)
+                        self._applying.release()
         except BaseException:
             work.stop()
             raise
@@ -92,7 +92,7 @@ class _Work:
     """Some batches that are to be trained on."""
 
     def __init__(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
-        self._batches, self._left, self._told = batches, count, told
+        self._batches, self._left, self._told, self._ended = batches, count, told, 0
         self._lock = threading.Lock()
 
     def take(self) -> Arrays | None:
@@ -103,9 +103,12 @@ class _Work:
             self._left -= 1
             return next(self._batches)
 
-    def tell(self, batch: Arrays, loss: float) -> None:
+    def tell(self, batch: Arrays, loss: float) -> int:
+        """Gives how many batches have been told of."""
         with self._lock:
             self._told(batch, loss)
+            self._ended += 1
+            return self._ended
 
     def stop(self) -> None:
         self._left = 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from launcher.worker import forks
 
-BUSY = bytes(1 << 21)  # some milliseconds to hash, without Python's own lock
+BUSY = bytes(1 << 24)  # some 10 ms to hash, without Python's own lock
+REST = 0.05  # longer than a fork, which takes up to 20 ms where this process has Paddle
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def held() -> Iterator[threading.Lock]:
     lock, stop = threading.Lock(), threading.Event()
 
     def sample() -> None:
-        while not stop.wait(0.005):
+        while not stop.wait(REST):
             with lock:
                 hashlib.sha256(BUSY)
 
@@ -35,12 +35,11 @@ def held() -> Iterator[threading.Lock]:
 def test_what_is_forked_off_finds_no_lock_held_by_a_thread_that_it_does_not_have(
     held: threading.Lock,
 ) -> None:
-    for _ in range(50):
+    for _ in range(20):
         pid = forks.fork_alone()
         if pid == 0:
             os._exit(0 if held.acquire(blocking=False) else 9)
         assert os.waitpid(pid, 0)[1] == 0
-        time.sleep(0.001)
 
 
 def test_a_process_whose_threads_never_rest_forks_nothing_off_and_says_so(
