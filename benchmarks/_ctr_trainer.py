@@ -2,8 +2,9 @@
 
 Both have the same program, servers and connection, and differ in what feeds them. `ours` takes batches from
 mapped records, which were parsed once, before. `theirs` is `train_from_dataset` over text files in Paddle's
-MultiSlot form, as many as threads. BENCH_CTR is {"how", "files": of one pass, "pids": a file with those of
-the servers}. Prints a line of JSON about the second pass (the first one makes the tables' rows): {"samples",
+MultiSlot form, as many as threads. They take turns, pass by pass, in one process: a machine that others slow
+down does so to both. BENCH_CTR is {"hows", "repeats", "files": of one pass, "pids": a file with those of the
+servers}. Prints a line of JSON for each pass but the first, which makes the tables' rows: {"how", "samples",
 "seconds", "cpu": seconds of this process, "servers": of all servers}.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,24 @@ import psutil
 
 from launcher.worker import convert
 from launcher.worker import program as programs
+from launcher.worker.crew import Crew
 from launcher.worker.settings import WorkerSettings
 from launcher.worker.trainer import Trainer
 
-PASSES = 2
+BEFORE = 8
+"""Batches before a pass of ours, by which new executors are prepared."""
 
 
-def ours(trainer: Trainer, rows: Any, steps: int, number: int) -> None:
-    """A pass of the product's loop."""
-    batches = rows.batches(steps, (1, number, trainer.settings.rank))
+def ours(trainer: Trainer, batches: Iterator[Any], steps: int) -> None:
+    """A pass of the product's loop, or the next part of one."""
     trainer.train(batches, steps, lambda *_: None)
+
+
+def renew(trainer: Trainer) -> None:
+    """New executors: Paddle's own pass drops the scopes that the others had prepared."""
+    trainer.exe = paddle.static.Executor(paddle.CPUPlace())
+    threads = trainer.settings.trainer_count
+    trainer.crew = Crew(threads, trainer.exe, trainer.scope, trainer._step, trainer.pull_dense)
 
 
 def theirs(trainer: Trainer, files: list[str]) -> None:
@@ -47,7 +57,7 @@ def theirs(trainer: Trainer, files: list[str]) -> None:
 
 
 def main() -> None:
-    """Two passes; the second is measured."""
+    """A pass that is not measured, and then a pass of each way in turn."""
     settings, told = WorkerSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
     path = settings.program_dir / settings.config_file
     program = programs.load(path, settings.data_dir / "tables", settings.options)
@@ -58,20 +68,26 @@ def main() -> None:
     trainer.join()
     files = [str(Path(settings.data_dir) / name) for name in told["files"]]
     steps = -(-rows.rows // settings.batch_size)
-    for number in range(PASSES):
+    ours(trainer, rows.batches(steps, (1, 0, settings.rank)), steps)
+    for number, how in enumerate(told["repeats"] * told["hows"], 1):
+        if how == "ours":
+            renew(trainer)
+            batches = rows.batches(steps + BEFORE, (1, number, settings.rank))
+            ours(trainer, batches, BEFORE)
         trainer.settle(last=False)
         trainer.barrier()
         servers = [psutil.Process(pid) for pid in json.loads(Path(told["pids"]).read_text())]
         before = [_cpu(psutil.Process()), sum(map(_cpu, servers)), time.monotonic()]
-        if told["how"] == "ours":
-            ours(trainer, rows, steps, number)
+        if how == "ours":
+            ours(trainer, batches, steps)
         else:
             theirs(trainer, files)
         seconds = time.monotonic() - before[2]
         trainer.settle(last=False)  # what was pushed has arrived, and the servers' work for it is done
         trainer.barrier()
         cpu, served = _cpu(psutil.Process()) - before[0], sum(map(_cpu, servers)) - before[1]
-    print(json.dumps({"samples": rows.rows, "seconds": seconds, "cpu": cpu, "servers": served}), flush=True)
+        found = {"how": how, "samples": rows.rows, "seconds": seconds, "cpu": cpu, "servers": served}
+        print(json.dumps(found), flush=True)
     trainer.leave()
 
 

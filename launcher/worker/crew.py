@@ -3,7 +3,8 @@
 What that means for the order of updates, with T threads (`trainerCount`):
 async  a thread pushes its gradients when its batch ends, so the gradients of up to T - 1 other batches are
        missing in the parameters that it took, as those of other trainers are. The dense parameters are pulled
-       once for every T batches, by the thread that ends the last of them; others go on meanwhile.
+       once for every T batches, by the thread that ends the last of them; others go on meanwhile. A single
+       thread goes on too: they arrive during its next batch.
 sync   a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients to
        the dense parameters, and all rows' gradients, before any thread takes its next batch.
 geo    all threads change the trainer's own copy of the parameters, without waiting for each other.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import paddle
@@ -68,10 +69,17 @@ class Crew:
                 work.tell(batch, loss)
 
     def _alone(self, work: _Work) -> None:
+        applied: Future[None] | None = None
         while (batch := work.take()) is not None:
             loss = self._step(batch, *self._seats[0])
-            self._apply()
+            if applied is not None:
+                applied.result()
+            applied = self._pool.submit(
+                self._apply
+            )  # its way to the servers and back goes beside the next step
             work.tell(batch, loss)
+        if applied is not None:
+            applied.result()
 
     def _side_by_side(self, seat: tuple[Any, Any], work: _Work) -> None:
         try:

@@ -51,15 +51,24 @@ def test_threads_take_whole_batches_at_once_each_once_and_no_more_than_told() ->
     assert int(next(batches)["n"][0]) == 10, "the next time goes on behind them"
 
 
-def test_one_thread_keeps_the_order_and_brings_in_after_each() -> None:
-    events: list[object] = []
+def test_one_thread_keeps_the_order_and_brings_in_beside_the_next_step() -> None:
+    begun = [threading.Event() for _ in range(4)]
+    brought: list[int] = []
+    told: list[int] = []
 
     def step(number: int) -> float:
-        events.append(number)
+        begun[number].set()
+        assert len(brought) >= number - 2, "no more than one step is missing"
         return 0.0
 
-    crew(1, step, lambda: events.append("in")).train(numbers(3), 3, lambda *_: events.append("told"))
-    assert events == [1, "in", "told", 2, "in", "told", 3, "in", "told"]
+    def apply() -> None:
+        number = len(brought) + 1
+        assert number == 3 or begun[number + 1].wait(10), "the next step waits for this"
+        brought.append(number)
+
+    crew(1, step, apply).train(numbers(3), 3, lambda batch, _: told.append(int(batch["n"][0])))
+    assert told == [1, 2, 3]
+    assert brought == [1, 2, 3], "the last one too"
 
 
 def test_only_one_thread_brings_in_and_only_one_tells() -> None:
