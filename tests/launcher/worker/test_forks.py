@@ -1,62 +1,69 @@
-"""Forking off a process that has threads: none of them may hold anything at that moment."""
+"""Forking off a process that has threads: none of them may hold anything at that moment.
+
+Each test is a process of its own: those of pytest have threads of Paddle's that never rest.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
-from collections.abc import Iterator
+import subprocess
+import sys
+from pathlib import Path
 
-import pytest
-
+CLONE = Path(__file__).parents[3]
+BEGIN = """
+import hashlib, os, threading, time
 from launcher.worker import forks
 
-BUSY = bytes(1 << 24)  # some 10 ms to hash, without Python's own lock
-REST = 0.05  # longer than a fork, which takes up to 20 ms where this process has Paddle
+BUSY = bytes(1 << 21)  # some milliseconds to hash, without Python's own lock
+"""
 
 
-@pytest.fixture
-def held() -> Iterator[threading.Lock]:
-    """A lock that another thread holds again and again while it computes, as bvar's sampler does its own."""
-    lock, stop = threading.Lock(), threading.Event()
-
-    def sample() -> None:
-        while not stop.wait(REST):
-            with lock:
-                hashlib.sha256(BUSY)
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    yield lock
-    stop.set()
-    thread.join()
+def told_by(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script],
+        cwd=CLONE,
+        env={"PYTHONPATH": str(CLONE)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stdout + done.stderr
 
 
-def test_what_is_forked_off_finds_no_lock_held_by_a_thread_that_it_does_not_have(
-    held: threading.Lock,
-) -> None:
-    for _ in range(20):
-        pid = forks.fork_alone()
-        if pid == 0:
-            os._exit(0 if held.acquire(blocking=False) else 9)
-        assert os.waitpid(pid, 0)[1] == 0
+def test_what_is_forked_off_finds_no_lock_held_by_a_thread_that_it_does_not_have() -> None:
+    script = """
+lock = threading.Lock()
 
-
-def test_a_process_whose_threads_never_rest_forks_nothing_off_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forks, "QUIET_SECONDS", 0.2)
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
+def sample():  # as bvar's sampler, only more often
+    while True:
+        time.sleep(0.01)
+        with lock:
             hashlib.sha256(BUSY)
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        with pytest.raises(OSError, match=r"ran all the time for 0\.2 s"):
-            forks.fork_alone()
-    finally:
-        stop.set()
-        thread.join()
+threading.Thread(target=sample, daemon=True).start()
+held = 0
+for _ in range(100):
+    pid = forks.fork_alone()
+    if pid == 0:
+        os._exit(0 if lock.acquire(blocking=False) else 9)
+    held += os.waitpid(pid, 0)[1] != 0
+print("held in", held)
+"""
+    assert told_by(script) == "held in 0\n"
+
+
+def test_a_process_whose_threads_never_rest_forks_nothing_off_and_says_so() -> None:
+    script = """
+def work():
+    while True:
+        hashlib.sha256(BUSY)
+
+threading.Thread(target=work, daemon=True).start()
+forks.QUIET_SECONDS = 0.2
+try:
+    forks.fork_alone()
+except OSError as error:
+    print(error)
+"""
+    assert told_by(script) == "other threads of this process ran all the time for 0.2 s\n"
