@@ -1,15 +1,15 @@
-"""`make test`: every tier of tests, in two streams side by side, each line under its tier's name.
+"""`make test`: every tier of tests, in three streams side by side, each line under its tier's name.
 
     python tests/run.py                 all tiers
     python tests/run.py lint unit       these only, one after the other
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
-The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
-that fails ends its own stream; the other one goes on, so that one run shows what else is wrong. `faults`
-and `restarts` are `make test-faults`: they break runs and the cluster itself and take some 40 minutes. Up to
-FEW tests that failed are run once more, alone: beside so many processes on two cores a wait may be too short.
-What passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm,
-kubectl …) must be on PATH: `make test` sees to it.
+The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy (two
+streams used two thirds of them). A tier that fails ends its own stream; the others go on, so that one run
+shows what else is wrong. `faults` and `restarts` are `make test-faults`: they break runs and the cluster
+itself and take some 40 minutes. Up to FEW tests that failed are run once more, alone: beside so many others
+on two cores a wait may be too short. What passes then is named at the end as unsteady; what fails again fails
+the tier. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
-# What needs the cluster; beside it what does not, in equal shares. Few long tests come before many short
-# ones, whose last ones end together.
-STREAMS = (("cluster", "e2e", "chart", "lint", "aws"), ("emulated", "unit"))
+# What needs the cluster; beside it what does not, in equal shares.
+STREAMS = (("cluster", "e2e"), ("unit",), ("emulated", "chart", "aws", "lint"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
