@@ -64,7 +64,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
 # What needs the cluster; beside it what does not, in equal shares.
-STREAMS = (("cluster", "e2e"), ("unit",), ("emulated", "chart", "aws", "lint"))
+STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("emulated", "chart", "aws"))
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
