@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from local.cluster import lifecycle, node, processes
 from local.cluster.plan import Node
+from local.demo import start_cluster
 from local.paths import POD_UID, SOURCES, STATE
 
 VOLUMES = STATE / "volumes"
@@ -31,10 +31,10 @@ def command(*words: str | Path, check: bool = True) -> bool:
 
 def mend() -> None:
     """Starts what was stopped, as `make cluster` does; a whole cluster is left alone."""
-    plan = json.loads((STATE / "plan.json").read_text())
-    for each in lifecycle.running_nodes():
+    nodes = lifecycle.running_nodes()
+    for each in nodes:
         command("ip", "link", "set", each.link, "up")
-    lifecycle.up(plan["nodes"], Path(plan["kubernetes"]), Path(plan["coredns"]))
+    start_cluster(len(nodes))
 
 
 @contextlib.contextmanager
