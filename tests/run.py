@@ -4,8 +4,7 @@
     python tests/run.py lint unit       these only, one after the other
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
-The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy (two
-streams used two thirds of them). A tier that fails ends its own stream; the others go on, so that one run
+The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier that fails ends its own stream; the others go on, so that one run
 shows what else is wrong. `faults` and `restarts` are `make test-faults`: they break runs and the cluster
 itself and take some 40 minutes. Up to FEW tests that failed are run once more, alone: beside so many others
 on two cores a wait may be too short. What passes then is named at the end as unsteady; what fails again fails

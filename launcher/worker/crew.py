@@ -69,14 +69,13 @@ class Crew:
                 work.tell(batch, loss)
 
     def _alone(self, work: _Work) -> None:
+        """What others have learnt is on its way from the servers while the next step is done."""
         applied: Future[None] | None = None
         while (batch := work.take()) is not None:
             loss = self._step(batch, *self._seats[0])
             if applied is not None:
                 applied.result()
-            applied = self._pool.submit(
-                self._apply
-            )  # its way to the servers and back goes beside the next step
+            applied = self._pool.submit(self._apply)
             work.tell(batch, loss)
         if applied is not None:
             applied.result()

@@ -28,8 +28,9 @@ class Scorer:
             self._ours.close()
             try:
                 _work(theirs)
-            finally:
-                os._exit(EXIT_GANG)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(EXIT_GANG)
         theirs.close()
 
     def score(self, folder: Path, test: Path) -> dict[str, float]:
@@ -37,8 +38,8 @@ class Scorer:
         try:
             self._ours.send((folder, test))
             answer = self._ours.recv() if self._ours.poll(SECONDS) else f"not done after {SECONDS:g} s"
-        except (EOFError, OSError):
-            _, status = os.waitpid(self._pid, 0)  # it has closed its end, or is about to close it
+        except (EOFError, OSError):  # only its end closes the pipe's other end
+            _, status = os.waitpid(self._pid, 0)
             answer = f"its process ended with exit code {os.waitstatus_to_exitcode(status)}"
         if isinstance(answer, str):
             raise DataError(f"the model in {folder} cannot be scored with {test}: {answer}")

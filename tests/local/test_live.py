@@ -80,10 +80,12 @@ def test_an_api_server_is_not_started_before_etcd_answers():
     etcd = processes.record("etcd")
     _kill("apiserver")
     os.kill(etcd.pid, signal.SIGSTOP)
+    goes_on = threading.Timer(25, os.kill, (etcd.pid, signal.SIGCONT))  # an API server gives up after 20 s
     try:
-        threading.Timer(25, os.kill, (etcd.pid, signal.SIGCONT)).start()  # an API server gives up after 20 s
+        goes_on.start()
         _local("up", NODES=_size())
     finally:
+        goes_on.cancel()
         os.kill(etcd.pid, signal.SIGCONT)
     _assert_whole()
     assert processes.record("etcd") == etcd

@@ -94,6 +94,17 @@ def test_only_one_thread_brings_in_and_only_one_tells() -> None:
     assert 1 <= len(brought) <= 200
 
 
+def test_two_threads_bring_in_once_for_every_two_batches() -> None:
+    brought: list[int] = []
+
+    def step(number: int) -> float:
+        time.sleep(0.005)  # long beside `apply`: nobody finds another one at it
+        return 0.0
+
+    crew(2, step, lambda: brought.append(1)).train(numbers(20), 20, lambda *_: None)
+    assert 1 <= len(brought) <= 10
+
+
 def test_in_step_all_threads_batches_are_applied_before_the_next_begin() -> None:
     events: list[str] = []
 
