@@ -4,11 +4,12 @@
     python tests/run.py lint unit       these only, one after the other
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
-The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier that fails ends its own stream; the others go on, so that one run
-shows what else is wrong. `faults` and `restarts` are `make test-faults`: they break runs and the cluster
-itself and take some 40 minutes. Up to FEW tests that failed are run once more, alone: beside so many others
-on two cores a wait may be too short. What passes then is named at the end as unsteady; what fails again fails
-the tier. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
+that fails ends its own stream; the others go on, so that one run shows what else is wrong. `faults` and
+`restarts` are `make test-faults`: they break runs and the cluster itself and take some 40 minutes. Up to FEW
+tests that failed are run once more, alone: beside so many others on two cores a wait may be too short. What
+passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm, kubectl
+…) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,9 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 # What needs the cluster; beside it what does not, in equal shares.
 STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("emulated", "chart", "aws"))
+
+# Each module is compiled once, and not by every process anew: some machines forbid Python to keep the result.
+ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
@@ -121,7 +125,7 @@ def _run(argv: list[str], ended: Ended) -> None:
     with subprocess.Popen(
         argv,
         cwd=ROOT,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**ENVIRON, "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

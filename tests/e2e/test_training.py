@@ -72,7 +72,7 @@ def test_the_life_of_a_run_the_same_again_more_passes_another_mode_and_back(
     train: Make, cluster: Cluster
 ) -> None:
     """Its model is served beside it, and a rollout takes the newer one."""
-    training = train("quick_start", training={"passes": 1})
+    training = train("quick_start", trainers=2, training={"passes": 1})
     training.upgrade()
     training.complete()
     first = training.described()
@@ -168,7 +168,7 @@ def test_two_releases_of_one_name_train_at_once_and_a_third_begins_with_the_mode
 def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
     train: Make, cluster: Cluster
 ) -> None:
-    training = train("recommendation", training={"passes": 500, "restarts": 0})
+    training = train("recommendation", trainers=2, training={"passes": 500, "restarts": 0})
     training.upgrade()
     cluster.until("rank 1 in training", 180, lambda: training.pass_of(1) >= 0)
     processes.signal_all(processes.of(training.values["jobName"], "trainer", rank=1), signal.SIGKILL)
@@ -181,7 +181,7 @@ def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
 
 
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:
-    training = train("quick_start", data={"sha256": "0" * 64})
+    training = train("quick_start", trainers=1, data={"sha256": "0" * 64})
     training.upgrade()
     assert training.ended(90) == "Failed"
     failed = json.loads((training.job / "data-failed.json").read_text())
@@ -193,7 +193,7 @@ def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Mak
 
 
 def test_the_nic_decides_and_an_unknown_one_is_refused_with_the_list(train: Make) -> None:
-    training = train("quick_start", nic="eth9", training={"passes": 1})
+    training = train("quick_start", trainers=1, nic="eth9", training={"passes": 1})
     training.upgrade()
     assert training.ended(120) == "Failed"
     assert any("eth9" in message and "eth0" in message for message in training.messages()), (

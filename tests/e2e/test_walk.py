@@ -39,7 +39,8 @@ def files(text: str) -> dict[str, str]:
 def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_nothing_left(
     train: Make, cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    first = train("quick_start", training={"passes": 1})  # a release whose image and storage are used
+    # A release whose image and storage are used.
+    first = train("quick_start", trainers=1, training={"passes": 1})
     first.upgrade()
     first.complete()
     shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))

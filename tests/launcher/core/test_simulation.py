@@ -16,7 +16,7 @@ from tests.launcher.core.simulated_children import Children
 from tests.launcher.core.simulated_pod import Pod
 from tests.launcher.core.simulation import BrokenError, World
 
-SEEDS, CHUNK = 4000, 250
+SEEDS, CHUNK = 2000, 250
 
 
 @pytest.fixture(autouse=True)
