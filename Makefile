@@ -49,8 +49,8 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$(make -s env)"
 test: tools ## every test but those of test-faults
 	@$(RUN) tests/run.py
 
-test-faults: tools ## break runs in every way of docs/reliability.md, and stop and start the cluster (some 40 minutes)
-	@$(RUN) tests/run.py cluster faults restarts
+test-faults: tools ## break runs in every way of docs/reliability.md, stop and start the cluster, and other long tests (some 45 minutes)
+	@$(RUN) tests/run.py cluster long faults restarts
 
 reliability: tools ## test-faults, and docs/reliability.md from what it saw
 	@FAULT_RESULTS=docs/reliability.json $(RUN) tests/run.py cluster faults

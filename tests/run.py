@@ -5,11 +5,11 @@
     python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
 
 The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
-that fails ends its own stream; the others go on, so that one run shows what else is wrong. `faults` and
-`restarts` are `make test-faults`: they break runs and the cluster itself and take some 40 minutes. Up to FEW
-tests that failed are run once more, alone: beside so many others on two cores a wait may be too short. What
-passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm, kubectl
-…) must be on PATH: `make test` sees to it.
+that fails ends its own stream; the others go on, so that one run shows what else is wrong. `long`, `faults`
+and `restarts` are `make test-faults`: other stacks on AWS, and what breaks runs and the cluster itself. Up to
+FEW tests that failed are run once more, alone: beside so many others on two cores a wait may be too short.
+What passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm,
+kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": (_pytest("not e2e", 3, "docs", "launcher", "local", "infra"),),
-    "chart": (_pytest("not e2e", 0, "chart"),),
-    "aws": (_pytest("not e2e", 3, "aws_tools", "aws_emulator"),),
-    "emulated": (_pytest("not e2e", 3, "infra_emulated"),),
+    "unit": (_pytest("not e2e and not long", 3, "docs", "launcher", "local", "infra"),),
+    "chart": (_pytest("not e2e and not long", 0, "chart"),),
+    "aws": (_pytest("not e2e and not long", 3, "aws_tools", "aws_emulator"),),
+    "emulated": (_pytest("not e2e and not long", 3, "infra_emulated"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -60,6 +60,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
             said="-v",
         ),
     ),
+    "long": (_pytest("long", 3, "aws_emulator", "infra_emulated"),),
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }

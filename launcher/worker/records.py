@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,8 +85,20 @@ class Records:
         The files come in a shuffled order, and rows are shuffled within each WINDOW_FILES of them. Every row
         comes once, and batches differ by at most one row. All ranks take the same number of steps, because a
         synchronous step waits for all of them; a rank with fewer rows than steps uses rows again.
-        A batch: input's name → array of its own, shape [batch, length or width].
+        A batch: input's name → array of its own, shape [batch, length or width]. Each is read while the one
+        before it is at work: else 7 % of a single thread's time with a small network went into that.
         """
+        ahead = ThreadPoolExecutor(1, "read-ahead")
+        try:
+            read = self._read(steps, seed, done)
+            coming = ahead.submit(next, read, None)
+            while (batch := coming.result()) is not None:
+                coming = ahead.submit(next, read, None)
+                yield batch
+        finally:
+            ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _read(self, steps: int, seed: tuple[int, ...], done: int) -> Iterator[Arrays]:
         even, more = divmod(max(self.rows, steps), steps)
         pieces = self._pieces(seed, done * even + min(done, more))
         for step in range(done, steps):

@@ -202,7 +202,7 @@ def test_a_trainer_that_hangs_is_a_failure_like_a_death(tmp_path: Path) -> None:
 def test_a_second_pod_of_a_rank_is_refused_while_the_first_is_healthy_and_fails_nothing(
     tmp_path: Path,
 ) -> None:
-    with gang_of(tmp_path, FAKE_PASS_SECONDS="1") as gang:
+    with gang_of(tmp_path, FAKE_PASS_SECONDS="4") as gang:
         gang.start().until(gang.training)
         first = gang.processes.pop(1)
         gang.addresses[1] = gang.addresses[1].rsplit(".", 1)[0] + ".99"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +107,23 @@ def test_what_is_skipped_is_not_read(path: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(records.Records, "_map", lambda s, part: mapped.append(part.name) or keep(s, part))
     next(data.batches(10, (1,), 9))
     assert len(mapped) <= records.WINDOW_FILES
+
+
+def test_one_batch_is_read_ahead_while_another_is_at_work(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, keep, read = made(path, tmp_path, 100), records.split, threading.Semaphore(0)
+
+    def split(raw: Any) -> Arrays:
+        read.release()
+        return keep(raw)
+
+    monkeypatch.setattr(records, "split", split)
+    batches = data.batches(10, (1,))
+    next(batches)
+    assert read.acquire(timeout=10)
+    assert read.acquire(timeout=10), "the second one, which nobody has asked for"
+    assert not read.acquire(timeout=0.1), "and no more"
 
 
 def test_a_rank_with_fewer_rows_than_steps_uses_rows_again(path: Path, tmp_path: Path) -> None:
