@@ -47,13 +47,13 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
 test: tools ## every test but those of test-faults
-	@$(RUN) tests/run.py
+	@$(RUN) -m tests.run
 
 test-faults: tools ## break runs in every way of docs/reliability.md, stop and start the cluster, and other long tests (some 45 minutes)
-	@$(RUN) tests/run.py cluster long faults restarts
+	@$(RUN) -m tests.run cluster long faults restarts
 
 reliability: tools ## test-faults, and docs/reliability.md from what it saw
-	@FAULT_RESULTS=docs/reliability.json $(RUN) tests/run.py cluster faults
+	@FAULT_RESULTS=docs/reliability.json $(RUN) -m tests.run cluster faults
 	@$(RUN) docs/reliability.py
 
 bench: tools ## side-by-side measurements

@@ -1,15 +1,15 @@
 """`make test`: every tier of tests, in three streams side by side, each line under its tier's name.
 
-    python tests/run.py                 all tiers
-    python tests/run.py lint unit       these only, one after the other
-    python tests/run.py e2e -- -k demo  arguments after `--` go to pytest
+    python -m tests.run                 all tiers
+    python -m tests.run lint unit       these only, one after the other
+    python -m tests.run e2e -- -k demo  arguments after `--` go to pytest
 
 The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
 that fails ends its own stream; the others go on, so that one run shows what else is wrong. `long`, `faults`
-and `restarts` are `make test-faults`: other stacks on AWS, and what breaks runs and the cluster itself. Up to
-FEW tests that failed are run once more, alone: beside so many others on two cores a wait may be too short.
-What passes then is named at the end as unsteady; what fails again fails the tier. The tools (pulumi, helm,
-kubectl …) must be on PATH: `make test` sees to it.
+and `restarts` are `make test-faults`: other stacks on AWS, a large message, and what breaks runs and the
+cluster itself. Up to FEW tests that failed are run once more, alone: beside so many others on two cores a
+wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier. The
+tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from local.paths import cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PY = sys.executable
@@ -45,8 +47,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "unit": (_pytest("not e2e and not long", 3, "docs", "launcher", "local", "infra"),),
     "chart": (_pytest("not e2e and not long", 0, "chart"),),
-    "aws": (_pytest("not e2e and not long", 3, "aws_tools", "aws_emulator"),),
-    "emulated": (_pytest("not e2e and not long", 3, "infra_emulated"),),
+    "aws": (_pytest("not e2e and not long", 3, "infra_emulated", "aws_tools", "aws_emulator"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -60,15 +61,16 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
             said="-v",
         ),
     ),
-    "long": (_pytest("long", 3, "aws_emulator", "infra_emulated"),),
+    "long": (_pytest("long", 3, "aws_emulator", "infra_emulated", "launcher/worker"),),
     "faults": (_pytest("e2e", 0, "faults", said="-v"),),
     "restarts": (_pytest("restarts", 0, "local", said="-v"),),
 }
 # What needs the cluster; beside it what does not, in equal shares.
-STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("emulated", "chart", "aws"))
+STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))
 
 # Each module is compiled once, and not by every process anew: some machines forbid Python to keep the result.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+ENVIRON |= {"PYTHONUNBUFFERED": "1", "MYPY_CACHE_DIR": str(cache() / "mypy")}  # 1 s in the next clone, not 22
 
 LAST_LINES = 100  # of a tier that failed
 FEW = 3  # more failures than that are no accident
@@ -126,7 +128,7 @@ def _run(argv: list[str], ended: Ended) -> None:
     with subprocess.Popen(
         argv,
         cwd=ROOT,
-        env={**ENVIRON, "PYTHONUNBUFFERED": "1"},
+        env=ENVIRON,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
 import os
+import pickle
 import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -68,9 +70,16 @@ def begin(root: Path, ranks: int = 1, **values: str) -> Loopback:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loopback]:
-    """A run with deltas, to its end."""
-    yield run(begin(tmp_path_factory.mktemp("whole")))
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+    """A run with deltas, to its end: once for all of pytest's processes, which only look at it."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
+    with root.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = root.with_suffix(".pickle")
+        if not done.exists():
+            done.write_bytes(pickle.dumps(run(begin(root))))
+        return cast("Loopback", pickle.loads(done.read_bytes()))  # noqa: S301 - our own
 
 
 @pytest.fixture

@@ -66,6 +66,7 @@ def gang(tmp_path: Path, port: int, *options: str) -> Loopback:
     return Loopback(tmp_path, [data], own, values=values)
 
 
+@pytest.mark.long
 def test_a_message_above_brpcs_own_limit_arrives_whole(tmp_path: Path, port: int) -> None:
     started = gang(tmp_path, port)
     codes = started.run()
