@@ -40,8 +40,8 @@ THREADS = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    # A save has a thread for each of up to 20 files all the same. Those that are done would turn for 200 ms
-    # while others wait for their gzip: a fifth of the processor time of runs that save often.
+    # Paddle saves tables with more threads all the same. Those that wait for others, which wait for gzip,
+    # would turn meanwhile: a fifth of the processor time of a test that saves and loads a few times.
     "KMP_BLOCKTIME": "0",
 }
 FATAL = ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")

@@ -15,6 +15,7 @@ from tests.e2e.conftest import cluster, train, trainings
 from tests.e2e.kube import ROOT, Cluster, Training, merged
 from tests.faults import machine
 from tests.faults.watch import Run
+from tests.once import once
 
 __all__ = ["cluster", "train"]
 
@@ -28,24 +29,17 @@ VALUES: dict[str, Any] = {
 @pytest.fixture(scope="session")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], float]:
     """The score of a run that nobody breaks, trained once for all of pytest's processes."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    kept = shared / "undisturbed.json"
 
-    def score() -> float:
-        with (shared / "undisturbed.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not kept.exists():
-                with trainings(cluster, "undisturbed") as make:
-                    training = make("quick_start", **VALUES)
-                    training.upgrade()
-                    training.complete(300)
-                    told = json.loads((training.output / "run.json").read_text())
-                    assert told["restarts"] == []
-                    kept.write_text(json.dumps(told["score"]))
-        return float(json.loads(kept.read_text())["error"])
+    def train_it() -> float:
+        with trainings(cluster, "undisturbed") as make:
+            training = make("quick_start", **VALUES)
+            training.upgrade()
+            training.complete(300)
+            told = json.loads((training.output / "run.json").read_text())
+            assert told["restarts"] == []
+            return float(told["score"]["error"])
 
-    return score
+    return lambda: once(tmp_path_factory, "undisturbed", train_it)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -13,7 +11,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ import pytest
 from launcher.layout import Position
 from launcher.worker import outputs, parts
 from launcher.worker.initial import Initial
+from tests.once import once
 
 from .conftest import listens, needs_paddle
 from .forked import SHARDS
@@ -72,14 +70,7 @@ def begin(root: Path, ranks: int = 1, **values: str) -> Loopback:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
     """A run with deltas, to its end: once for all of pytest's processes, which only look at it."""
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
-    with root.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = root.with_suffix(".pickle")
-        if not done.exists():
-            done.write_bytes(pickle.dumps(run(begin(root))))
-        return cast("Loopback", pickle.loads(done.read_bytes()))  # noqa: S301 - our own
+    return once(tmp_path_factory, "whole", lambda: run(begin(tmp_path_factory.mktemp("whole"))))
 
 
 @pytest.fixture
