@@ -8,19 +8,20 @@ The tiers of the cluster often wait, the others mostly compute: side by side the
 that fails ends its own stream; the others go on, so that one run shows what else is wrong. `long`, `faults`
 and `restarts` are `make test-faults`: other stacks on AWS, a large message, and what breaks runs and the
 cluster itself. Up to FEW tests that failed are run once more, alone: beside so many others on two cores a
-wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier. The
-tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier, and
+is named in the last line. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,6 +92,8 @@ class Ended:
     code: int = 0
     seconds: float = 0.0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    failed: list[str] = field(default_factory=list)
+    """Tests of the last command, and files that could not be read."""
     unsteady: list[str] = field(default_factory=list)
     """Tests that failed once and passed alone."""
 
@@ -100,14 +103,13 @@ def run_tier(name: str, extra: list[str]) -> Ended:
     started = time.monotonic()
     ended = Ended(name)
     for command in TIERS[name]:
-        argv = [*command, *extra] if "pytest" in command else list(command)
-        _run(argv, ended)
-        failed = _failures(ended.lines)
-        if ended.code == 1 and "pytest" in command and 0 < len(failed) <= FEW:
-            say(name, f"{len(failed)} failed; once more, alone: {', '.join(failed)}")
+        _run([*command, *extra] if "pytest" in command else list(command), ended)
+        if ended.code == 1 and 0 < len(ended.failed) <= FEW:
+            first = ended.failed
+            say(name, f"{len(first)} failed; once more, alone: {', '.join(first)}")
             ended.lines.clear()
-            _run([PY, "-m", "pytest", "-v", *failed], ended)
-            ended.unsteady += [] if ended.code else failed
+            _run([PY, "-m", "pytest", "-v", *first], ended)
+            ended.unsteady += [test for test in first if test not in ended.failed]
         if ended.code:
             break
     ended.seconds = time.monotonic() - started
@@ -115,30 +117,30 @@ def run_tier(name: str, extra: list[str]) -> Ended:
     return ended
 
 
-def _failures(lines: Iterable[str]) -> list[str]:
-    """The tests in pytest's short summary that failed, or whose fixtures did."""
-    told = (line.partition(" ")[2] for line in lines if line.startswith(("FAILED ", "ERROR ")))
-    return list(dict.fromkeys(line.partition(" - ")[0] for line in told))
-
-
 def _run(argv: list[str], ended: Ended) -> None:
-    """Runs one command; its lines and exit code go to `ended`."""
+    """Runs one command; its lines, exit code and failed tests go to `ended`."""
     name = ended.tier
     say(name, "$ " + " ".join(["python", *argv[1:]]))
-    with subprocess.Popen(
-        argv,
-        cwd=ROOT,
-        env=ENVIRON,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            say(name, line.rstrip())
-            ended.lines.append(line.rstrip())
+    with tempfile.TemporaryDirectory() as notes:
+        if "pytest" in argv:
+            # Its own note of what failed: how much its summary shows is another with CI in the environment.
+            argv = [*argv, "-o", f"cache_dir={notes}"]
+        with subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env=ENVIRON,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                say(name, line.rstrip())
+                ended.lines.append(line.rstrip())
+        noted = Path(notes) / "v" / "cache" / "lastfailed"
+        ended.failed = list(json.loads(noted.read_text())) if noted.is_file() else []
     ended.code = process.returncode
 
 
@@ -174,7 +176,8 @@ def main() -> int:
     if unsteady := [test for one in ended for test in one.unsteady]:
         print("\nunsteady (failed once, passed alone): " + ", ".join(unsteady), file=sys.stderr)
     if failed:
-        print(f"\nfailed: {', '.join(one.tier for one in failed)} ({times})", file=sys.stderr)
+        named = ", ".join(" ".join([one.tier, *one.failed]) for one in failed)
+        print(f"\n({times})\nfailed: {named}", file=sys.stderr)
         return failed[0].code
     print(f"\nall tiers passed in {time.monotonic() - started:.0f} s: {times}")
     return 0
