@@ -24,7 +24,7 @@ class DeepFm(nn.Module):
         self.table = nn.Embedding(known, WIDTH, sparse=True)
         nn.init.uniform_(self.table.weight, -0.01, 0.01)
         self.wide = nn.Linear(counts, 1)
-        sizes = [slots * (WIDTH - 1) + counts, *hidden]
+        sizes = [slots * WIDTH + counts, *hidden]
         layers = [
             part
             for before, after in itertools.pairwise(sizes)
@@ -35,10 +35,10 @@ class DeepFm(nn.Module):
     def forward(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
         """The score, [batch, 1]."""
         rows = self.table(ids)
-        vectors = rows[:, :, 1:]
-        pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1, keepdim=True)
-        deep = self.deep(torch.cat([vectors.flatten(1), counts], 1))
-        return rows[:, :, :1].sum(1) + self.wide(counts) + pairs + deep
+        total = rows.sum(1)
+        pairs = 0.5 * (total.square() - rows.square().sum(1))[:, 1:].sum(1, keepdim=True)
+        deep = self.deep(torch.cat([rows.flatten(1), counts], 1))
+        return total[:, :1] + self.wide(counts) + pairs + deep
 
 
 def main(file: str, hidden: str, batch: int) -> None:

@@ -39,7 +39,7 @@ def renew(trainer: Trainer) -> None:
     """New executors: Paddle's own pass drops the scopes that the others had prepared."""
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
     threads = trainer.settings.trainer_count
-    trainer.crew = Crew(threads, trainer.exe, trainer.scope, trainer._step, trainer.pull_dense)
+    trainer.crew = Crew(threads, trainer.scope, trainer._step, trainer.pull_dense)
 
 
 def theirs(trainer: Trainer, files: list[str]) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from . import kernels
+
 NAME, BASE = "paddle", "paddle.base"
 
 
@@ -27,6 +29,7 @@ class _StandIn(ModuleType):
 
 def core() -> Any:
     """The module `paddle.base.core`. Raises `ImportError`."""
+    kernels.take_fast()
     if NAME in sys.modules:
         return importlib.import_module(f"{BASE}.core")
     spec = importlib.util.find_spec(NAME)

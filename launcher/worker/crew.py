@@ -3,8 +3,7 @@
 What that means for the order of updates, with T threads (`trainerCount`):
 async  a thread pushes its gradients when its batch ends, so the gradients of up to T - 1 other batches are
        missing in the parameters that it took, as those of other trainers are. The dense parameters are pulled
-       once for every T batches, by the thread that ends the last of them; others go on meanwhile. A single
-       thread goes on too: they arrive during its next batch.
+       once for every T batches, and arrive while the next ones are at work.
 sync   a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients to
        the dense parameters, and all rows' gradients, before any thread takes its next batch.
 geo    all threads change the trainer's own copy of the parameters, without waiting for each other.
@@ -30,12 +29,11 @@ Told = Callable[[Arrays, float], None]
 class Crew:
     """Threads that live as long as their trainer."""
 
-    def __init__(self, threads: int, exe: Any, scope: Any, step: Step, apply: Callable[[], None]) -> None:
+    def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
         """`apply`: brings in what others have learnt; never called twice at once."""
         self._step, self._apply = step, apply
-        self._seats = [(exe, scope)] if threads == 1 else [self._seat(scope) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads, "trainer")
-        self._applying = threading.Lock()
+        self._seats = [self._seat(scope) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads + 1, "trainer")  # and one that brings in
 
     @staticmethod
     def _seat(scope: Any) -> tuple[Any, Any]:
@@ -48,48 +46,30 @@ class Crew:
     def train(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
         """Trains on the next `count` batches. After a failure no batch is begun; the first one is raised."""
         work = _Work(batches, count, told)
-        if len(self._seats) == 1:
-            self._alone(work)
-            return
         for thread in [self._pool.submit(self._side_by_side, seat, work) for seat in self._seats]:
             thread.result()
+        work.brought_in.result()
 
     def train_in_step(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
         """The same, but all threads' batches are applied before the next are begun."""
         work = _Work(batches, count, told)
         while taken := [batch for _ in self._seats if (batch := work.take()) is not None]:
             pairs = zip(taken, self._seats, strict=False)
-            if len(taken) == 1:
-                losses = [self._step(taken[0], *self._seats[0])]
-            else:
-                steps = [self._pool.submit(self._step, batch, *seat) for batch, seat in pairs]
-                losses = [step.result() for step in steps]
+            steps = [self._pool.submit(self._step, batch, *seat) for batch, seat in pairs]
+            losses = [step.result() for step in steps]
             self._apply()
             for batch, loss in zip(taken, losses, strict=True):
                 work.tell(batch, loss)
 
-    def _alone(self, work: _Work) -> None:
-        """What others have learnt is on its way from the servers while the next step is done."""
-        applied: Future[None] | None = None
-        while (batch := work.take()) is not None:
-            loss = self._step(batch, *self._seats[0])
-            if applied is not None:
-                applied.result()
-            applied = self._pool.submit(self._apply)
-            work.tell(batch, loss)
-        if applied is not None:
-            applied.result()
-
     def _side_by_side(self, seat: tuple[Any, Any], work: _Work) -> None:
+        """What others have learnt is on its way from the servers while the next steps are done."""
         try:
             while (batch := work.take()) is not None:
                 loss = self._step(batch, *seat)
-                ended = work.tell(batch, loss)
-                if ended % len(self._seats) == 0 and self._applying.acquire(blocking=False):
-                    try:
-                        self._apply()
-                    finally:
-                        self._applying.release()
+                if work.tell(batch, loss) % len(self._seats) == 0:
+                    with work.bringing_in:
+                        work.brought_in.result()
+                        work.brought_in = self._pool.submit(self._apply)
         except BaseException:
             work.stop()
             raise
@@ -101,6 +81,10 @@ class _Work:
     def __init__(self, batches: Iterator[Arrays], count: int, told: Told) -> None:
         self._batches, self._left, self._told, self._ended = batches, count, told, 0
         self._lock = threading.Lock()
+        self.bringing_in = threading.Lock()
+        self.brought_in: Future[None] = Future()
+        """What others had learnt, the last time: one at a time."""
+        self.brought_in.set_result(None)
 
     def take(self) -> Arrays | None:
         """The next batch; None when there is none for this time."""

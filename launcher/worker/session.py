@@ -19,6 +19,7 @@ from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError, setting
 from launcher.layout import Output
+from launcher.served import kernels
 from launcher.worker import limits, outputs
 from launcher.worker.network import Network, build
 from launcher.worker.parts import shards, suits
@@ -87,6 +88,7 @@ class Session:
     def __init__(self, settings: WorkerSettings, program: Program) -> None:
         self.settings = settings
         self.mode = settings.mode
+        kernels.take_fast()
         paddle.enable_static()
         paddle.seed(int(program.worker_options["seed"]))
         limit = limits.lift()

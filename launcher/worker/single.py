@@ -15,6 +15,7 @@ import paddle
 from numpy.typing import NDArray
 
 from launcher.errors import DivergedError
+from launcher.served import kernels
 from launcher.worker.heap import Heap
 from launcher.worker.network import build
 from launcher.worker.program import Program
@@ -32,6 +33,7 @@ class Single:
         """Builds the network. Raises `SettingsError`."""
         self.program = program
         self.seed = int(program.worker_options["seed"])
+        kernels.take_fast()
         paddle.enable_static()
         paddle.seed(self.seed)
         self.network = build(program, "served")

@@ -44,7 +44,7 @@ class Trainer(Session):
         self.test = self._test_program()
         self._unscale()
         apply = {"async": self.pull_dense, "sync": self._meet, "geo": lambda: None}[self.mode]
-        self.crew = Crew(settings.trainer_count, self.exe, self.scope, self._step, apply)
+        self.crew = Crew(settings.trainer_count, self.scope, self._step, apply)
         self.runtime: Any = None
 
     def join(self) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from local.paths import POD_UID
 from tests.e2e.conftest import cluster, train, trainings
 from tests.e2e.kube import ROOT, Cluster, Training, merged
 from tests.faults import machine
@@ -19,11 +21,37 @@ from tests.once import once
 
 __all__ = ["cluster", "train"]
 
+PACED = Path(__file__).parent / "paced"
 VALUES: dict[str, Any] = {
-    # 434 batches a pass: some fifteen seconds of training, and a save after each pass.
-    "training": {"passes": 4, "batchSize": 16, "keepSaves": 100, "terminationGracePeriodSeconds": 15},
+    # 434 batches a pass: 4.4 s of training at least, and a save after each pass.
+    "training": {
+        "config": f"{PACED.name}/trainer_config.py",
+        "passes": 4,
+        "batchSize": 16,
+        "keepSaves": 100,
+        "terminationGracePeriodSeconds": 15,
+    },
 }
 """On top of the example quick_start."""
+
+
+def started(training: Training) -> Training:
+    """The training with the paced program in its job's folder, where `push` would put it."""
+    folder = training.job / PACED.name
+    folder.mkdir(parents=True)
+    plain = ROOT / "launcher" / "programs" / "quick_start"
+    sources = {
+        "trainer_config.py": PACED / "trainer_config.py",
+        "plain.py": plain / "trainer_config.py",
+        "texts.py": plain / "texts.py",
+    }
+    for name, source in sources.items():
+        shutil.copy(source, folder / name)
+    for path in (training.job, folder, *folder.iterdir()):
+        os.chown(path, POD_UID, POD_UID)
+    os.sync()  # a volume that refuses writes a moment later would give back empty files
+    training.upgrade()
+    return training
 
 
 @pytest.fixture(scope="session")
@@ -32,8 +60,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> C
 
     def train_it() -> float:
         with trainings(cluster, "undisturbed") as make:
-            training = make("quick_start", **VALUES)
-            training.upgrade()
+            training = started(make("quick_start", **VALUES))
             training.complete(300)
             told = json.loads((training.output / "run.json").read_text())
             assert told["restarts"] == []
@@ -69,9 +96,7 @@ def begin(
     """Starts a run with `VALUES` and these changes."""
 
     def start(**changes: Any) -> Run:
-        training = train("quick_start", **merged(VALUES, changes))
-        training.upgrade()
-        return Run(training, undisturbed, note)
+        return Run(started(train("quick_start", **merged(VALUES, changes))), undisturbed, note)
 
     return start
 

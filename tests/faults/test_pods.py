@@ -12,7 +12,7 @@ import pytest
 from tests.e2e import processes
 from tests.e2e.kube import Training
 from tests.faults import machine
-from tests.faults.watch import Run
+from tests.faults.watch import LONG, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -92,7 +92,7 @@ def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mende
 def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
     begin: Begin, mended: None
 ) -> None:
-    run = begin(training={"passes": 8})
+    run = begin(training=LONG)
     run.reach(0, batch=100)
     assert node_of(run.training, 0) != node_of(run.training, 1)
     with deserted(run.training, 1):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.watch import Run
+from tests.faults.watch import LONG, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -33,7 +33,7 @@ def test_a_killed_trainer_restarts_the_gang_from_the_newest_save(begin: Begin) -
 
 
 def test_a_stopped_trainer_counts_as_hung_after_stall_seconds(begin: Begin) -> None:
-    run = begin(training={"stallSeconds": 10})
+    run = begin(training={"stallSeconds": 10, **LONG})
     run.reach(1, batch=100)
     run.kill("trainer", 1, signal.SIGSTOP)
     run.recovered()
@@ -42,7 +42,7 @@ def test_a_stopped_trainer_counts_as_hung_after_stall_seconds(begin: Begin) -> N
 
 def test_a_stopped_launcher_is_brought_back_by_its_liveness_probe(begin: Begin) -> None:
     """Its children go on and nobody may end them but Kubernetes: the others wait for that."""
-    run = begin()
+    run = begin(training=LONG)
     run.reach(1, batch=100)
     run.kill("launcher", 1, signal.SIGSTOP)
     run.recovered(240)
@@ -51,7 +51,7 @@ def test_a_stopped_launcher_is_brought_back_by_its_liveness_probe(begin: Begin) 
 
 def test_a_stopped_launcher_of_rank_0_is_brought_back_by_its_liveness_probe(begin: Begin) -> None:
     """Nobody decides meanwhile, and nobody else may take the output while its lease may be renewed."""
-    run = begin()
+    run = begin(training=LONG)
     run.reach(1, batch=100)
     run.kill("launcher", 0, signal.SIGSTOP)
     run.recovered(240)

@@ -17,6 +17,8 @@ from tests.e2e.processes import Process
 
 SCORE_WITHIN = 0.02
 """Of the undisturbed run's: asynchronous training is never twice the same."""
+LONG = {"passes": 8}
+"""Of `training`, where a fault is silence: half a minute more, since that counts after ten seconds."""
 LATE = 30
 """Seconds in which all processes of an ended Job are gone."""
 
@@ -72,7 +74,14 @@ class Run:
             told = self.progress(rank)
             return told.get("state") == "training" and (told["pass"], told["batch"]) >= (number, batch)
 
-        self.cluster.until(f"rank {rank} in pass {number}, batch {batch}", seconds, there)
+        self._until(f"rank {rank} in pass {number}, batch {batch}", seconds, there)
+
+    def _until(self, what: str, seconds: float, seen: Callable[[], object]) -> Any:
+        """`Cluster.until`, with the pods' words where it waits in vain."""
+        try:
+            return self.cluster.until(what, seconds, seen)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.training.words()}") from None
 
     def broken(self) -> None:
         """Now something breaks: what is finished by now must not be lost."""
@@ -95,10 +104,7 @@ class Run:
             marks = [mark for mark in told if mark is not None and mark > broken_at]
             return min(marks) if len(marks) == self.training.values["trainers"] else None
 
-        try:
-            found: float = self.cluster.until("the first batches after the fault", seconds, first)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.training.words()}") from None
+        found: float = self._until("the first batches after the fault", seconds, first)
         self.seconds = found - broken_at
         return self.seconds
 

@@ -30,7 +30,7 @@ class Scope:
 def crew(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
     from launcher.worker.crew import Crew
 
-    return Crew(threads, None, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
+    return Crew(threads, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
 
 
 def numbers(last: int) -> Iterator[Arrays]:
