@@ -111,9 +111,13 @@ def load(pods: int, cores: float, job: Job, known: Rates) -> Load:
     memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
     # Bytes of a row between a trainer and the servers, both ways. What a trainer receives others send: with
     # pods that are alike both ways of one are each way of all.
-    wire = known["wire_row"] + known["wire_batch"] / job.batch
-    network = rows * wire * (pods - 1) / pods
+    network = rows * wire(job.batch, known) * (pods - 1) / pods
     return Load(memory_gib=memory / capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)
+
+
+def wire(batch: float, known: Rates) -> float:
+    """Bytes of a row, both ways, between a trainer and servers of other pods, in batches of so many rows."""
+    return known["wire_row"] + known["wire_batch"] / batch
 
 
 def _messages(pods: int, batch: float, known: Rates) -> float:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import CACHE, EXAMPLES, PROGRAMS, prepare, wheel
+from benchmarks.learning import prepare
 from launcher.timings import Timings
 from tests.launcher.core.kit import LoopbackGang
-from tests.launcher.worker.loopback import Loopback
+from tests.launcher.worker.loopback import PROGRAMS, Loopback, Process
 
 RANKS = range(3)
 ROLES = ("trainer", "pserver")
 VALUES = {
-    "PADDLE_LAUNCHER_DATA_DIGEST": "bench",
+    "PADDLE_LAUNCHER_DATA_DIGEST": "try",
     "CONF_PADDLE_PORTS_NUM": "1",
     "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
 }
@@ -31,8 +30,7 @@ VALUES = {
 
 def job_of(example: str, folder: Path) -> Path:
     """A job's folder as the data Job leaves it, with the example's real data."""
-    prepare(example, folder, wheel(EXAMPLES[example]["wheel"], CACHE / "wheels"), sys.executable)
-    return folder / "job"
+    return prepare(example, folder)[0].parents[1]
 
 
 class FleetGang(LoopbackGang):
@@ -40,17 +38,15 @@ class FleetGang(LoopbackGang):
 
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
         shutil.copytree(job, folder / "shared" / "job", symlinks=True)
-        super().__init__(
-            folder,
-            timings=asdict(Timings()),
-            JOB_NAME="job",
-            TRAIN_CONFIG_DIR=example,
-            CONF_PADDLE_NIC="lo",
-            PADDLE_LAUNCHER_RUNTIME="fleet",
-            PADDLE_LAUNCHER_LOG_FORMAT="json",
-            **{**VALUES, **env},
-        )
-
+        own = {
+            "JOB_NAME": "job",
+            "TRAIN_CONFIG_DIR": example,
+            "CONF_PADDLE_NIC": "lo",
+            "PADDLE_LAUNCHER_RUNTIME": "fleet",
+            "PADDLE_LAUNCHER_LOG_FORMAT": "json",
+        }
+        settings: dict[str, Any] = own | VALUES | env
+        super().__init__(folder, timings=asdict(Timings()), **settings)
         self._began = 0.0
 
     def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> FleetGang:
@@ -106,7 +102,7 @@ class ByHand(Loopback):
         began = time.time()
         found: list[dict[str, float]] = []
 
-        def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        def watch(running: dict[str, Process]) -> None:
             marks = [read(self.settings(rank).work.progress).get("marks", {}) for rank in RANKS]
             if not found and all("first_batch" in m for m in marks):
                 found.append(parts(began, paddle_ends(marks)))

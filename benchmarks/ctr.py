@@ -40,7 +40,7 @@ from launcher.programs.ctr import planted, scores
 from launcher.runtimes.base import ProcessSpec
 from launcher.worker import program as programs
 from launcher.worker import samples
-from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback, Process
 
 CTR = programs.load(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
 PORT = "23640"
@@ -60,12 +60,12 @@ class Bench(Loopback):
     repeats: int = 1
     files: list[str] = field(default_factory=list)
 
-    def start(self, specs: list[ProcessSpec]) -> list[tuple[ProcessSpec, subprocess.Popen[bytes]]]:
+    def start(self, specs: list[ProcessSpec]) -> list[tuple[ProcessSpec, Process]]:
         pids = self.root / "pids.json"
         told = json.dumps(
             {"hows": self.hows, "repeats": self.repeats, "files": self.files, "pids": str(pids)}
         )
-        started = []
+        started: list[tuple[ProcessSpec, Process]] = []
         for spec in specs:
             changed = spec
             if spec.role == "trainer":
@@ -261,7 +261,8 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paddle-training-ctr.") as made:
         folder = Path(made)
-        kept, networks = [], given.network or list(NETWORKS)
+        kept: list[bool] = []
+        networks = given.network or list(NETWORKS)
         if given.only in (None, "speed"):
             kept += speed(folder, networks, given.repeats)
         if given.only in (None, "trainers"):

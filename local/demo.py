@@ -125,14 +125,15 @@ def _prepare(nodes: int, config: str, tools: list[Tool]) -> None:
     cold = not all(one.built() for one in tools)
     with ThreadPoolExecutor() as pool:
         image = pool.submit(launcher.ensure_archive)
-        work = [image, pool.submit(data.ensure_planted if config == "ctr" else data.ensure)]
+        work: list[Future[Any]] = [image, pool.submit(data.ensure_example, config)]
         if cold:
             say.note(f"meanwhile {config} is trained here without Kubernetes, as `make try` does")
             work.append(pool.submit(tryout.run, config, live=False))
         with build.building(tools) as make:
             make([one for one in tools if one.name in build.CLUSTER])
-            for done in filter(Future.done, work):
-                done.result()  # what has failed is told now and not when the rest is built
+            for done in work:
+                if done.done():
+                    done.result()  # what has failed is told now and not when the rest is built
             work.append(pool.submit(_start, nodes, image))
             make(tools)
         for each in work:

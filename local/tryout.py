@@ -128,19 +128,10 @@ def run(config: str, live: bool = True) -> None:
     folder = cache() / "try" / config
     need_space(cache(), 2, "make try")
     shutil.rmtree(folder, ignore_errors=True)
-    (data.ensure_planted if config == "ctr" else data.ensure)(folder.parent / "sources")
-    (folder / "shared").mkdir(parents=True)
-    (folder / "shared" / "sources").symlink_to(folder.parent / "sources")
-    told = environment(values(config), folder)
-    own = {
-        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "JOB_", "CONF_"))
-    }
-    env = {**own, **told, "PYTHONPATH": str(CLONE)}
-    with say.step(f"{config}: the data, dealt to {told['SPLIT_COUNT']} shards"):
-        _launch("prepare", env, folder)
-    job = Path(told["OUT_DIR"])
+    env = dealt(config, folder)
+    job = Path(env["OUT_DIR"])
     say.note(f"three launchers on loopback, each with a pserver and a trainer; their logs are in {folder}")
-    with _ranks(env, folder, int(told["SPLIT_COUNT"])) as ranks:
+    with _ranks(env, folder, int(env["SPLIT_COUNT"])) as ranks:
         _wait(job, folder, ranks, live)
     with _person("results", job, live=live) as shown:
         shown.wait()
@@ -148,6 +139,25 @@ def run(config: str, live: bool = True) -> None:
     say.done(f"curve:  {job / 'output' / 'curve.png'}")
     served.show(job)
     say.note(f"the same on a Kubernetes of three nodes, from nothing: make demo CONFIG={config}")
+
+
+def dealt(config: str, folder: Path) -> dict[str, str]:
+    """The environment of the example's launchers; its data lie in shards below the new `folder`, as its data
+    Job deals them.
+
+    Raises `LocalError` when the data cannot be had.
+    """
+    sources = cache() / "try" / "sources"
+    data.ensure_example(config, sources)
+    (folder / "shared").mkdir(parents=True)
+    (folder / "shared" / "sources").symlink_to(sources)
+    own = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "JOB_", "CONF_"))
+    }
+    env = {**own, **environment(values(config), folder), "PYTHONPATH": str(CLONE)}
+    with say.step(f"{config}: the data, dealt to {env['SPLIT_COUNT']} shards"):
+        _launch("prepare", env, folder)
+    return env
 
 
 def _launch(command: str, env: Mapping[str, str], folder: Path) -> None:

@@ -63,6 +63,7 @@ def _feed(node: Node, archive: Path, image: str, present: set[str]) -> None:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=said, stderr=said)
         broken = False
         try:
+            assert child.stdin is not None
             with child.stdin as stream:
                 write_slim(archive, stream, image, present)
         except BrokenPipeError:

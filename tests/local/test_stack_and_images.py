@@ -246,7 +246,7 @@ def test_a_demo_starts_the_cluster_once_its_tools_are_built_and_trains_here_whil
     monkeypatch.setattr(demo.build, "building", building)
     monkeypatch.setattr(demo.launcher, "ensure_archive", lambda: archive_is_there.wait(20))
     monkeypatch.setattr(demo.launcher, "ensure_imported", imported)
-    monkeypatch.setattr(demo.data, "ensure", lambda: None)
+    monkeypatch.setattr(demo.data, "ensure_example", lambda _: None)
     monkeypatch.setattr(demo.tryout, "run", lambda config, live: seen.append((config, live)))
     monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))
     demo._prepare(3, "quick_start", tools)
