@@ -74,7 +74,7 @@ ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHOND
 ENVIRON |= {"PYTHONUNBUFFERED": "1", "MYPY_CACHE_DIR": str(cache() / "mypy")}  # 1 s in the next clone, not 22
 
 LAST_LINES = 100  # of a tier that failed
-FEW = 3  # more failures than that are no accident
+FEW = 6  # more failures than that are no accident
 _print_lock = threading.Lock()
 
 
