@@ -1,11 +1,12 @@
 """One trainer of benchmarks/ctr.py, in place of `python -m launcher.worker`: by our loop, or by Paddle's own.
 
 Both have the same program, servers and connection, and differ in what feeds them. `ours` takes batches from
-mapped records, which were parsed once, before. `theirs` is `train_from_dataset` over text files in Paddle's
-MultiSlot form, as many as threads. They take turns, pass by pass, in one process: a machine that others slow
-down does so to both. BENCH_CTR is {"hows", "repeats", "files": of one pass, "pids": a file with those of the
-servers}. Prints a line of JSON for each pass but the first, which makes the tables' rows: {"how", "samples",
-"seconds", "cpu": seconds of this process, "servers": of all servers}.
+mapped records, which were parsed once, before; so does `alone`, by one thread. `theirs` is
+`train_from_dataset` over text files in Paddle's MultiSlot form, as many as threads. They take turns, pass by
+pass, in one process: a machine that others slow down does so to all. BENCH_CTR is {"hows", "repeats",
+"files": of one pass, "pids": a file with those of the servers}. Prints a line of JSON for each pass but the
+first, which makes the tables' rows: {"how", "samples", "seconds", "cpu": seconds of this process, "servers":
+of all servers}.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ def ours(trainer: Trainer, batches: Iterator[Any], steps: int) -> None:
     trainer.train(batches, steps, lambda *_: None)
 
 
-def renew(trainer: Trainer) -> None:
+def renew(trainer: Trainer, threads: int) -> None:
     """New executors: Paddle's own pass drops the scopes that the others had prepared."""
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
-    threads = trainer.settings.trainer_count
     trainer.crew = Crew(threads, trainer.scope, trainer._step, trainer.pull_dense)
 
 
@@ -70,18 +70,18 @@ def main() -> None:
     steps = -(-rows.rows // settings.batch_size)
     ours(trainer, rows.batches(steps, (1, 0, settings.rank)), steps)
     for number, how in enumerate(told["repeats"] * told["hows"], 1):
-        if how == "ours":
-            renew(trainer)
+        if how != "theirs":
+            renew(trainer, 1 if how == "alone" else settings.trainer_count)
             batches = rows.batches(steps + BEFORE, (1, number, settings.rank))
             ours(trainer, batches, BEFORE)
         trainer.settle(last=False)
         trainer.barrier()
         servers = [psutil.Process(pid) for pid in json.loads(Path(told["pids"]).read_text())]
         before = [_cpu(psutil.Process()), sum(map(_cpu, servers)), time.monotonic()]
-        if how == "ours":
-            ours(trainer, batches, steps)
-        else:
+        if how == "theirs":
             theirs(trainer, files)
+        else:
+            ours(trainer, batches, steps)
         seconds = time.monotonic() - before[2]
         trainer.settle(last=False)  # what was pushed has arrived, and the servers' work for it is done
         trainer.barrier()
