@@ -11,7 +11,7 @@
 - `data_prepare_memory_mb_<size>`: peak resident memory (VmHWM) in MB for 0.1 and 1 GB. Limit 150.
 
 Ours ends with an fsync of every file, theirs without any; what earlier runs left to be written is synced
-before each run. The ratio is between the medians. `--python` names the interpreter with the image's packages.
+before each run. The ratio is between the medians.
 """
 
 from __future__ import annotations
@@ -40,13 +40,6 @@ TEST_FRACTION = 0.01
 LIMITS = {"wall_coreutils": 0.8, "wall_tutorial": 1.3, "bytes_written": 1.05, "memory_mb": 150.0}
 
 
-def image_python() -> str:
-    """The interpreter of `local/`'s environment with the image's packages, or this one."""
-    cache = Path(os.environ.get("PADDLE_TRAINING_CACHE", Path.home() / ".cache" / "paddle-training"))
-    python = cache / "paddle" / "bin" / "python"
-    return str(python) if python.exists() else sys.executable
-
-
 def make_text(path: Path, lines: int) -> None:
     """Lines of 51 to 149 bytes in words, a label first; the same for everybody."""
     rng = random.Random(1)
@@ -61,7 +54,7 @@ def make_text(path: Path, lines: int) -> None:
             file.write(whole)
 
 
-def ours(python: str, storage: Path) -> tuple[float, int]:
+def ours(storage: Path) -> tuple[float, int]:
     """Wall seconds and the peak memory in KB of one `prepare` of `sources/in.txt`."""
     log = storage / "log"
     environ = {
@@ -84,7 +77,9 @@ def ours(python: str, storage: Path) -> tuple[float, int]:
     )
     with log.open("w") as file:
         begin = time.monotonic()
-        subprocess.run([python, "-c", code], cwd=ROOT, env=environ, stdout=file, stderr=file, check=True)
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environ, stdout=file, stderr=file, check=True
+        )
         seconds = time.monotonic() - begin
     peak = re.search(r"VmHWM:\s+(\d+) kB", log.read_text())
     assert peak is not None
@@ -142,7 +137,6 @@ def verify(source: Path, storage: Path) -> None:
 def main() -> int:
     """Prints the lines; returns 1 when a limit is not kept."""
     parser = argparse.ArgumentParser(description="preparing data, side by side")
-    parser.add_argument("--python", default=image_python())
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--lines", type=int, default=LINES)
     parser.add_argument("--verify", action="store_true", help="also compare every line (some 30 s)")
@@ -182,7 +176,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
 
     peaks = {}
     make_text(source, options.lines // 10)
-    _, peaks["0.1gb"] = ours(options.python, storage)
+    _, peaks["0.1gb"] = ours(storage)
     shutil.rmtree(storage / "bench")
     make_text(source, options.lines)
     seconds: dict[str, list[float]] = {"ours": [], "coreutils": [], "tutorial": []}
@@ -190,7 +184,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
     for _ in range(options.runs):
 
         def one() -> float:
-            wall, peaks["1gb"] = ours(options.python, storage)
+            wall, peaks["1gb"] = ours(storage)
             return wall
 
         seconds["ours"].append(timed(one))
