@@ -49,7 +49,7 @@ env: ## exports for plain pulumi, helm and kubectl: eval "$(make -s env)"
 test: tools ## every test but those of test-faults
 	@$(RUN) -m tests.run
 
-test-faults: tools ## break runs in every way of docs/reliability.md, stop and start the cluster, and other long tests (some 45 minutes)
+test-faults: tools ## break runs in every way of docs/reliability.md, stop and start the cluster, and other long tests (some 35 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
 reliability: tools ## test-faults, and docs/reliability.md from what it saw
