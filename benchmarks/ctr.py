@@ -202,7 +202,7 @@ def torch(folder: Path) -> None:
     arrays = samples.read(data[0] / "train.txt", CTR).arrays
     unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
     np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
-    kernels.take_fast()  # as we do: PyTorch up to 1.13 has an MKL that asks for the maker, too
+    kernels.take_fast()  # what we ask of our MKL is asked of PyTorch's, too
     theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
     ours, *ours_cpu = measure(folder / "torch-ours", data, hidden, 1, 1, "ours")[0, 0].tolist()
     print(

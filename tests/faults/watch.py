@@ -18,7 +18,7 @@ from tests.e2e.processes import Process
 SCORE_WITHIN = 0.02
 """Of the undisturbed run's: asynchronous training is never twice the same."""
 LONG = {"passes": 8}
-"""Of `training`, where a fault is silence: half a minute more, since that counts after ten seconds."""
+"""Of `training`, where a fault is silence, which counts after ten seconds: twice as long."""
 LATE = 30
 """Seconds in which all processes of an ended Job are gone."""
 

@@ -18,9 +18,9 @@ ASKED = """
 import ctypes
 from pathlib import Path
 import paddle  # its MKL is loaded, and has not looked at the processor yet
-from launcher.served import kernels
+from launcher.served import kernels, lean
 kernels.CPUINFO = Path({cpuinfo!r})
-kernels.take_fast()
+lean.core()
 mkl = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
 print("kernels", ctypes.CDLL(str(mkl)).mkl_serv_cpu_detect())
 """
