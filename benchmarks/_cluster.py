@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +14,8 @@ import yaml
 
 from benchmarks._fleet import RANKS, events, read
 from infra.naming import image_reference
-from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged, run
+from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged
+from tests.waiting import until
 
 STATE = Path("/var/lib/paddle-training")
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -78,7 +78,7 @@ class PodGang:
         self.cluster.kubectl("create", "namespace", self.training.namespace)
         try:
             self.training.upgrade()
-            self.cluster.until("three pods that run", 180, self._find)
+            until(self._find, "three pods that run", 180, 0.5)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -87,10 +87,7 @@ class PodGang:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        t = self.training
-        run(["helm", "uninstall", t.release, "-n", t.namespace], self.cluster.env, check=False)
-        self.cluster.kubectl("delete", "namespace", t.namespace, "--timeout=120s", seconds=130, check=False)
-        shutil.rmtree(t.job, ignore_errors=True)
+        self.training.remove()
 
     def _find(self) -> bool:
         running = [p for p in self.training.pods() if p["status"].get("phase") == "Running"]

@@ -8,12 +8,12 @@ import os
 import shutil
 import socket
 import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import answers, until
 
 
 @contextlib.contextmanager
@@ -33,17 +33,11 @@ def running(folder: Path) -> Iterator[str]:
     (folder / "registry.json").write_text(json.dumps(config))
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     argv = ["docker-registry", "serve", str(folder / "registry.json")]
-    with (folder / "registry.log").open("wb") as log:
-        process = subprocess.Popen(argv, stdout=log, stderr=log, env=environment)
+    log = folder / "registry.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, stdout=file, stderr=file, env=environment)
     try:
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{address}/v2/", timeout=2).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, (folder / "registry.log").read_text()
-                time.sleep(0.1)
+        until(lambda: answers(f"http://{address}/v2/"), "the registry", 30, 0.1, log.read_text)
         yield address
     finally:
         process.terminate()

@@ -17,7 +17,7 @@ VPC, SUBNET = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet"
 
 
 # The engine's own overhead is a few seconds a run; a busy machine takes several times that.
-pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]
 
 _SMALL = """
 import pulumi

@@ -21,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import answers, until
+
 from . import plugin
 from .account import Account
 
@@ -164,17 +166,14 @@ def shared_moto_server() -> str:
 
 
 def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"{address}/moto-api/", timeout=2).close()  # noqa: S310
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError(
-        f"the moto server did not answer within 60 s:\n{log.read_text(errors='replace')[-2000:]}"
-    )
+    def said() -> str:
+        return log.read_text(errors="replace")[-2000:]
+
+    def there() -> bool:
+        assert process.poll() is None, f"the moto server ended:\n{said()}"
+        return answers(f"{address}/moto-api/")
+
+    until(there, "the moto server", 60, 0.1, said)
 
 
 def reset(address: str) -> None:

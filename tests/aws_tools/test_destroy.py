@@ -65,7 +65,7 @@ def test_only_the_stacks_own_name_begins_it(typed, removed, monkeypatch) -> None
     assert ("pulumi destroy --yes --skip-preview --non-interactive --stack dev" in ran) == removed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_engines_own_state_tells_what_it_would_delete(dev_stack) -> None:
     engine = dev_stack("dev", "compute=off", "storage.protect=false")
 

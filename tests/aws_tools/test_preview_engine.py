@@ -11,7 +11,7 @@ from tests.infra_emulated.conftest import dev_stack
 __all__ = ["account", "dev_stack", "moto"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_an_unreachable_cluster_leaves_namespace_and_release_out_and_nothing_else(dev_stack) -> None:
     engine = dev_stack("dev", "image=example.com/launcher@sha256:" + "0" * 64)
     whole = engine.preview()

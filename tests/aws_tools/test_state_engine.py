@@ -23,7 +23,7 @@ pulumi.export("token", pulumi.Config().require_secret("token"))
 SECRET = "hush-hush-4711"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_second_clone_previews_no_changes_and_no_secret_is_readable(
     tmp_path: Path, moto: str, monkeypatch
 ) -> None:

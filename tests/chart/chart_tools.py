@@ -33,7 +33,7 @@ def tool(name: str) -> str:
 def run(*argv: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Runs a tool to its end and gives what it wrote."""
     return subprocess.run(
-        [str(item) for item in argv], input=stdin, text=True, capture_output=True, timeout=120, check=False
+        [str(item) for item in argv], input=stdin, text=True, capture_output=True, timeout=360, check=False
     )
 
 

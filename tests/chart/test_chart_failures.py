@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from chart_tools import ONE_MACHINE, one, render, run, tool
 
+from tests.waiting import until
+
 pytestmark = pytest.mark.e2e
 
 KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
@@ -68,14 +70,6 @@ def outcome(job: dict, pods: list[dict]) -> str:
     return "replaced and counted" if counted != "0" else "replaced"
 
 
-def until(condition, seconds: float = 60):
-    """What `condition` gives once it is true, or at the deadline."""
-    deadline = time.monotonic() + seconds
-    while not (found := condition()) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    return found
-
-
 def test_each_end_of_a_pod_has_the_consequence_that_its_code_means(namespace):
     """Without a claim no pod is scheduled; the account is the namespace's own."""
     jobs = {}
@@ -90,7 +84,7 @@ def test_each_end_of_a_pod_has_the_consequence_that_its_code_means(namespace):
         jobs[job["metadata"]["name"]] = job
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs.values())})
     kubectl("create", "-f", "-", stdin=made)
-    assert until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs)), "no pods were made"
+    until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs), "pods", 60, 0.5)
     pods = items("pods", namespace)
     for job, (code, _, conditions, _) in zip(jobs, CASES, strict=True):
         ended = {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -109,8 +103,4 @@ def test_each_end_of_a_pod_has_the_consequence_that_its_code_means(namespace):
         return {job["metadata"]["name"]: outcome(job, pods) for job in items("jobs", namespace)}
 
     wanted = {job: case[3] for job, case in zip(jobs, CASES, strict=True)}
-    until(lambda: seen() == wanted)
-    found = seen()
-    assert [(*case[:2], found[job]) for job, case in zip(jobs, CASES, strict=True)] == [
-        (*case[:2], case[3]) for case in CASES
-    ]
+    until(lambda: seen() == wanted, f"these consequences of {CASES}: {wanted}", 60, 0.5, seen)

@@ -6,9 +6,8 @@ The pods' image is nowhere, so they wait for ever and cost nothing.
 from __future__ import annotations
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from chart_tools import CHART, run, tool
 
 from infra.chart_values import merge
 from launcher.cli import leftovers
+from tests.waiting import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 VALUES = {
@@ -37,14 +37,6 @@ def kubectl(*argv: str, stdin: str | None = None) -> str:
     done = run(tool("kubectl"), *argv, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def until(what: str, seen: Callable[[], Any], seconds: float = 60) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := seen()):
-        assert time.monotonic() < deadline, f"not seen within {seconds:.0f} s: {what}"
-        time.sleep(0.3)
-    return found
 
 
 @dataclass
@@ -116,7 +108,7 @@ def test_pods_of_an_unchanged_training_keep_their_uid_and_an_admitted_one_stays_
     name = release.training()["metadata"]["name"]
     # As Kueue admits it.
     kubectl("patch", "job", name, "-n", release.namespace, "-p", '{"spec":{"suspend":false}}')
-    before = until("pods", lambda: len(release.pods()) == 2 and release.pods())
+    before = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
     for unchanged in (
         {},
         {"storage": {"size": "7Gi"}},
@@ -139,10 +131,14 @@ def test_pods_of_an_unchanged_training_keep_their_uid_and_an_admitted_one_stays_
 def test_a_failed_upgrade_is_gone_back_from_and_what_it_left_is_removed(release: Release) -> None:
     assert not release.upgrade()
     first = release.training()["metadata"]["name"]
-    pods = until("pods", lambda: len(release.pods()) == 2 and release.pods())
+    pods = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
     (volume,) = release.volumes()
     kubectl("create", "quota", "jobs", "-n", release.namespace, "--hard=count/jobs.batch=1")
-    until("the quota is in force", lambda: release.items("resourcequota")[0].get("status", {}).get("used"))
+
+    def in_force() -> Any:
+        return release.items("resourcequota")[0].get("status", {}).get("used")
+
+    until(in_force, "the quota is in force", 60, 0.3)
 
     assert "exceeded quota" in release.upgrade({"training": {"passes": 3}, **ELSEWHERE}, "--cleanup-on-fail")
     assert release.volumes() == {volume}, "helm removed what it had made"
@@ -163,7 +159,7 @@ def test_a_failed_upgrade_is_gone_back_from_and_what_it_left_is_removed(release:
         "persistent_volume_claim",
         "persistent_volume",
     }
-    until("the other volume is gone", lambda: release.volumes() == {volume})
+    until(lambda: release.volumes() == {volume}, "the other volume is gone", 60, 0.3)
     assert release.leftovers() == []
     assert release.pods() == pods
 
@@ -177,18 +173,16 @@ def test_a_namespace_that_is_deleted_under_a_training_ends_with_its_jobs_and_can
     release: Release,
 ) -> None:
     assert not release.upgrade()
-    until("pods", lambda: len(release.pods()) == 2)
+    until(lambda: len(release.pods()) == 2, "pods", 60, 0.3)
     kubectl("delete", "namespace", release.namespace, "--wait=false")
-    until(
-        "pods are told to go",
-        lambda: all(p["metadata"].get("deletionTimestamp") for p in release.items("pods")),
-    )
+    gone = "deletionTimestamp"
+    until(lambda: all(gone in p["metadata"] for p in release.items("pods")), "pods told to go", 60, 0.3)
     argv = ["python", "-m", "launcher", "status", "-n", release.namespace, "--release", "demo"]
     assert f"kubectl delete jobs --all -n {release.namespace}" in " ".join(run(*argv).stdout.split())
     assert "job" in {one["kind"] for one in release.leftovers("--remove")}
-    kubectl("wait", "--for=delete", f"namespace/{release.namespace}", "--timeout=60s")
-    until("its volume goes with it", lambda: not release.volumes())
+    kubectl("wait", "--for=delete", f"namespace/{release.namespace}", "--timeout=180s")
+    until(lambda: not release.volumes(), "its volume goes with it", 60, 0.3)
 
     kubectl("create", "namespace", release.namespace)
     assert not release.upgrade()
-    until("the claim is bound", lambda: release.items("pvc")[0]["status"]["phase"] == "Bound")
+    until(lambda: release.items("pvc")[0]["status"]["phase"] == "Bound", "the claim is bound", 60, 0.3)

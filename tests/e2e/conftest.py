@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from infra.naming import image_reference
-from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged, run
+from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged
 
 STATE = Path("/var/lib/paddle-training")
 SHARED = STATE / "shared"
@@ -36,10 +36,10 @@ def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]
     """Makes trainings (an example's values, changes, and a namespace that allows what they need)."""
     made: list[Training] = []
     slug = title.replace("_", "-").lower().removeprefix("test-")
-    slug = "".join(c for c in slug if c.isalnum() or c == "-")[:32].strip("-")
+    slug = "".join(c for c in slug if c.isalnum() or c == "-")[:28].strip("-")
 
     def make(example: str = "quick_start", level: str = "restricted", **changes: Any) -> Training:
-        name = f"e2e-{slug}-{len(made)}"
+        name = f"e2e-{slug}-{uuid.uuid4().hex[:4]}"  # a second try meets nothing of the first
         labels = f'{{"pod-security.kubernetes.io/enforce": "{level}"}}'
         cluster.kubectl(
             "apply",
@@ -62,16 +62,7 @@ def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]
         yield make
     finally:
         for training in made:
-            if not training.uninstalled:
-                run(
-                    ["helm", "uninstall", training.release, "-n", training.namespace],
-                    cluster.env,
-                    check=False,
-                )
-            cluster.kubectl(
-                "delete", "namespace", training.namespace, "--ignore-not-found", "--timeout=80s", seconds=90
-            )
-            shutil.rmtree(training.job, ignore_errors=True)
+            training.remove()
 
 
 @pytest.fixture

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import yaml
+
+from tests.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
@@ -37,7 +39,7 @@ def run(
         stdin=subprocess.DEVNULL if given is None else None,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=seconds * PATIENCE,
         check=False,
     )
     if check and ended.returncode:
@@ -68,17 +70,6 @@ class Cluster:
         """`python -m launcher …` as a person types it."""
         return run(["python", "-m", "launcher", *words], self.env, check=check, seconds=seconds)
 
-    def until(self, what: str, seconds: float, seen: Callable[[], object]) -> Any:
-        """Waits until `seen()` is true and returns it; fails the test naming `what` and the last answer."""
-        deadline = time.monotonic() + seconds
-        while True:
-            last = seen()
-            if last:
-                return last
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not seen within {seconds:.0f} s: {what}; last: {last!r}")
-            time.sleep(POLL)
-
 
 @dataclass
 class Training:
@@ -88,7 +79,6 @@ class Training:
     namespace: str
     values: dict[str, Any]
     release: str = "paddle-training"
-    uninstalled: bool = field(default=False, init=False)
 
     @property
     def job(self) -> Path:
@@ -112,12 +102,25 @@ class Training:
             check=check,
         )
 
-    def uninstall(self) -> None:
-        run(
-            ["helm", "uninstall", self.release, "-n", self.namespace, "--wait", "--timeout", "90s"],
-            self.cluster.env,
+    def remove(self) -> None:
+        """Nothing of it stays, nor of other releases of its namespace; fails a test whose pods do not go.
+
+        The releases go first: in a namespace that is ending a Job with a limit per index never ends. It keeps
+        its last failed pod's finalizer until the next pod is made, and that one is refused.
+        """
+        there = ("-n", self.namespace)
+        releases = run(["helm", "list", "--all", "--short", *there], self.cluster.env).stdout.split()
+        if releases:
+            run(["helm", "uninstall", *releases, *there], self.cluster.env)
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
+        until(
+            lambda: not self.cluster.get("pods", self.namespace),
+            f"no pod in {self.namespace}",
+            80,
+            POLL,
+            lambda: self.cluster.kubectl("describe", "pods", *there, check=False),
         )
-        self.uninstalled = True
+        shutil.rmtree(self.job, ignore_errors=True)
 
     def described(self) -> dict[str, Any]:
         """The release's run ConfigMap."""
@@ -150,10 +153,7 @@ class Training:
 
     def ended(self, seconds: float = 180) -> str:
         """Waits for the training Job's end: Complete or Failed."""
-        try:
-            return str(self.cluster.until(f"the end of training {self.namespace}", seconds, self.condition))
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.words()}") from None
+        return until(self.condition, f"the end of training {self.namespace}", seconds, POLL, self.words)
 
     def complete(self, seconds: float = 180) -> None:
         """Waits for the Job to be Complete; a failed one fails the test with the pods' own words."""

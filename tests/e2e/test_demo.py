@@ -12,7 +12,7 @@ import pytest
 
 from tests.e2e.kube import ROOT, Cluster, Training, run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
 IGNORED = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.pyc", "venv", ".venv", ".hypothesis")
 

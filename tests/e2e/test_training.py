@@ -13,6 +13,7 @@ import pytest
 
 from tests.e2e import processes
 from tests.e2e.kube import Cluster, Serving, Training
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -170,7 +171,7 @@ def test_with_no_restarts_left_a_process_that_dies_fails_the_job_with_its_cause(
 ) -> None:
     training = train("recommendation", trainers=2, training={"passes": 500, "restarts": 0})
     training.upgrade()
-    cluster.until("rank 1 in training", 180, lambda: training.pass_of(1) >= 0)
+    until(lambda: training.pass_of(1) >= 0, "rank 1 in training", 180)
     processes.signal_all(processes.of(training.values["jobName"], "trainer", rank=1), signal.SIGKILL)
     assert training.ended(DEATH_SECONDS + 15) == "Failed"
     status = json.loads((training.output / "status.json").read_text())
@@ -211,4 +212,4 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
         shown = cluster.launcher("status", "-n", training.namespace, check=False)
         return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
 
-    assert cluster.until("the scheduler's reason in status", 60, seen)
+    assert until(seen, "the scheduler's reason in status", 60)

@@ -16,6 +16,7 @@ from local.cluster import lifecycle, node, processes
 from local.cluster.plan import Node
 from local.demo import start_cluster
 from local.paths import POD_UID, SOURCES, STATE
+from tests.waiting import until
 
 VOLUMES = STATE / "volumes"
 
@@ -84,10 +85,7 @@ class Volume:
 
     def unmount(self) -> None:
         """Waits for who still has a file open there."""
-        deadline = time.monotonic() + 30
-        while not command("umount", self.folder, check=False):
-            assert time.monotonic() < deadline, f"{self.folder} is still in use"
-            time.sleep(0.5)
+        until(lambda: command("umount", self.folder, check=False), f"nobody uses {self.folder}", 30, 0.5)
 
     def fill(self) -> None:
         """Not one more byte goes in."""

@@ -12,10 +12,11 @@ from tests.e2e import processes
 from tests.faults import machine
 from tests.faults.test_pods import node_of
 from tests.faults.watch import Run
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.usefixtures("mended"),
 ]
 
@@ -65,7 +66,7 @@ def test_the_api_server_may_be_away_while_ranks_look_for_rank_0(begin: Begin) ->
     """rendezvous: api. It goes when the data is there, and comes back ten seconds later."""
     run = begin(rendezvous="api")
     manifest = run.training.job / "manifest.json"
-    run.cluster.until("the data", 60, manifest.exists)
+    run.until(manifest.exists, "the data", 60)
     run.broken()
     with machine.stopped("apiserver"):
         time.sleep(10)
@@ -88,7 +89,7 @@ def test_a_new_pod_waits_for_the_names_to_come_back(begin: Begin) -> None:
     run.reach(1, batch=100)
     with machine.stopped("coredns"):
         run.kill("launcher", rank=1)
-        run.cluster.until("rank 1's new launcher", 60, lambda: run.processes("launcher", 1))
+        run.until(lambda: run.processes("launcher", 1), "rank 1's new launcher", 60)
         time.sleep(10)
         assert run.json("status.json")["state"] == "rendezvous", "it cannot know yet where rank 0 is"
     run.recovered()
@@ -106,15 +107,16 @@ def test_a_killed_data_job_begins_again_and_the_training_waits_for_it(begin: Beg
 
 def caught(run: Run) -> list[processes.Process]:
     """The data Job's processes, stopped while they write: all of it takes a quarter of a second."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def at_work() -> list[processes.Process]:
         if found := run.processes("data"):
             processes.signal_all(found, signal.SIGSTOP)
             if unfinished(run):
                 return found
             processes.signal_all(found, signal.SIGCONT)
-        time.sleep(0.01)
-    raise AssertionError(f"the data Job was not seen at work: {sorted(run.training.job.glob('*'))}")
+        return []
+
+    return until(at_work, "the data Job at work", 60, 0.01, lambda: sorted(run.training.job.glob("*")))
 
 
 def unfinished(run: Run) -> bool:

@@ -14,7 +14,7 @@ from tests.e2e.kube import Training
 from tests.faults import machine
 from tests.faults.watch import LONG, Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 Begin = Callable[..., Run]
 
@@ -78,10 +78,10 @@ def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mende
     with deserted(run.training, 0):
         run.broken()
         forget(run.training, 0)
-        run.cluster.until("two launchers of rank 0", 90, lambda: len(run.processes("launcher", 0)) == 2)
+        run.until(lambda: len(run.processes("launcher", 0)) == 2, "two launchers of rank 0", 90)
         token = json.loads((run.output / "run.lock").read_text())["token"]
         first = run.progress()
-        run.cluster.until("more of the first one's training", 60, lambda: run.progress() != first)
+        run.until(lambda: run.progress() != first, "more of the first one's training", 60)
         assert json.loads((run.output / "run.lock").read_text())["token"] == token, "nobody took the lease"
     run.training.complete(300)
     restarts = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
@@ -98,7 +98,7 @@ def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
     with deserted(run.training, 1):
         run.broken()
         forget(run.training, 1)
-        run.cluster.until("two launchers of rank 1", 90, lambda: len(run.processes("launcher", 1)) == 2)
+        run.until(lambda: len(run.processes("launcher", 1)) == 2, "two launchers of rank 1", 90)
         run.training.complete(300)
     run.ends_whole()
 
@@ -109,7 +109,7 @@ def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: B
     before = {path: path.read_bytes() for path in (run.output / "model").rglob("*") if path.is_file()}
     measured = (run.output / "metrics.csv").read_bytes()
     run.training.upgrade({"runId": "again"})
-    run.cluster.until("rank 2's new pod", 60, lambda: run.training.pods() and run.training.pod(2))
+    run.until(lambda: run.training.pods() and run.training.pod(2), "rank 2's new pod", 60)
     run.broken()
     delete(run.training, 2)
     run.training.complete(240)
@@ -130,7 +130,7 @@ def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> No
         run.cluster.kubectl("patch", "job", job, "-n", run.training.namespace, "-p", patch)
 
     suspend(True)
-    run.cluster.until("no process", 60, lambda: not run.processes())
+    run.until(lambda: not run.processes(), "no process", 60)
     told = run.json("run.json")
     assert told["state"] == "stopped"
     assert "SIGTERM" in told["cause"]
@@ -168,5 +168,5 @@ def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(be
     assert at - 2 * every < batches <= at + every, "the save at work may be lost with the interval"
     run.training.complete()
     restarts = run.json("run.json")["restarts"]
-    run.cluster.until("no process", 30, lambda: not run.processes())
+    run.until(lambda: not run.processes(), "no process", 30)
     run.keep(len(restarts), f"complete; {at - batches} of 868 batches done again")

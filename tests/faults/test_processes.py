@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.watch import LONG, Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 Begin = Callable[..., Run]
 

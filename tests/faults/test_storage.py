@@ -13,7 +13,7 @@ from tests.faults.machine import Volume
 from tests.faults.test_pods import delete
 from tests.faults.watch import Run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 Begin = Callable[..., Run]
 
@@ -30,7 +30,7 @@ def fails(run: Run, *words: str) -> list[str]:
     assert run.training.ended(150) == "Failed"
     said = run.training.messages()
     assert any(all(word in message for word in words) for message in said), said
-    run.cluster.until(f"no process of {run.name}", 60, lambda: not run.processes())
+    run.until(lambda: not run.processes(), f"no process of {run.name}", 60)
     return said
 
 

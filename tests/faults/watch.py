@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e import processes
-from tests.e2e.kube import Cluster, Training
+from tests.e2e.kube import POLL, Cluster, Training
 from tests.e2e.processes import Process
+from tests.waiting import Seen, until
 
 SCORE_WITHIN = 0.02
 """Of the undisturbed run's: asynchronous training is never twice the same."""
@@ -74,14 +75,11 @@ class Run:
             told = self.progress(rank)
             return told.get("state") == "training" and (told["pass"], told["batch"]) >= (number, batch)
 
-        self._until(f"rank {rank} in pass {number}, batch {batch}", seconds, there)
+        self.until(there, f"rank {rank} in pass {number}, batch {batch}", seconds)
 
-    def _until(self, what: str, seconds: float, seen: Callable[[], object]) -> Any:
-        """`Cluster.until`, with the pods' words where it waits in vain."""
-        try:
-            return self.cluster.until(what, seconds, seen)
-        except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.training.words()}") from None
+    def until(self, seen: Callable[[], Seen], what: str, seconds: float) -> Seen:
+        """Waits for something of this run; in vain with the pods' words."""
+        return until(seen, what, seconds, POLL, self.training.words)
 
     def broken(self) -> None:
         """Now something breaks: what is finished by now must not be lost."""
@@ -104,7 +102,8 @@ class Run:
             marks = [mark for mark in told if mark is not None and mark > broken_at]
             return min(marks) if len(marks) == self.training.values["trainers"] else None
 
-        found: float = self._until("the first batches after the fault", seconds, first)
+        found = self.until(first, "the first batches after the fault", seconds)
+        assert found is not None
         self.seconds = found - broken_at
         return self.seconds
 
@@ -120,7 +119,7 @@ class Run:
         self._whole()
         score = float(told["score"]["error"])
         assert abs(score - self.undisturbed()) <= SCORE_WITHIN, (score, self.undisturbed())
-        self.cluster.until(f"no process of {self.name}", LATE, lambda: not self.processes())
+        self.until(lambda: not self.processes(), f"no process of {self.name}", LATE)
         self.keep(
             len(lines),
             f"{what}complete, all passes, error {score:.3f} (undisturbed {self.undisturbed():.3f})",

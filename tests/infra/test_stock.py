@@ -27,7 +27,7 @@ def _pulumi(project: Path, home: Path, *arguments: str) -> subprocess.CompletedP
     }
     return subprocess.run(
         ["pulumi", "--non-interactive", *arguments],
-        cwd=project, env=environment, capture_output=True, text=True, timeout=240, check=False,
+        cwd=project, env=environment, capture_output=True, text=True, timeout=720, check=False,
     )  # fmt: skip
 
 

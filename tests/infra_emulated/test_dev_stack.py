@@ -26,7 +26,7 @@ RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 LOGS = "aws:cloudwatch/logGroup:LogGroup"
 KEPT_WITHOUT_COMPUTE = (VPC, FILES, BUCKET, KEY, REGISTRY, LOGS)
 # The engine's own overhead is a few seconds a run; a busy machine takes several times that.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 Make = Callable[..., Engine]
 

@@ -25,10 +25,11 @@ from tests.aws_emulator.workbench import REGION, Engine
 from tests.e2e.conftest import SHARED, STATE, cluster
 from tests.e2e.kube import Cluster, run
 from tests.infra_emulated.relay import Relay
+from tests.waiting import until
 
 __all__ = ["cluster"]  # the fixture of the end-to-end tests
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 Make = Callable[..., Engine]
 
 
@@ -114,7 +115,7 @@ def test_with_efs_csi_the_release_stands_and_the_pods_wait_for_the_driver(
             event["message"] for event in events if f"driver name {driver}" in str(event.get("message", ""))
         )
 
-    cluster.until(f"an event that misses the driver {driver}", 120, reasons)
+    until(reasons, f"an event that misses the driver {driver}", 120)
     assert {pod["status"]["phase"] for pod in cluster.get("pods", namespace)} == {"Pending"}
     again = engine.up("--expect-no-changes")
     assert again.code == 0, again.text

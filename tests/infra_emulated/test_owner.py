@@ -11,7 +11,7 @@ from tests.aws_emulator.account import Account
 from tests.aws_emulator.cloud import Cloud
 from tests.aws_emulator.workbench import REGION, Engine, Result
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(2700)
 
 Make = Callable[..., Engine]
 CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"

@@ -13,7 +13,7 @@ from tests.aws_emulator.account import Account
 from tests.aws_emulator.cloud import Cloud
 from tests.aws_emulator.workbench import REGION, Engine
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.long]
+pytestmark = [pytest.mark.timeout(2700), pytest.mark.long]
 
 Make = Callable[..., Engine]
 NAT, ENDPOINT = "aws:ec2/natGateway:NatGateway", "aws:ec2/vpcEndpoint:VpcEndpoint"

@@ -21,11 +21,12 @@ from local.cluster import configs, lifecycle, network, node, processes
 from local.cluster.api import Api
 from local.images import store
 from local.paths import CLONE, KUBECONFIG
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.restarts,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and mounts need root"),
 ]
 
@@ -57,10 +58,7 @@ def _kill(*names):
         who = processes.record(name)
         if who:
             os.kill(who.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(processes.record(name) for name in names):
-        assert time.monotonic() < deadline, "killed daemons still run"
-        time.sleep(0.05)
+    until(lambda: not any(processes.record(name) for name in names), "the end of killed daemons", 10)
 
 
 def _assert_whole():

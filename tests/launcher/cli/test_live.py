@@ -14,10 +14,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 STATE = Path("/var/lib/paddle-training")
 KUBECONFIG = STATE / "kubeconfig"
@@ -42,6 +43,7 @@ for package in (rich, typer, urllib3, websocket):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
 from launcher.cli import execstream, main
+from tests.waiting import until
 with contextlib.redirect_stdout(io.StringIO()):
     main.run(["results", "--help"])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
@@ -140,10 +142,7 @@ def release(api, image):
     config = kube / "config"
     shutil.copy(KUBECONFIG, config)
     config.chmod(0o644)
-    deadline = time.monotonic() + 60
-    while not api.list_namespaced_service_account(name).items:
-        assert time.monotonic() < deadline, "the namespace's default service account did not come within 60 s"
-        time.sleep(0.2)
+    until(lambda: api.list_namespaced_service_account(name).items, "the default service account", 60, 0.2)
     yield name, job, config
     api.delete_namespace(name)
     api.delete_persistent_volume(name)
@@ -233,11 +232,11 @@ def test_a_far_side_error_is_one_sentence(api, release):
 
 
 def _until_copying(process, target):
-    deadline = time.monotonic() + 60
-    while not list(target.glob(".results-*.tmp/output/model/weights")):
+    def copying():
         assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "the copy did not begin within 60 s"
-        time.sleep(0.01)
+        return list(target.glob(".results-*.tmp/output/model/weights"))
+
+    until(copying, "the copy's beginning", 60, 0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -11,8 +11,11 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.waiting import PATIENCE, until
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[2]
@@ -188,7 +191,7 @@ class LoopbackGang:
 
     def wait(self, seconds: float = 80) -> list[int]:
         """All exit codes in rank order; fails when a launcher does not end."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * PATIENCE
         codes = []
         for rank, process in sorted(self.processes.items()):
             try:
@@ -197,13 +200,9 @@ class LoopbackGang:
                 raise AssertionError(f"rank {rank} still runs:\n{self.pod_log(rank)}") from None
         return codes
 
-    def until(self, condition: Any, seconds: float = 45) -> None:
-        """Waits for `condition()`."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            logs = "\n".join(self.pod_log(rank) for rank in self.processes)
-            assert time.monotonic() < deadline, f"it did not happen:\n{logs}"
-            time.sleep(0.05)
+    def until(self, condition: Callable[[], object], seconds: float = 45) -> None:
+        """Waits for `condition()`; in vain with what the launchers said."""
+        until(condition, seconds=seconds, words=lambda: "\n".join(map(self.pod_log, self.processes)))
 
     def said(self, rank: int, name: str = "train.log") -> str:
         """What a rank's child has said so far, on its pod's own disk; empty before it began."""

@@ -16,6 +16,7 @@ from launcher.settings import TrainSettings
 from launcher.storage.lock import RunLock
 from launcher.timings import Timings
 from tests.launcher.core.kit import environ
+from tests.waiting import until
 
 
 def test_nothing_is_told_of_a_run_before_its_first_plan_is_made(tmp_path: Path) -> None:
@@ -36,10 +37,7 @@ def test_nothing_is_told_of_a_run_before_its_first_plan_is_made(tmp_path: Path) 
     assert not output.status_json.exists()
     plan = Plan(4)
     books.begin()
-    deadline = time.monotonic() + 20
-    while not output.status_json.exists():
-        assert time.monotonic() < deadline, "status.json was not written"
-        time.sleep(0.01)
+    until(output.status_json.exists, "status.json")
     books.abandon()
     told: dict[str, Any] = json.loads(output.status_json.read_text())
     assert told["attempt"] == json.loads(output.run_json.read_text())["attempt"] == 4

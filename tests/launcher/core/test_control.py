@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from launcher.gang.machine import Rules
 from launcher.gang.messages import Order, State
 from launcher.gang.network import Network
 from launcher.timings import Timings
+from tests.waiting import until
 
 RULES = Rules(silence=5, life=9, rendezvous=60, serve=60, finish=60, restarts=3)
 TIMINGS = Timings(poll=0.02)
@@ -62,13 +63,6 @@ class Rank1:
         if self.token == "unreadable":
             raise StorageFailedError("run.lock: Stale file handle")
         return self.token
-
-
-def until(seen: Callable[[], object], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 Pair = tuple[Rank0, Rank1]

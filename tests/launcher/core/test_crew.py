@@ -25,6 +25,7 @@ from launcher.runtimes.base import Gang, ProcessSpec
 from launcher.settings import TrainSettings
 from launcher.timings import Timings
 from tests.launcher.core.kit import FAST, environ
+from tests.waiting import until
 
 STAY = "import time; time.sleep(600)"
 
@@ -96,13 +97,6 @@ def make(tmp_path: Path) -> Iterator[Make]:
         crew.stop(time.monotonic())
         until(lambda crew=crew: crew.poll(time.monotonic()) or not crew.running)
     assert not children.watched()
-
-
-def until(seen: Callable[[], object], seconds: float = 15) -> None:
-    deadline = time.monotonic() + seconds
-    while not seen():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
 
 
 def polled(crew: Crew, seen: Callable[[], object]) -> None:

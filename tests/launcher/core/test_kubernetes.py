@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from launcher.reporting.notify import post_event
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
 from tests.launcher.core.rank_0 import find_rank_0
+from tests.waiting import until
 
 
 def pod(
@@ -163,13 +164,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def known(rank_0: Rank0) -> str:

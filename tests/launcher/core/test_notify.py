@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -17,6 +16,7 @@ from launcher.reporting.log import log
 from launcher.reporting.notify import Notifier
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
+from tests.waiting import until
 
 SECRET = "T0P/s3cret"
 
@@ -100,13 +100,6 @@ def settings(**env: str) -> TrainSettings:
 
 def notifier(hook: Hook, **times: float) -> Notifier:
     return Notifier(settings(PADDLE_LAUNCHER_WEBHOOK=hook.url), **{"base": 0.02, "timeout": 5.0, **times})
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_a_message_says_which_run_what_and_why(hook: Hook, said: Callable[[], list[str]]) -> None:

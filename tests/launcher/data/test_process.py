@@ -8,13 +8,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.data.conftest import LINES, Pod
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -28,13 +27,6 @@ def start(pod: Pod, **values: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the wait was in vain"
-        time.sleep(0.02)
 
 
 BIG = b"".join(b"%d %s\n" % (n, b"x" * 80) for n in range(800_000))

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ import pytest
 from fastapi import FastAPI
 
 from launcher.served import Model, server
+from tests.waiting import answers, until
 
 ROOT = Path(__file__).parents[3]
 ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
@@ -145,15 +145,12 @@ def test_a_served_model_answers_until_it_is_told_to_stop(made: SimpleNamespace) 
         port = free.getsockname()[1]
     process = start("--model", str(made.folder), "--port", str(port))
     try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=5).read()
-                break
-            except urllib.error.URLError:
-                assert time.monotonic() < deadline
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                time.sleep(0.1)
+
+        def healthy() -> bool:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            return answers(f"http://127.0.0.1:{port}/healthz")
+
+        until(healthy, "an answer", 60, 0.1)
         body = json.dumps({"rows": ROWS}).encode()
         asked = urllib.request.Request(
             f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"}

@@ -7,12 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,27 +24,12 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def wait(port: int) -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
-    raise AssertionError(f"nothing listens on {port}")
-
-
-def gone(port: int) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-        except OSError:
-            return True
-        time.sleep(0.02)
-    return False
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def call(method: str, port: int, key: str, body: bytes | None = None) -> bytes:
@@ -62,7 +48,7 @@ def test_it_keeps_values_and_ends_with_the_process_that_started_it() -> None:
     port = free_port()
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(port)], cwd=ROOT)
     try:
-        wait(port)
+        until(lambda: listens(port), "a listener")
         with pytest.raises(urllib.error.HTTPError, match="404"):
             call("GET", port, "/worker/0")
         call("PUT", port, "/worker/0", b"\x00address")
@@ -72,7 +58,7 @@ def test_it_keeps_values_and_ends_with_the_process_that_started_it() -> None:
     finally:
         parent.kill()
         parent.wait()
-    assert gone(port), "a killed pserver leaves nothing on the port"
+    until(lambda: not listens(port), "an empty port behind a killed pserver", 10)
 
 
 def test_a_port_in_use_ends_the_pserver_with_a_message() -> None:
