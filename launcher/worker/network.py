@@ -15,11 +15,19 @@ from typing import Any, Literal
 import paddle
 
 from launcher.errors import SettingsError
+from launcher.served import kernels
 from launcher.worker.interface import Ids
 from launcher.worker.program import Program
 from launcher.worker.rules import Rule
 
 Kind = Literal["remote", "copied", "served"]
+
+
+def begin(seed: int) -> None:
+    """Before a process builds its network: Paddle takes the fast kernels, static graphs and this seed."""
+    kernels.take_fast()
+    paddle.enable_static()
+    paddle.seed(seed)
 
 
 @dataclass(frozen=True)

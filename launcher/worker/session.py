@@ -19,9 +19,8 @@ from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError, setting
 from launcher.layout import Output
-from launcher.served import kernels
 from launcher.worker import limits, outputs
-from launcher.worker.network import Network, build
+from launcher.worker.network import Network, begin, build
 from launcher.worker.parts import shards, suits
 from launcher.worker.program import Program
 from launcher.worker.rules import Rule
@@ -88,9 +87,7 @@ class Session:
     def __init__(self, settings: WorkerSettings, program: Program) -> None:
         self.settings = settings
         self.mode = settings.mode
-        kernels.take_fast()
-        paddle.enable_static()
-        paddle.seed(int(program.worker_options["seed"]))
+        begin(int(program.worker_options["seed"]))
         limit = limits.lift()
         self.role = Role(settings)
         self.shards = self._shards()

@@ -15,9 +15,8 @@ import paddle
 from numpy.typing import NDArray
 
 from launcher.errors import DivergedError
-from launcher.served import kernels
 from launcher.worker.heap import Heap
-from launcher.worker.network import build
+from launcher.worker.network import begin, build
 from launcher.worker.program import Program
 from launcher.worker.records import Records
 from launcher.worker.rules import Rule
@@ -33,9 +32,7 @@ class Single:
         """Builds the network. Raises `SettingsError`."""
         self.program = program
         self.seed = int(program.worker_options["seed"])
-        kernels.take_fast()
-        paddle.enable_static()
-        paddle.seed(self.seed)
+        begin(self.seed)
         self.network = build(program, "served")
         self.tester = self.network.main.clone(for_test=True)
         with program.calling("optimizer()"):

@@ -19,8 +19,9 @@ import ctypes
 from pathlib import Path
 import paddle  # its MKL is loaded, and has not looked at the processor yet
 from launcher.served import kernels, lean
+from launcher.worker import network
 kernels.CPUINFO = Path({cpuinfo!r})
-lean.core()
+{way}
 mkl = Path(paddle.__file__).parent / "libs" / "libmklml_intel.so"
 print("kernels", ctypes.CDLL(str(mkl)).mkl_serv_cpu_detect())
 """
@@ -32,22 +33,23 @@ def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernels.CHOICE)
 
 
-def taken(cpuinfo: Path) -> str:
+def taken(way: str, cpuinfo: Path) -> str:
     """What the library in a process of its own says."""
-    argv = [sys.executable, "-c", ASKED.format(cpuinfo=str(cpuinfo))]
+    argv = [sys.executable, "-c", ASKED.format(way=way, cpuinfo=str(cpuinfo))]
     done = subprocess.run(argv, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True)
     return next(line for line in done.stdout.splitlines() if line.startswith("kernels")).split()[1]
 
 
 @needs_paddle
-def test_the_library_takes_avx2_on_another_makers_processor(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["lean.core()", "network.begin(1)"], ids=["served", "training"])
+def test_the_library_takes_avx2_on_another_makers_processor(tmp_path: Path, way: str) -> None:
     """As its own numbers have it: 5 is AVX2; by itself it takes another one on a processor of AMD's."""
     if "avx2" not in kernels.CPUINFO.read_text():
         pytest.skip("this processor has no AVX2")
     (tmp_path / "cpuinfo").write_text(AMD)
-    assert taken(tmp_path / "cpuinfo") == kernels.AVX2
+    assert taken(way, tmp_path / "cpuinfo") == kernels.AVX2
     if "AuthenticAMD" in kernels.CPUINFO.read_text():
-        assert taken(tmp_path / "none") != kernels.AVX2
+        assert taken(way, tmp_path / "none") != kernels.AVX2
 
 
 @pytest.mark.parametrize(
