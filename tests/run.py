@@ -46,7 +46,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": (_pytest("not e2e and not long", 2, "docs", "launcher", "local", "infra"),),
+    "unit": (_pytest("not e2e and not long", 3, "docs", "launcher", "local", "infra"),),
     "chart": (_pytest("not e2e", 0, "chart"),),
     "aws": (_pytest("not e2e and not long", 2, "infra_emulated", "aws_tools", "aws_emulator"),),
     "cluster": (

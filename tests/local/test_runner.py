@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -67,3 +70,15 @@ def test_more_than_a_few_are_not_tried_again(
     assert code == 1
     assert "unsteady" not in err
     assert len(err.splitlines()[-1].split("test_it.py::")) == 1 + run.FEW + 1
+
+
+def test_a_fault_test_that_would_begin_too_late_is_skipped_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAULTS_UNTIL", str(time.time() - 90))
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/faults"]
+    done = subprocess.run(argv, cwd=run.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ skipped in ", done.stdout, re.MULTILINE), done.stdout
+    told = r"SKIPPED .* would begin \d+ s after FAULTS_UNTIL; `make test-faults` runs it"
+    assert re.search(told, done.stdout), done.stdout
