@@ -55,8 +55,8 @@ class Timings:
     """Between taking a stale lock and trusting that nobody else took it too."""
     status: float = 2.0
     """Between writings of status.json."""
-    curve: float = 30.0
-    """For the picture of the run to be drawn."""
+    curve: float = 90.0
+    """For the picture and the page of the run: some 3 s, and many times that where others want the cores."""
     report: float = 5.0
     """For the page of a run that failed: the end of rank 0's pod waits for it."""
     copies: float = 5.0
