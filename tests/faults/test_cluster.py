@@ -42,11 +42,11 @@ def test_a_cut_of_5_seconds_is_waited_out_or_costs_one_restart(begin: Begin) -> 
     run.broken()
     machine.cut(node_of(run.training, 1), 5)
     run.reach(2)
-    restarts = run.json("run.json")["restarts"]
-    assert len(restarts) <= 1
-    if restarts:
+    if run.json("run.json")["restarts"]:
         run.recovered()
+    restarts = run.ends()
     run.ends_whole(*["rank" for _ in restarts])
+    assert len(restarts) <= 1
 
 
 def test_a_cut_of_60_seconds_ends_with_a_restart_on_the_pod_that_comes_back(begin: Begin) -> None:
@@ -57,9 +57,9 @@ def test_a_cut_of_60_seconds_ends_with_a_restart_on_the_pod_that_comes_back(begi
     run.broken()
     machine.cut(node, 60)
     run.recovered(240)
-    restarts = run.json("run.json")["restarts"]
+    restarts = run.ends()
     run.ends_whole(*["rank" for _ in restarts])
-    assert 1 <= len(restarts) <= 2
+    assert 1 <= len(restarts) <= 2, "Kubernetes may end the pod of a node that was lost, later"
 
 
 def test_the_api_server_may_be_away_while_ranks_look_for_rank_0(begin: Begin) -> None:

@@ -53,9 +53,8 @@ def test_a_deleted_pod_of_rank_0_comes_back_and_goes_on_from_run_json(begin: Beg
     run.broken()
     delete(run.training, 0)
     run.recovered()
-    told = run.json("run.json")
-    assert told["resume"][0] >= 1, "it went on, not anew"
-    run.ends_whole(*[restart["cause"].partition("\n")[0] for restart in told["restarts"]])
+    assert run.json("run.json")["resume"][0] >= 1, "it went on, not anew"
+    run.ends_whole(*run.ends())
 
 
 @contextlib.contextmanager
@@ -83,8 +82,7 @@ def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mende
         first = run.progress()
         run.until(lambda: run.progress() != first, "more of the first one's training", 60)
         assert json.loads((run.output / "run.lock").read_text())["token"] == token, "nobody took the lease"
-    run.training.complete(300)
-    restarts = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
+    restarts = run.ends(300)
     run.ends_whole(*restarts)
     assert len(restarts) <= 2, "its node takes the first one's disk away, and then its processes"
 
@@ -141,7 +139,7 @@ def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> No
     suspend(False)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it went on from the newest save"
-    run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
+    run.ends_whole(*run.ends())
 
 
 def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None:
@@ -151,7 +149,7 @@ def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None
     processes.signal_all(run.processes("launcher"), signal.SIGTERM)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(*[r["cause"].partition("\n")[0] for r in run.json("run.json")["restarts"]])
+    run.ends_whole(*run.ends())
 
 
 def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(begin: Begin) -> None:
@@ -166,7 +164,6 @@ def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(be
     passes, batches = run.json("run.json")["resume"]
     assert passes == 0
     assert at - 2 * every < batches <= at + every, "the save at work may be lost with the interval"
-    run.training.complete()
-    restarts = run.json("run.json")["restarts"]
+    restarts = run.ends()
     run.until(lambda: not run.processes(), "no process", 30)
     run.keep(len(restarts), f"complete; {at - batches} of 868 batches done again")

@@ -107,17 +107,21 @@ class Run:
         self.seconds = found - broken_at
         return self.seconds
 
-    def ends_whole(self, *causes: str, seconds: float = 240, what: str = "") -> None:
-        """The Job completes, nothing finished was lost, and it restarted for these reasons alone."""
+    def ends(self, seconds: float = 240) -> list[str]:
+        """Waits for the Job to complete; for what it restarted up to then, a line each."""
         self.training.complete(seconds)
         told = self.json("run.json")
         assert told["state"] == "complete"
-        lines = [restart["cause"].partition("\n")[0] for restart in told["restarts"]]
+        return [restart["cause"].partition("\n")[0] for restart in told["restarts"]]
+
+    def ends_whole(self, *causes: str, seconds: float = 240, what: str = "") -> None:
+        """The Job completes, nothing finished was lost, and it restarted for these reasons alone."""
+        lines = self.ends(seconds)
         assert len(lines) == len(causes) and all(
             cause in line for cause, line in zip(causes, lines, strict=True)
         ), lines
         self._whole()
-        score = float(told["score"]["error"])
+        score = float(self.json("run.json")["score"]["error"])
         assert abs(score - self.undisturbed()) <= SCORE_WITHIN, (score, self.undisturbed())
         self.until(lambda: not self.processes(), f"no process of {self.name}", LATE)
         self.keep(
