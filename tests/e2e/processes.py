@@ -52,11 +52,12 @@ def _identified(path: Path, job_name: str) -> Process | None:
     except OSError:  # it has ended meanwhile
         return None
     environ = {name: value for name, _, value in pairs}
-    if environ.get("JOB_NAME") != job_name:
+    rank = environ.get("JOB_COMPLETION_INDEX", "-1")
+    if environ.get("JOB_NAME") != job_name or not rank:  # an empty one: cut off, read while the process began
         return None
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")
-    return Process(int(path.name), role, int(environ.get("JOB_COMPLETION_INDEX", "-1")))
+    return Process(int(path.name), role, int(rank))
 
 
 def signal_all(whom: Iterable[Process], number: signal.Signals) -> None:
