@@ -11,11 +11,11 @@ Seen = TypeVar("Seen")
 
 PATIENCE = 3.0
 """Deadlines are written for an idle machine; they are this many times as long. Beside the other tiers, on a
-host that gave its time to other guests, a test that takes 150 s alone took over 900 s."""
+machine at half its usual speed, a test that takes 150 s alone was not done after 14 minutes."""
 
 
 def until(
-    seen: Callable[[], Seen],
+    seen: Callable[[], Seen | None],
     what: str = "what this test waits for",
     seconds: float = 20,
     every: float = 0.02,

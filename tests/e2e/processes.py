@@ -53,7 +53,7 @@ def _identified(path: Path, job_name: str) -> Process | None:
         return None
     environ = {name: value for name, _, value in pairs}
     rank = environ.get("JOB_COMPLETION_INDEX", "-1")
-    if environ.get("JOB_NAME") != job_name or not rank:  # an empty one: cut off, read while the process began
+    if environ.get("JOB_NAME") != job_name or not rank:  # an empty one: cut off between two reads
         return None
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")

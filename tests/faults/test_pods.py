@@ -97,7 +97,7 @@ def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
         run.broken()
         forget(run.training, 1)
         run.until(lambda: len(run.processes("launcher", 1)) == 2, "two launchers of rank 1", 90)
-        run.training.complete(300)
+        run.ends(300)
     run.ends_whole()
 
 

@@ -77,7 +77,7 @@ class Run:
 
         self.until(there, f"rank {rank} in pass {number}, batch {batch}", seconds)
 
-    def until(self, seen: Callable[[], Seen], what: str, seconds: float) -> Seen:
+    def until(self, seen: Callable[[], Seen | None], what: str, seconds: float) -> Seen:
         """Waits for something of this run; in vain with the pods' words."""
         return until(seen, what, seconds, POLL, self.training.words)
 
@@ -102,9 +102,7 @@ class Run:
             marks = [mark for mark in told if mark is not None and mark > broken_at]
             return min(marks) if len(marks) == self.training.values["trainers"] else None
 
-        found = self.until(first, "the first batches after the fault", seconds)
-        assert found is not None
-        self.seconds = found - broken_at
+        self.seconds = self.until(first, "the first batches after the fault", seconds) - broken_at
         return self.seconds
 
     def ends(self, seconds: float = 240) -> list[str]:

@@ -43,7 +43,6 @@ for package in (rich, typer, urllib3, websocket):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
 from launcher.cli import execstream, main
-from tests.waiting import until
 with contextlib.redirect_stdout(io.StringIO()):
     main.run(["results", "--help"])
 os.setgroups([]); os.setgid(65534); os.setuid(65534)
