@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from launcher.errors import LauncherError
+from launcher.files import read_json
 from launcher.programs.ctr import planted, scores
 from local import data, say, served, stack, tryout
 from local.cluster import lifecycle
@@ -99,6 +101,9 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     if image or (where.own and stack.settings()["kubeconfig"].get("path") != str(where.kubeconfig)):
         chosen["image"] = image or f"{launcher.REPOSITORY}:{{launcher}}"
     env = {**os.environ, **stack.environment(fitting)}
+    example = CLONE / stack.EXAMPLES / f"{config}.yaml"
+    job = SHARED / str(yaml.safe_load(example.read_text())["jobName"])
+    before = finished(job) if where.own else None
     with say.step("pulumi up -s local"):
         stack.ensure(env, own_pulumi="pulumi" in fitting)
         stack.choose(env, chosen)
@@ -107,14 +112,27 @@ def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     say.done("the training is complete")
     _launcher(env, where, "results")
     if where.own:
-        job = yaml.safe_load((CLONE / stack.EXAMPLES / f"{config}.yaml").read_text())["jobName"]
-        output = SHARED / job / "output"
-        say.done(f"model:  {output / 'model'}")
-        say.done(f"curve:  {output / 'curve.png'}")
-        served.show(SHARED / job)
+        say.done(f"model:  {job / 'output' / 'model'}")
+        say.done(f"curve:  {job / 'output' / 'curve.png'}")
+        served.show(job)
         if config == "ctr":
-            _beside_the_limit(SHARED / job)
+            _beside_the_limit(job)
+        if before is not None and finished(job) == before:
+            say.note(
+                f"nothing was trained: all passes of job {job.name} were done before, and this is their "
+                f"result. To train again: add the line `fresh: again` (any new text) to "
+                f"{example.relative_to(CLONE)}, and make demo"
+            )
     say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
+
+
+def finished(job: Path) -> float | None:
+    """Return when the run in this job's output was complete, in unix seconds; None if it is not."""
+    try:
+        run = read_json(job / "output" / "run.json") or {}
+    except LauncherError:  # the training itself judges its files
+        return None
+    return run.get("finished") if run.get("state") == "complete" else None
 
 
 def _prepare(nodes: int, config: str, tools: list[Tool]) -> None:

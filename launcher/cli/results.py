@@ -43,6 +43,8 @@ class Results:
     """Where a copy of the model lies in a bucket; empty without one."""
     restarts: list[dict[str, Any]]
     """As in run.json."""
+    finished: float | None
+    """When the run ended, in unix seconds."""
 
 
 def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
@@ -66,6 +68,7 @@ def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
         has_model=bool(entries(storage, output.model.as_posix())),
         exported=exported_to(run or {}),
         restarts=list((run or status or {}).get("restarts") or []),
+        finished=(run or {}).get("finished"),
     )
 
 

@@ -90,6 +90,7 @@ def status(
 
     `now` is rank 0's monotonic clock and `wall` the time of day at that moment; `state` over the plan's own.
     """
+    state = state or STATES.get(plan.do, plan.do)
     ranks: list[dict[str, Any]] = []
     for member in members:
         progress = progress_of(member, plan)
@@ -99,7 +100,8 @@ def status(
                 "rank": member.rank,
                 "pod": told.pod if told is not None else "",
                 "node": told.node if told is not None else "",
-                "state": _rank_state(member, progress),
+                # A second start of a complete run hears from no rank: none is absent or staging.
+                "state": state if state == "complete" else _rank_state(member, progress),
                 "pass": whole(progress.get("pass")),
                 "batch": whole(progress.get("batch")),
                 "samplesPerSecond": number(progress.get("samples_per_second")),
@@ -113,7 +115,6 @@ def status(
     losses = [r["loss"] for r in ranks if r["loss"] is not None]
     etas = [eta for progress in progresses if (eta := eta_seconds(progress, settings)) is not None]
     batches = [found for progress in progresses if (found := whole(progress.get("batches"))) is not None]
-    state = state or STATES.get(plan.do, plan.do)
     return {
         "runId": settings.run_id,
         "state": state,

@@ -9,6 +9,7 @@ import os
 import shutil
 import tarfile
 import threading
+from pathlib import Path
 
 import pytest
 import yaml
@@ -252,3 +253,16 @@ def test_a_demo_starts_the_cluster_once_its_tools_are_built_and_trains_here_whil
     demo._prepare(3, "quick_start", tools)
     assert seen.index(["kubernetes", "coredns"]) < seen.index(3) < seen.index("import")
     assert (("quick_start", False) in seen) == cold
+
+
+def test_a_demo_sees_whether_its_run_was_complete_before(tmp_path: Path) -> None:
+    run = tmp_path / "output" / "run.json"
+    run.parent.mkdir()
+    for text, expected in (
+        ('{"state": "complete", "finished": 12.5}', 12.5),
+        ('{"state": "training", "finished": null}', None),
+        ("{", None),
+    ):
+        run.write_text(text)
+        assert demo.finished(tmp_path) == expected
+    assert demo.finished(tmp_path / "absent") is None

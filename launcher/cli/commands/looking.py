@@ -124,7 +124,8 @@ def results(
         return
     out, _ = render.consoles()
     restarts = f" (restarts: {len(found.restarts)}; `status` tells why)" if found.restarts else ""
-    out.print(f"run {found.run_id}: {found.state}{restarts}")
+    finished = f" at {figures.at_time(found.finished)}" if found.finished else ""
+    out.print(f"run {found.run_id}: {found.state}{finished}{restarts}")
     out.print(f"score on the test set: {figures.scores(found.score) or 'none yet'}")
     if found.passes:
         out.print(results_of.pass_table(found.passes))

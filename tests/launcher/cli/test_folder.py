@@ -38,6 +38,12 @@ def test_the_last_words_on_a_complete_run_are_its_score_and_what_to_do_next(cli,
     assert "score" not in cli("wait", "--path", job_folder)[1]
 
 
+def test_results_say_when_the_run_finished(cli, job_folder):
+    file = job_folder / "output" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "finished": 1795236798.0}))
+    assert "complete at 2026-11-21 04:53:18Z" in cli("results", "--path", job_folder)[1]
+
+
 def test_another_jobs_folder_beside_is_read_by_its_name(cli, job_folder):
     (job_folder.parent / "paddle").mkdir()
     code, out, _ = cli("results", "--path", job_folder.parent / "paddle", "--job", job_folder.name)

@@ -163,7 +163,9 @@ def test_a_second_start_of_a_complete_run_ends_at_once_with_0_and_starts_nothing
         assert gang.start().wait() == [0, 0, 0]
         assert (gang.output / "node_1" / "train.log").read_text() == before
         assert "nothing to start" in gang.pod_log(0)
-        assert gang.json("status.json")["state"] == "complete"
+        status = gang.json("status.json")
+        assert status["state"] == "complete"
+        assert [rank["state"] for rank in status["ranks"]] == ["complete"] * 3, "no rank is absent or staging"
 
 
 def test_a_second_start_goes_on_behind_the_last_whole_pass_and_keeps_the_earlier_logs(tmp_path: Path) -> None:
