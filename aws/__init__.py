@@ -1,2 +1,4 @@
-"""What a person with an AWS account runs beside `pulumi up`: doctor, cost, push, state, smoke and the
-preview's comment. Nothing here is imported by the program; nothing here imports pulumi."""
+"""Commands for the owner of an AWS stack: doctor, cost, plan, push, state, destroy, smoke, preview comment.
+
+The Pulumi program imports nothing from here, and nothing here imports pulumi.
+"""

@@ -1,6 +1,6 @@
-"""What a stack costs an hour, part by part, and what a change does to it. Pure.
+"""Hourly cost of a stack, part by part, from its settings. Pure.
 
-Prices are in `prices.yaml`, with their date and region; nothing is asked from AWS.
+Prices come from `prices.yaml`, which states their date and region; no call is made to AWS.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import yaml
 from infra import capacity, versions
 from infra.settings import Settings
 
-# AWS's own month for prices that are quoted by the month.
+# AWS converts monthly prices with this number of hours.
 HOURS_PER_MONTH = 730
 
 
 @dataclass(frozen=True)
 class Part:
-    """One line: `per_hour` in US dollars, or None when the table has no price for it."""
+    """One line of the cost table; `per_hour` is in US dollars, or None when `prices.yaml` has no price."""
 
     name: str
     count: float
@@ -37,13 +37,13 @@ class Part:
 
 @cache
 def prices() -> dict[str, Any]:
-    """The table: `date`, `region`, `hour`, `month`, `gb`, `usage`, `instances`."""
+    """Return `prices.yaml`: keys `date`, `region`, `hour`, `month`, `gb`, `usage`, `instances`."""
     loaded: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
     return loaded
 
 
 def instance(kind: str) -> tuple[float, capacity.Size] | None:
-    """US dollars an hour on demand, and size, of an instance; None when the table does not know its type."""
+    """Return on-demand price (US dollars an hour) and size of an instance type; None when it is unknown."""
     table = prices()["instances"]
     if kind in table:
         price, gib, cores = table[kind]
@@ -62,9 +62,10 @@ def _machines(name: str, kind: str, count: int, unit: str) -> Part:
 
 
 def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
-    """The parts that cost by the hour, whether used or not.
+    """Yield the parts that cost money by the hour, whether used or idle.
 
-    `count`: nodes; None: as many as the settings ask for, with `nodes.auto` those of a training.
+    Args:
+        count: number of nodes; None takes it from the settings (with `nodes.auto`, the maximum).
     """
     hour, month = prices()["hour"], prices()["month"]
     network, nodes = settings.network, settings.nodes
@@ -95,5 +96,5 @@ def parts(settings: Settings, count: int | None = None) -> Iterator[Part]:
 
 
 def total(listed: Iterable[Part]) -> float:
-    """Sum of the known prices, US dollars an hour."""
+    """Return the sum of the known prices, in US dollars an hour."""
     return sum(part.per_hour for part in listed if part.per_hour is not None)

@@ -1,6 +1,6 @@
-"""`make destroy`: says what goes and what stays, and does not begin when settings and state disagree.
+"""`make destroy`: list what a destroy removes and keeps, and stop when settings and state disagree.
 
-Pulumi destroys by the state alone: a `storage.protect: true` written after the last `up` saves nothing.
+Pulumi destroys by the state alone: `storage.protect: true` written after the last `up` protects nothing.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ HOLD_DATA = {
     "aws:kms/key:Key": "key",
     "aws:cloudwatch/logGroup:LogGroup": "log",
 }
-# Removes the stack's resources; its settings and history stay.
+# Removes the stack's resources and keeps its settings and history.
 ARGUMENTS = ("destroy", "--yes", "--skip-preview")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What holds a person's data, by name, and how many resources a destroy removes in all."""
+    """Resources that hold user data, by name, and the number of resources that a destroy removes."""
 
     goes: list[str]
     stays: list[str]
@@ -31,10 +31,10 @@ class Plan:
 
 
 def plan(exported: dict[str, Any], stack: str, protect: bool) -> Plan:
-    """What a destroy would do, by what `pulumi stack export` prints and the file's present `storage.protect`.
+    """Return what a destroy would do, from `pulumi stack export` and the file's present `storage.protect`.
 
     Raises:
-        CommandError: there is nothing to destroy, or file and state disagree.
+        CommandError: there is nothing to destroy, or stack file and state disagree.
     """
     resources = (exported.get("deployment") or {}).get("resources") or []
     real = [r for r in resources if r.get("custom") and not r["type"].startswith("pulumi:")]
@@ -46,10 +46,10 @@ def plan(exported: dict[str, Any], stack: str, protect: bool) -> Plan:
             names[r.get("retainOnDelete", False)].append(f"{HOLD_DATA[r['type']]} {r['id']}")
     wrong = names[not protect]
     if wrong:
-        does = "remove" if protect else "leave"
+        does = "remove" if protect else "keep"
         raise CommandError(
-            f"Pulumi.{stack}.yaml says storage.protect: {str(protect).lower()}, but the last up had it "
-            f"otherwise, and a destroy goes by the state: it would {does} {', '.join(wrong)}. "
-            f"Run pulumi up --stack {stack} first, or set storage.protect to what the state has"
+            f"Pulumi.{stack}.yaml has storage.protect: {str(protect).lower()}, but the last `pulumi up` used "
+            f"the opposite, and a destroy follows the state: it would {does} {', '.join(wrong)}. "
+            f"Fix: run pulumi up --stack {stack} first, or set storage.protect to {str(not protect).lower()}"
         )
     return Plan(names[False], names[True], sum(not r.get("retainOnDelete") for r in real))

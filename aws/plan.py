@@ -1,5 +1,6 @@
-"""`make plan`: what a training needs and costs, before it runs, and what it did cost. Pure; the rates are in
-`rates.yaml`, with what they were measured on.
+"""`make plan`: estimate pods, memory, time and cost of a training, or calculate what a finished run cost.
+
+Pure. The rates are in `rates.yaml`, which states the machine that they were measured on.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from infra.settings import Settings
 
 Rates = Mapping[str, float]
 GB = 1e9
-# What a node's disk holds beside a pod's data: system, images and logs.
+# Disk of a node that is used by the system, images and logs.
 SYSTEM_GIB = 12.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """`gigabytes` of the source (10⁹ bytes), `ids` different ones over all tables, `batch` of a trainer."""
+    """The training to plan: `gigabytes` of source (10⁹ bytes), distinct `ids` of all tables, rows a batch."""
 
     rows: float
     gigabytes: float
@@ -37,20 +38,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Load:
-    """What training makes of one of so many pods."""
+    """Load that the training puts on one pod."""
 
     memory_gib: float
     row_us: float
-    """CPU of a row: of the trainer, and of all servers for it."""
+    """CPU microseconds a row takes in the trainer and in all servers."""
     rows: float
-    """A second."""
+    """Rows a second."""
     network_mb: float
-    """10⁶ bytes a second, sent, and as many received."""
+    """10⁶ bytes a second sent; the same amount is received."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """For one number of pods, each on its own node. GiB are of one pod, hours and dollars of the whole."""
+    """Estimate for one number of pods, one pod a node. GiB are per pod; hours and dollars for the run."""
 
     pods: int
     train: Load
@@ -60,10 +61,10 @@ class Plan:
 
 
 def rates(own: Path | None = None) -> dict[str, float]:
-    """The rates, with a person's own file over them.
+    """Return the rates of `rates.yaml`, overridden by the file `own`.
 
     Raises:
-        CommandError: the file cannot be read, has another key, or a value that is no number above 0.
+        CommandError: the file cannot be read, has an unknown key, or a value that is not a number above 0.
     """
     found: dict[str, float] = yaml.safe_load(Path(__file__).with_name("rates.yaml").read_text("utf-8"))
     try:
@@ -73,60 +74,65 @@ def rates(own: Path | None = None) -> dict[str, float]:
         raise CommandError(f"RATES={own} cannot be read: {' '.join(str(error).split())}") from error
     wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
-        said = f"keys of {', '.join(found)}, with numbers above 0"
-        raise CommandError(f"RATES={own}: {', '.join(wrong)} cannot be used; it takes {said}")
+        known = f"known keys are {', '.join(found)}, and each value is a number above 0"
+        raise CommandError(f"RATES={own}: invalid entries {', '.join(wrong)}; {known}")
     return found | mine
 
 
 def node(settings: Settings) -> capacity.Size:
-    """What a node of the stack leaves to pods.
+    """Return CPU and memory that a node of the stack leaves to pods.
 
     Raises:
-        CommandError: its instance type is not in the table.
+        CommandError: the instance type is not in the price table.
     """
     kind = settings.nodes.instance_types[0]
     known = cost.instance(kind)
     if known is None:
         other = 'SET="nodes.instanceTypes=[m6i.large]"'
-        raise CommandError(f"{kind} is not in aws/prices.yaml; add size and price, or plan with {other}")
+        raise CommandError(
+            f"{kind} is not in aws/prices.yaml. Fix: add its size and price, or plan with {other}"
+        )
     return capacity.for_pods(known[1])
 
 
 def least_pods(job: Job, size: capacity.Size, known: Rates) -> int:
-    """How many pods hold the tables; a pod takes its node's memory.
+    """Return the smallest number of pods whose memory holds the tables; a pod takes its node's memory.
 
     Raises:
-        CommandError: a node does not hold even a pod without ids.
+        CommandError: a node is too small even for a pod without ids.
     """
     room = size.memory - known["base_mb"] * 1e6
     if room <= 0:
-        raise CommandError(f"a node leaves {size}, and a pod takes {known['base_mb']:g} MB without ids")
+        raise CommandError(
+            f"a node leaves {size} to pods, but a pod needs {known['base_mb']:g} MB even without ids. "
+            "Fix: set a larger type in nodes.instanceTypes"
+        )
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
 
 
 def load(pods: int, cores: float, job: Job, known: Rates) -> Load:
-    """Each pod has a server and a trainer, which asks all servers in each batch."""
+    """Return the load of one pod. Each pod has a server and a trainer, which calls all servers each batch."""
     row = known["train_us"] + _messages(pods, job.batch, known)
     rows = cores * known["busy"] * 1e6 / row
     memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
-    # Bytes of a row between a trainer and the servers, both ways. What a trainer receives others send: with
-    # pods that are alike both ways of one are each way of all.
+    # Bytes of a row between a trainer and the servers, in both directions. All pods are alike, so what one
+    # trainer sends and receives equals what one pod sends (or receives) in all.
     network = rows * wire(job.batch, known) * (pods - 1) / pods
     return Load(memory_gib=memory / capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)
 
 
 def wire(batch: float, known: Rates) -> float:
-    """Bytes of a row, both ways, between a trainer and servers of other pods, in batches of so many rows."""
+    """Return the bytes a row moves, in both directions, between a trainer and the servers of other pods."""
     return known["wire_row"] + known["wire_batch"] / batch
 
 
 def _messages(pods: int, batch: float, known: Rates) -> float:
-    """CPU µs of a row for all servers but one, which is in train_us."""
+    """Return the CPU microseconds a row costs on all servers but the first, which train_us includes."""
     return known["message_us"] * (pods - 1) / batch
 
 
 def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
-    """What `job` takes with that many pods, one a node, while the stack is up for it only."""
+    """Estimate `job` on that many pods, one a node, on a stack that is up only for this run."""
     cores = max(1.0, node(settings).cpu)
     train = load(pods, cores, job, known)
     rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
@@ -137,7 +143,7 @@ def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
         "saves": ids * job.passes * known["save_us"] / 1e6 / 3600,
     }
     usage, saved = cost.prices()["gb"], job.ids * job.passes * known["save_bytes"]
-    # Shards and saves are written once and read once: a save counts when it was read back.
+    # Shards and checkpoints are written once and read once: a checkpoint is verified by reading it back.
     moved = (source + saved) / GB * (usage["efs_read"] + usage["efs_write"])
     return Plan(
         pods=pods,
@@ -149,13 +155,14 @@ def plan(job: Job, settings: Settings, pods: int, known: Rates) -> Plan:
 
 
 def spent(results: Path, settings: Settings, known: Rates) -> tuple[int, float, float, float]:
-    """What a run did cost, by the folder that `launcher results --to` made: its hours at the stack's price.
+    """Calculate what a finished run cost, from the folder that `launcher results --to` made.
 
     Returns:
-        Pods, hours, dollars, and the `train_us` with which `plan` would have said the same of the training.
+        Pods, hours, dollars (hours at the stack's price), and the `train_us` with which `plan` would have
+        estimated the same training time.
 
     Raises:
-        CommandError: the folder has no whole run.json and metrics.csv, or the run has not ended.
+        CommandError: run.json or metrics.csv is missing or damaged, or the run has not finished.
     """
     try:
         run = json.loads((results / "run.json").read_text("utf-8"))
@@ -169,6 +176,7 @@ def spent(results: Path, settings: Settings, known: Rates) -> tuple[int, float, 
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         said = " ".join(str(error).split())
         raise CommandError(
-            f"AFTER={results} is no folder of a run that ended (launcher results --to): {said}"
+            f"AFTER={results} is not the folder of a finished run ({said}). Fix: download one with "
+            "`python -m launcher results --to DIR`"
         ) from error
     return pods, seconds / 3600, seconds / 3600 * cost.total(cost.parts(settings, pods)), train_us

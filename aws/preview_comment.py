@@ -1,8 +1,8 @@
-"""The comment under a pull request: what the preview says, and how the rendered chart changes.
+"""The comment on a pull request: the preview's output and the diff of the rendered chart.
 
-A release's own diff shows values only, so the chart is rendered twice, from the base and from the head of
-the pull request, each with its own files and settings. When the cluster's API does not answer (a private
-endpoint), the preview leaves the Kubernetes resources out and the comment says so.
+A release's own diff shows values only. So the chart is rendered twice, from the base and from the head of the
+pull request, each with its own files and settings. When the cluster's API cannot be reached (a private
+endpoint), the preview excludes the Kubernetes resources and the comment says so.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from infra import chart_check, chart_values, stack_file
 from infra.problems import SettingsError
 from infra.settings import load
 
-# By this line the workflow finds its own comment again, and replaces it.
+# The workflow finds its earlier comment by this line and replaces it.
 MARKER = "<!-- paddle-training preview of {stack} -->"
-# GitHub refuses a comment of more than 65,536 characters.
+# GitHub rejects comments of more than 65,536 characters.
 LIMIT = 65_000
 CONNECT_SECONDS = 10
 WITHOUT_CLUSTER = ("--exclude", "**kubernetes:**", "--exclude-dependents")
@@ -32,7 +32,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def fenced(text: str, language: str, room: int) -> str:
-    """A code block that its own text cannot end; longer text is cut to `room` characters, and says so."""
+    """Return `text` as a Markdown code block that it cannot close; cut to `room` characters, with a note."""
     plain = _ANSI.sub("", text).strip("\n")
     if len(plain) > room:
         cut = plain[:room].rpartition("\n")[0]
@@ -44,10 +44,14 @@ def fenced(text: str, language: str, room: int) -> str:
 
 
 def comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -> str:
-    """The whole comment, Markdown, within GitHub's limit.
+    """Return the comment as Markdown, within GitHub's limit.
 
-    `code` and `preview` are the preview's exit code and what it printed. `chart` is how the rendered chart
-    changes, and `unreachable` why the cluster was not compared; either may be empty.
+    Args:
+        stack: name of the stack.
+        code: exit code of the preview.
+        preview: output of the preview.
+        chart: diff of the rendered chart, or empty.
+        unreachable: why the cluster was not compared, or empty.
     """
     head = [MARKER.format(stack=stack), f"### Preview of `{stack}`"]
     if code != 0:
@@ -62,7 +66,7 @@ def comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -
 
 
 def unreachable(kubeconfig: str) -> str:
-    """Why the API server of that kubeconfig cannot be reached from here, or an empty text."""
+    """Return why the API server of this kubeconfig cannot be reached from here, or an empty text."""
     try:
         server = urlsplit(yaml.safe_load(kubeconfig)["clusters"][0]["cluster"]["server"])
         address = (str(server.hostname), server.port or 443)
@@ -76,7 +80,7 @@ def unreachable(kubeconfig: str) -> str:
 
 
 def preview(stack: str) -> tuple[int, str, str]:
-    """Exit code and text of the preview, and why the cluster was left out (or an empty text).
+    """Run the preview; return its exit code, its output, and why the cluster was excluded (or an empty text).
 
     Raises:
         CommandError: pulumi is not on PATH.
@@ -86,8 +90,8 @@ def preview(stack: str) -> tuple[int, str, str]:
     try:
         known = read(stack).outputs()
     except (CommandError, SettingsError):
-        known = {}  # what is wrong with the settings, the preview says
-    # Before the first `up`, and with compute off, there is no cluster: nothing is left out then.
+        known = {}  # the preview itself reports invalid settings
+    # Before the first `up`, and with compute off, there is no cluster to exclude.
     why = unreachable(known["kubeconfig"]) if "kubeconfig" in known else ""
     argv = ["pulumi", "preview", "--diff", "--non-interactive", "--color", "never", "--stack", stack]
     argv += WITHOUT_CLUSTER if why else ()
@@ -97,14 +101,14 @@ def preview(stack: str) -> tuple[int, str, str]:
 
 
 def rendered(folder: Path, stack: str) -> str:
-    """The chart's objects as YAML text, from a checkout's own chart, values and settings.
+    """Return the rendered chart of a checkout, from its own chart, values and settings, as YAML text.
 
     Raises:
-        CommandError, SettingsError: the checkout has no such stack, or its settings or values are wrong.
+        CommandError, SettingsError: the checkout has no such stack, or invalid settings or values.
         FileNotFoundError: helm is not on PATH.
     """
     settings = load(stack_file.read(folder, stack))
-    # Without the stack's image, whose digest differs with every commit: the comment is about the chart.
+    # Without the stack's image: its digest differs with every commit, and this diff is about the chart.
     done = chart_check.template(settings, chart_values.own_values(settings, folder), folder)
     if done.returncode != 0:
         raise CommandError(done.stderr.strip())
@@ -112,7 +116,7 @@ def rendered(folder: Path, stack: str) -> str:
 
 
 def chart_diff(base: Path, head: Path, stack: str) -> str:
-    """Unified diff of the two renderings; a checkout that cannot be rendered is told in its place."""
+    """Return the unified diff of the two renderings, or why one of them failed."""
     texts = []
     for name, folder in (("base", base), ("head", head)):
         try:

@@ -1,7 +1,7 @@
-"""`make aws-smoke`: one whole round in a real account. It costs money, and says how much an hour first.
+"""`make aws-smoke`: one complete cycle in a real AWS account, which costs money: the price is shown first.
 
-doctor → up → push → up with the release → training → results → destroy → residue by tag. Whatever fails,
-destroy and the search for residue still run, unless the person keeps the stack.
+doctor → up → push → up with the release → training → results → destroy → search for leftovers by tag. When a
+step fails, destroy and the search still run, unless `--keep` was given.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from pathlib import Path
 from aws import destroy
 from aws.stack import Client, Stack, run
 
-# An hour for a training that takes some minutes; nodes that never come end it before that.
+# The training takes some minutes; an hour leaves time for nodes to start.
 TRAINING_SECONDS = 3600
 UP = ("up", "--yes", "--skip-preview")
 
 
 def residue(stack: Stack, client: Client) -> list[str]:
-    """ARNs of what carries the stack's tags and still costs or is in the way.
+    """Return the ARNs of resources with the stack's tags that still exist.
 
-    A KMS key whose deletion is scheduled costs nothing and is left out; so is what is gone but still listed
-    for a while: instances that were terminated and NAT gateways that were deleted.
+    Not included: KMS keys whose deletion is scheduled (they cost nothing), and terminated instances and
+    deleted NAT gateways, which AWS lists for a while.
     """
     filters = [{"Key": key, "Values": [value]} for key, value in stack.tags.items()]
     pages = client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=filters)
@@ -48,10 +48,10 @@ def _gone(arn: str, client: Client) -> bool:
 def smoke(
     stack: Stack, client: Client, *, base: str, results: Path, say: Callable[[str], None], keep: bool
 ) -> list[str]:
-    """The whole round; returns the residue (nothing is removed nor looked for with `keep`).
+    """Run the cycle and return the ARNs that are left (with `keep`, nothing is removed or searched for).
 
     Raises:
-        CommandError: a step failed; the destroy and the search ran nevertheless.
+        CommandError: a step failed; destroy and search ran all the same.
     """
     python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
@@ -72,6 +72,6 @@ def smoke(
             if not keep:
                 say("destroy")
                 stack.pulumi(*destroy.ARGUMENTS)
-                say("residue by tag")
+                say("leftovers by tag")
                 left = residue(stack, client)
     return left

@@ -1,7 +1,7 @@
-"""A stack of target aws, as the commands of this package know it.
+"""One stack of target aws: its settings, its outputs, and AWS clients for its region.
 
-Settings come from `Pulumi.<stack>.yaml` itself, so that `doctor` and `cost` work before there is a state
-backend. Outputs and changes go through the `pulumi` command.
+The settings are read from `Pulumi.<stack>.yaml` directly, so that `doctor` and `cost` work before a state
+backend exists. Outputs and changes go through the `pulumi` command.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from infra import stack_file
 from infra.settings import PROJECT, Settings, load
 
 FOLDER = Path(__file__).resolve().parent.parent
-"""The project's folder, where stacks and program are."""
-# Answers in seconds or not at all: two tries, five seconds to connect, ten for the answer.
+"""The project folder, with `Pulumi.yaml` and the stack files."""
+# Commands must answer or fail within seconds: two attempts, 5 s to connect, 10 s for the response.
 _CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
-# What is not there: the codes of each service's refusal.
+# The error code of each service for a resource that does not exist.
 _ABSENT = (
     *("InvalidKeyPair.NotFound", "InvalidVpcID.NotFound", "NotFoundException", "NoSuchHostedZone", "404"),
     *("NoSuchEntity", "NoSuchResourceException", "ImageNotFoundException", "RepositoryNotFoundException"),
@@ -40,12 +40,12 @@ Client = Callable[[str], Any]
 
 
 class CommandError(Exception):
-    """One message for the person; the command ends with exit code 1."""
+    """An error with one message for the user; the command exits with code 1."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack by its file. `region`: `aws:region`."""
+    """The name, region (`aws:region`) and validated settings of a stack."""
 
     name: str
     region: str
@@ -53,22 +53,22 @@ class Stack:
 
     @property
     def tags(self) -> dict[str, str]:
-        """The two tags that say whose a resource is."""
+        """Return the two tags that mark a resource as this stack's."""
         return {"Project": PROJECT, "Stack": self.name}
 
     def setting(self, path: str, value: str) -> str:
-        """The command by which a person changes a setting."""
+        """Return the command that sets a setting of this stack."""
         return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
     def pulumi(self, *arguments: str, capture: bool = False) -> str:
-        """`run` of a pulumi command for this stack, which asks no question."""
+        """Run a pulumi command for this stack without prompts; see `run`."""
         return run(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
 
     def outputs(self) -> dict[str, Any]:
-        """The stack's outputs, secrets included.
+        """Return the stack's outputs, secrets included.
 
         Raises:
-            CommandError: there is no such stack in the state backend.
+            CommandError: the state backend has no such stack.
         """
         told = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
         found: dict[str, Any] = json.loads(told or "{}")
@@ -76,14 +76,14 @@ class Stack:
 
 
 def read(stack: str, changes: Sequence[str] = ()) -> Stack:
-    """A stack of target aws.
+    """Read and validate a stack of target aws, with `changes` (`KEY=VALUE`) applied to its settings.
 
-    From then on this process, and every command that it runs, asks AWS with the stack's `aws:profile`, as the
-    provider does: keys in the environment would win over a profile, so they are taken out.
+    From then on this process and every command that it starts use the stack's `aws:profile`, as the provider
+    does. Access keys in the environment take precedence over a profile, so they are removed.
 
     Raises:
-        CommandError: the stack is of another target.
-        SettingsError: there is no such stack, or its settings are wrong.
+        CommandError: the stack has another target.
+        SettingsError: the stack does not exist, or its settings are invalid.
     """
     config = stack_file.read(FOLDER, stack, changes)
     settings = load(config)
@@ -97,9 +97,9 @@ def read(stack: str, changes: Sequence[str] = ()) -> Stack:
 
 
 def clients(region: str) -> Client:
-    """Clients of one region, with the person's own credentials; each is made once, and any thread may ask."""
+    """Return a thread-safe function from service name to boto3 client; each client is made once."""
     session: Any = boto3.session.Session(region_name=region)
-    # boto3's clients may be shared by threads, its sessions may not.
+    # Threads may share boto3 clients, but not sessions.
     lock = threading.Lock()
 
     @functools.cache
@@ -111,7 +111,7 @@ def clients(region: str) -> Client:
 
 
 def seen(look: Callable[..., Any], *given: object, **asked: object) -> Any:
-    """What AWS answers, or None when it says that there is no such thing."""
+    """Call `look` and return its response, or None when AWS reports that the resource does not exist."""
     try:
         return look(*given, **asked)
     except ClientError as error:
@@ -121,17 +121,18 @@ def seen(look: Callable[..., Any], *given: object, **asked: object) -> Any:
 
 
 def run(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
-    """Runs a command in the project's folder, with its output shown, or returned with `capture`.
+    """Run a command in the project folder; its output goes to the terminal, or is returned with `capture`.
 
-    `given`: its standard input; None: the person's.
+    Args:
+        given: text for its standard input; None inherits the terminal's.
 
     Raises:
-        CommandError: it is not on PATH, or it failed.
+        CommandError: the command is not on PATH, or exited with an error.
     """
     if shutil.which(argv[0]) is None:
-        raise CommandError(f"{argv[0]} is not on PATH")
+        raise CommandError(f"{argv[0]} is not on PATH. Fix: install it")
     done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, input=given, capture_output=capture)
     if done.returncode != 0:
         said = f": {done.stderr.strip()}" if done.stderr else ""
-        raise CommandError(f"`{' '.join(argv)}` ended with exit code {done.returncode}{said}")
+        raise CommandError(f"`{' '.join(argv)}` exited with code {done.returncode}{said}")
     return done.stdout or ""

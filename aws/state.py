@@ -1,7 +1,7 @@
-"""`make state`: a bucket for Pulumi's state and a KMS key for its secrets, so that a team shares a stack.
+"""`make state`: create an S3 bucket for Pulumi's state and a KMS key for its secrets, for a team to share.
 
-They belong to no stack, since stacks are kept in them, and nothing here ever removes them. Running it again
-changes only what is not as it should be.
+They belong to no stack, because stacks are stored in them, and no command here removes them. The command is
+idempotent: a second run changes only settings that differ.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 from aws.stack import Client, seen
 from infra import policies
 
-# Old versions of a state are its undo; this many days of them.
+# Days that old versions of the state are kept, to undo a change.
 KEEP_DAYS = 90
-# IAM and KMS answer by several machines: a new key may be unknown to the next call for some seconds.
+# KMS is eventually consistent: for some seconds a new key may be unknown to the next call.
 _SETTLE_SECONDS = 60
 _TAGS = {"Project": "paddle-training", "ManagedBy": "make state"}
 
 
 @dataclass(frozen=True)
 class State:
-    """What `pulumi login` and `pulumi stack init --secrets-provider` take."""
+    """Arguments for `pulumi login` (`backend`) and `pulumi stack init --secrets-provider` (`secrets`)."""
 
     bucket: str
     backend: str
@@ -30,10 +30,10 @@ class State:
 
 
 def prepare(client: Client, region: str) -> State:
-    """Makes bucket and key if they are not there, and sets what protects them.
+    """Create bucket and key if they do not exist, and set encryption, versioning and access rules.
 
     Raises:
-        ClientError: AWS refuses a step; nothing is undone, and a second run goes on.
+        ClientError: AWS rejected a step; nothing is undone, and a second run continues.
     """
     account = client("sts").get_caller_identity()["Account"]
     bucket = f"{policies.STATE_BUCKETS}{account}-{region}"
@@ -63,9 +63,9 @@ def _key(kms: Any) -> str:
 
 
 def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
-    # ExpectedBucketOwner: a bucket of that name in somebody else's account must never hold our state.
+    # ExpectedBucketOwner: a bucket of that name in another account must never receive our state.
     if seen(s3.head_bucket, Bucket=name, ExpectedBucketOwner=account) is None:
-        # us-east-1 is the one region that refuses to be named here.
+        # us-east-1 is the one region that S3 rejects as a location constraint.
         place = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
         s3.create_bucket(Bucket=name, **place)
     blocked = ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets")

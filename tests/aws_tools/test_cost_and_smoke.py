@@ -52,7 +52,7 @@ def test_with_auto_a_small_node_stays_and_the_others_cost_while_they_are_there(d
     assert busy["system node"] == idle["system node"]
     changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
-    assert "nothing trains" in shown.output
+    assert "idle" in shown.output
 
 
 def test_sizes_of_a_family_cost_in_proportion_and_an_unknown_type_has_no_price() -> None:

@@ -36,8 +36,8 @@ def test_what_stays_and_what_goes_is_named() -> None:
 @pytest.mark.parametrize(
     ("protect", "kept", "said"),
     [
-        (True, {"files": False, "bucket": True}, "would remove file system files-1. Run pulumi up"),
-        (False, {"files": False, "bucket": True}, "would leave bucket bucket-1. Run pulumi up"),
+        (True, {"files": False, "bucket": True}, "would remove file system files-1. Fix: run pulumi up"),
+        (False, {"files": False, "bucket": True}, "would keep bucket bucket-1. Fix: run pulumi up"),
     ],
 )
 def test_a_file_that_says_otherwise_than_the_state_stops_it(protect, kept, said) -> None:
@@ -60,7 +60,7 @@ def test_only_the_stacks_own_name_begins_it(typed, removed, monkeypatch) -> None
 
     monkeypatch.setattr(stacks, "run", run)
     done = CliRunner().invoke(app, ["destroy", "--stack", "dev"], input=typed)
-    assert "stays: file system files-1" in done.output
+    assert "kept: file system files-1" in done.output
     assert "the work since then" in done.output
     assert ("pulumi destroy --yes --skip-preview --non-interactive --stack dev" in ran) == removed
 

@@ -85,7 +85,7 @@ def test_an_account_that_is_ready_gets_no_complaint_but_the_missing_image(dev, w
     found = doctor.examine(dev(), world(iam=iam))
     assert levels(found, "bad") == []
     assert levels(found, "unknown") == []
-    assert [f.mend for f in found if f.level == "warn"] == [
+    assert [f.fix for f in found if f.level == "warn"] == [
         "pulumi config set --path 'cluster.publicCidrs[0]' YOUR.ADDRESS/32 --stack dev",
         "pulumi up --stack dev, then make push STACK=dev, then pulumi up again",
     ]
@@ -99,15 +99,15 @@ SSO_ARN = f"arn:aws:iam::123456789012:{SSO_ROLE}"
 
 
 @pytest.mark.parametrize(
-    ("admins", "said", "mend"),
+    ("admins", "said", "fix"),
     [
-        ("role/Admin", "role/Admin is not in IAM", "that is there"),
-        ("role/Admin", f"does not name {SSO_ARN}", f"'cluster.admins[1]' {SSO_ARN}"),
+        ("role/Admin", "role/Admin does not exist in IAM", "existing role or user"),
+        ("role/Admin", f"does not list {SSO_ARN}", f"'cluster.admins[1]' {SSO_ARN}"),
         (f"role/{SSO}", f"IAM has {SSO_ARN}", f"'cluster.admins[0]' {SSO_ARN}"),
         (SSO_ROLE, None, None),
     ],
 )
-def test_a_single_sign_on_role_is_named_with_its_path_as_eks_wants_it(dev, world, admins, said, mend) -> None:
+def test_a_single_sign_on_role_is_named_with_its_path_as_eks_wants_it(dev, world, admins, said, fix) -> None:
     session = {"Account": "123456789012", "Arn": f"arn:aws:sts::123456789012:assumed-role/{SSO}/me@here"}
     who = SimpleNamespace(get_caller_identity=lambda: session)
     iam = Iam(**{SSO: "/aws-reserved/sso.amazonaws.com/eu-west-1/"})
@@ -116,7 +116,7 @@ def test_a_single_sign_on_role_is_named_with_its_path_as_eks_wants_it(dev, world
     if said is None:
         assert refused == []
     else:
-        assert [f for f in refused if said in f.what and mend in f.mend], refused
+        assert [f for f in refused if said in f.what and fix in f.fix], refused
 
 
 def test_a_viewer_who_is_not_there_and_one_of_another_account_are_told_apart(dev, world) -> None:
@@ -124,9 +124,9 @@ def test_a_viewer_who_is_not_there_and_one_of_another_account_are_told_apart(dev
         dev("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]"), world(iam=Iam())
     )
     assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [
-        "cluster.viewers[0]: arn:aws:iam::123456789012:role/preview is not in IAM"
+        "cluster.viewers[0]: arn:aws:iam::123456789012:role/preview does not exist in IAM"
     ]
-    assert [w for w in levels(found, "unknown") if "210987654321:role/ci is another account's" in w]
+    assert [w for w in levels(found, "unknown") if "210987654321:role/ci belongs to another account" in w]
 
 
 def test_zones_where_eks_puts_no_control_plane_are_neither_offered_nor_taken(dev, world, client) -> None:
@@ -135,7 +135,7 @@ def test_zones_where_eks_puts_no_control_plane_are_neither_offered_nor_taken(dev
     ids = {z["ZoneId"]: z["ZoneName"] for z in here("ec2").describe_availability_zones()["AvailabilityZones"]}
     stack = dev("aws:region=us-east-1", f"network.availabilityZones=[us-east-1a,{ids['use1-az3']}]")
     refused = levels(doctor.examine(stack, elsewhere), "bad")
-    assert f"us-east-1 has no zone {ids['use1-az3']} that EKS takes" in refused
+    assert f"us-east-1 has no EKS support in zone {ids['use1-az3']}" in refused
     assert ids["use1-az3"] not in doctor.offered_zones(elsewhere)
 
 
@@ -176,14 +176,14 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
     found = doctor.examine(dev(), world(sts=SimpleNamespace(get_caller_identity=fail)))
     assert [f.level for f in found] == ["bad"]
     assert found[0].what.startswith("credentials: "), "behind the mark `no`"
-    assert "sign in" in found[0].mend
+    assert "sign in" in found[0].fix
 
 
 @pytest.mark.parametrize(
     ("changes", "replaced", "said"),
     [
-        (["cluster.admins=[role/Other]"], {}, "does not name arn:aws:iam::123456789012:role/Admin"),
-        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no zone us-west-2x that EKS takes"),
+        (["cluster.admins=[role/Other]"], {}, "does not list arn:aws:iam::123456789012:role/Admin"),
+        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no EKS support in zone us-west-2x"),
         (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a, us-west-2b"),
         (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
         ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),
@@ -197,11 +197,11 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
         (
             ["network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]"],
             {},
-            "network.vpcId vpc-0abc is not there",
+            "network.vpcId vpc-0abc is missing",
         ),
-        (["nodes.sshKeyName=mine"], {}, "nodes.sshKeyName mine is not there"),
-        ([f"kms.keyArn={KEY}"], {}, f"kms.keyArn {KEY} is not there"),
-        (["dns.publicZoneId=Z1", "dns.externalName=api.example.com"], {}, "dns.publicZoneId Z1 is not there"),
+        (["nodes.sshKeyName=mine"], {}, "nodes.sshKeyName mine is missing"),
+        ([f"kms.keyArn={KEY}"], {}, f"kms.keyArn {KEY} is missing"),
+        (["dns.publicZoneId=Z1", "dns.externalName=api.example.com"], {}, "dns.publicZoneId Z1 is missing"),
         ([], {"iam": Iam(denied=["eks:CreateCluster"])}, "IAM actions are missing: eks:CreateCluster"),
         (
             ["image=123456789012.dkr.ecr.us-west-2.amazonaws.com/none@sha256:" + "0" * 64],
@@ -210,9 +210,9 @@ def test_without_working_credentials_that_is_all_it_says(dev, world, error) -> N
         ),
     ],
 )
-def test_each_obstacle_is_named_with_a_mend(dev, world, changes, replaced, said) -> None:
+def test_each_obstacle_is_reported_with_a_fix(dev, world, changes, replaced, said) -> None:
     found = [f for f in doctor.examine(dev(*changes), world(**replaced)) if f.level == "bad"]
-    assert [f for f in found if said in f.what and f.mend], found
+    assert [f for f in found if said in f.what and f.fix], found
 
 
 def test_what_a_setting_names_is_found_and_a_key_on_its_way_out_is_not(dev, world, client) -> None:
@@ -228,7 +228,7 @@ def test_what_a_setting_names_is_found_and_a_key_on_its_way_out_is_not(dev, worl
 
 def test_a_region_that_is_off_is_named_with_those_that_are_on(dev, world) -> None:
     found = doctor.examine(dev("aws:region=me-central-9"), world())
-    assert any("me-central-9 is not on in this account" in what for what in levels(found, "bad"))
+    assert any("me-central-9 is not enabled in this account" in what for what in levels(found, "bad"))
 
 
 def test_the_stacks_own_resources_do_not_count_twice(dev, world, client) -> None:
@@ -241,7 +241,7 @@ def test_the_stacks_own_resources_do_not_count_twice(dev, world, client) -> None
 
 def test_what_it_may_not_look_at_is_said_and_stops_nothing(dev, world) -> None:
     found = doctor.examine(dev(), world(iam=Iam(error=refused("SimulatePrincipalPolicy"))))
-    assert levels(found, "unknown") == ["actions: may not look: SimulatePrincipalPolicy is refused"]
+    assert levels(found, "unknown") == ["actions: not checked: AWS denied SimulatePrincipalPolicy"]
     assert levels(found, "bad") == []
 
 

@@ -46,7 +46,7 @@ def test_the_tables_decide_the_least_number_of_pods(dev) -> None:
     one = (room.memory - rates["base_mb"] * 1e6) / rates["id_bytes"]
     assert (pods - 1) * one < JOB.ids <= pods * one
     assert plan.least_pods(plan.Job(1, 1, 1, 0), room, rates) == 1
-    with pytest.raises(CommandError, match="a pod takes 9000 MB"):
+    with pytest.raises(CommandError, match="a pod needs 9000 MB"):
         plan.least_pods(JOB, room, {**rates, "base_mb": 9000})
 
 
@@ -92,7 +92,7 @@ def test_a_run_costs_its_hours_and_gives_the_rate_that_a_plan_would_have_needed(
 
 def test_a_run_that_has_not_ended_is_told_in_one_sentence(dev, results: Path) -> None:
     (results / "run.json").write_text(json.dumps({"started": 1000.0, "finished": None}))
-    with pytest.raises(CommandError, match="no folder of a run that ended"):
+    with pytest.raises(CommandError, match="not the folder of a finished run"):
         plan.spent(results, dev().settings, plan.rates())
 
 
