@@ -2,5 +2,5 @@
 
 Modules that import no pulumi (so that tests and other tools use them without an engine): `problems`,
 `reading`, `settings`, `checks`, `capacity`, `naming`, `versions`, `cidr`, `policies`, `chart_values`,
-`kubeconfigs`, `chart_check`, `stack_file`.
+`kubeconfigs`, `chart_check`, `stack_file`, `drift`.
 """

@@ -14,9 +14,9 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
+from infra import state
 from infra.problems import Problem, SettingsError, wrong
 
-READ_STATE = "pulumi:pulumi:readStackResourceOutputs"
 FILES, POINT, BUCKET, REGISTRY, KEY, LOGS = "efs", "pods", "artifacts", "launcher", "key", "logs"
 # By the resource's name: its type, what its ARN has before its id, and a look at it (what was deleted is
 # listed by its tags for a while).
@@ -96,12 +96,10 @@ def find(project: str, stack: str, prefix: str, tags: Mapping[str, str]) -> Kept
     Raises:
         SettingsError: several file systems, or buckets, could be meant; or they are a living stack's.
     """
-    name = f"{pulumi.get_organization()}/{project}/{stack}"
-    state: Mapping[str, Any] = pulumi.runtime.invoke(READ_STATE, {"stackName": name}).value.get("outputs", {})
+    known = state.outputs(project, stack)
 
     def held(kind: str, part: str) -> Mapping[str, Any] | None:
-        ending = f"{kind}::{prefix}-{part}"
-        return next((value["outputs"] for urn, value in state.items() if urn.endswith(ending)), None)
+        return known.get(f"{kind}::{prefix}-{part}")
 
     present = {part: held(kind, part) for part, (kind, _, _) in _PARTS.items()}
     absent = [part for part, outputs in present.items() if outputs is None]

@@ -18,8 +18,7 @@ from infra.settings import Settings
 
 # One try, five seconds to connect and five for the answer: a preview should fail while its reader still looks
 # at it.
-CONNECT_SECONDS = 5
-ANSWER_SECONDS = 5
+TIMEOUT = (5, 5)
 
 OWNER_LABEL = "paddle-training/stack"
 ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
@@ -70,6 +69,21 @@ def _unreachable(settings: Settings, server: str, why: str) -> SettingsError:
     return SettingsError([problem])
 
 
+def configuration(kubeconfig: Mapping[str, Any], context: str) -> Any:
+    """Return the client's configuration for one context: every request is tried once.
+
+    Raises:
+        kubernetes.config.ConfigException: the kubeconfig is wrong.
+    """
+    # The client takes over a second to import, and no other target or test needs it.
+    from kubernetes import client, config  # noqa: PLC0415
+
+    holder = client.Configuration()
+    config.load_kube_config_from_dict(kubeconfig, context=context, client_configuration=holder)
+    holder.retries = False
+    return holder
+
+
 def check_cluster(settings: Settings, project_folder: Path, owner: str, privileged: bool) -> None:
     """Asks the cluster whether the stack could work on it.
 
@@ -85,24 +99,18 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
             be kept is absent.
     """
     loaded = read_kubeconfig(settings, project_folder)
-    # The client takes over a second to import, and no other target or test needs it.
     from kubernetes import client, config  # noqa: PLC0415
     from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
-    timeout = (CONNECT_SECONDS, ANSWER_SECONDS)
-    holder = client.Configuration()
     try:
-        config.load_kube_config_from_dict(
-            loaded, context=settings.kubeconfig.context, client_configuration=holder
-        )
+        holder = configuration(loaded, settings.kubeconfig.context)
     except (config.ConfigException, ValueError, OSError) as error:
         raise _unreachable(settings, "the kubeconfig", " ".join(str(error).split())) from error
-    holder.retries = False
     with client.ApiClient(holder) as api:
         core = client.CoreV1Api(api)
         try:
-            namespace = core.read_namespace(settings.namespace.name, _request_timeout=timeout)
+            namespace = core.read_namespace(settings.namespace.name, _request_timeout=TIMEOUT)
         except ApiException as error:
             if error.status == 401:
                 raise _unreachable(
@@ -117,7 +125,7 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
         problems = namespace_problems(settings, labels, owner, privileged)
         if problems:
             raise SettingsError(problems)
-        if settings.release.keep_manual_values and not _has_release(core, settings, timeout):
+        if settings.release.keep_manual_values and not _has_release(core, settings):
             said = (
                 f"false until the release is there: namespace {settings.namespace.name} has no release "
                 f"{settings.release.name} whose values could be kept. Run pulumi up with false first"
@@ -130,13 +138,13 @@ def _short(error: BaseException) -> str:
     return " ".join(str(reason if reason is not None else error).split()).rpartition(": ")[2]
 
 
-def _has_release(core: Any, settings: Settings, timeout: tuple[int, int]) -> bool:
+def _has_release(core: Any, settings: Settings) -> bool:
     from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
 
     selector = f"owner=helm,name={settings.release.name}"
     try:
         found = core.list_namespaced_secret(
-            settings.namespace.name, label_selector=selector, limit=1, _request_timeout=timeout
+            settings.namespace.name, label_selector=selector, limit=1, _request_timeout=TIMEOUT
         )
     except ApiException:
         return False

@@ -10,7 +10,7 @@ from typing import Any
 import pulumi
 import pulumi_kubernetes as k8s
 
-from infra import naming
+from infra import chart_values, drift, naming, state
 from infra.chart_values import CHART
 from infra.preflight import ENFORCE_LABEL
 
@@ -77,6 +77,40 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
     return prepare + int(training.get("deadlineSeconds") or 0) + START_SECONDS
 
 
+def _description(args: TrainingArgs, before: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
+    """Return the release's description: `before`, the state's, or another where there is work for `up`.
+
+    It carries the chart's digest, because the provider's own checksum never reaches the diff, and names what
+    was changed by hand, because the provider sees only a part of that (see infra/drift.py). It then stays as
+    it is, so that the next `up` has nothing to do. The chart's path is relative, so that every clone sees the
+    same input.
+    """
+    chart = f"chart {naming.folder_digest(args.project_folder / CHART)}. {LOST}"
+    same = before if before.startswith(chart) else chart
+    if args.keep_manual_values or before == "":
+        return same
+    where = f"release {args.release} in namespace {args.namespace}"
+    try:
+        live = drift.newest_revision(kubeconfig, args.context, args.namespace, args.release)
+    except drift.UnreadableError as error:
+        pulumi.log.warn(f"{where} was not compared with the cluster: {error}")
+        return same
+    if live is None or live.description == before:
+        return same
+    defaults = chart_values.read_file(args.project_folder / CHART / "values.yaml", CHART)
+    wanted = chart_values.merge(defaults, values)
+    found = list(drift.differences(chart_values.merge(defaults, live.values), wanted))
+    if not found:
+        return same
+    listed = "".join(f"\n  {line}" for line in found)
+    pulumi.log.warn(
+        f"{where}: revision {live.number} is not of this stack's last update, but made by hand (helm: "
+        f"{live.description}). `pulumi up` puts back:{listed}"
+    )
+    keys = ", ".join(line.partition(": ")[0] for line in found)
+    return f"{chart} Puts back what revision {live.number} changed by hand: {keys}."
+
+
 class Training(pulumi.ComponentResource):
     """paddle:infra:Training: provider, namespace, release."""
 
@@ -98,16 +132,17 @@ class Training(pulumi.ComponentResource):
                 {"name": args.namespace, "labels": {**args.labels, ENFORCE_LABEL: level}},
                 inside,
             )
-        # The digest is here because the provider's own checksum never reaches the diff: without it an edit of
-        # a template would change nothing. The path is relative, so that every clone sees the same input.
-        digest = naming.folder_digest(args.project_folder / CHART)
         manual = args.keep_manual_values
+        known = state.outputs(pulumi.get_project(), pulumi.get_stack())
+        before = known.get(f"kubernetes:helm.sh/v3:Release::{name}-release", {}).get("description", "")
         self.release = k8s.helm.v3.Release(
             f"{name}-release",
             name=args.release,
             chart=f"./{CHART}",
             namespace=args.namespace,
-            description=f"chart {digest}. {LOST}",
+            description=pulumi.Output.all(args.kubeconfig, args.values).apply(
+                lambda both: _description(args, before, *both)
+            ),
             values={} if manual else args.values,
             reuse_values=True if manual else None,
             # Helm would forget what a failed upgrade has made. And that would be the last revision, whose

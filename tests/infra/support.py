@@ -240,10 +240,11 @@ def aws_stack(
     return record(lambda: module.build(known, REGION), answers)
 
 
-def local_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
+def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, **keys: Any) -> Recorder:
     """The stack of target kubeconfig; no cluster is looked at."""
     chosen = settings_module.load(config(region=None, **{**LOCAL, **keys}))
-    return record(lambda: stack.on_existing_cluster(stack.plan(chosen, "paddle-training", "dev", folder)))
+    known = stack.plan(chosen, "paddle-training", "dev", folder)
+    return record(lambda: stack.on_existing_cluster(known), answers)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from infra import kept
+from infra import kept, state
 from infra.problems import SettingsError
 
 from .support import AWS, Recorder, aws_stack, default
 
-STATE = kept.READ_STATE
+STATE = state.READ_STATE
 TAGGED = "aws:resourcegroupstaggingapi/getResources:getResources"
 GROUPS = "aws:cloudwatch/getLogGroups:getLogGroups"
 KEY_ARN = "arn:aws:kms:us-west-2:123456789012:key/k-1"
