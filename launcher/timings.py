@@ -17,6 +17,8 @@ class Timings:
     """How long rank 0 holds an answer without news: a rank asks so often, also one of a thousand."""
     say_again: float = 30.0
     """Between repeats of what is waited for."""
+    data_again: float = 60.0
+    """For this run's own data Job to begin, where another release has replaced the data that an earlier one made."""
     silence: float = 10.0
     """Silence after which rank 0 counts a rank as lost: longer than a busy node's hiccups."""
     orphan: float = 10.0

@@ -27,7 +27,14 @@ from launcher.data.claims import Claims
 from launcher.data.finish import assemble, piece_name
 from launcher.data.part import PartJob
 from launcher.data.progress import Progress
-from launcher.data.publish import is_published, make_job_folder, publish, remove, remove_leftovers
+from launcher.data.publish import (
+    is_published,
+    make_job_folder,
+    origin,
+    publish,
+    remove,
+    remove_leftovers,
+)
 from launcher.data.space import require_space
 from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError, StoppedError
 from launcher.files import UnreadableError, fsync_dir, names, read_json, storage, write_json
@@ -325,6 +332,7 @@ class Pod:
         markers = [read_json(self._marker(item)) or {} for item in items]
         tests = [f"{item.key}.test" for item in items]
         manifest = assemble(self._settings, self._tmp, markers, tests, self._progress)
+        manifest |= origin(self._settings)
         publish(self._tmp, self._layout, self._settings.split_count, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",

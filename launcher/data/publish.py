@@ -17,6 +17,10 @@ from launcher.reporting.log import log
 from launcher.settings import DataSettings
 
 
+REPLACED = 20
+"""Releases that a manifest remembers: more than ever share a folder by mistake."""
+
+
 def is_published(settings: DataSettings) -> bool:
     """Whether a manifest of this digest is there and each file that it names has the size that it says."""
     layout = settings.layout
@@ -52,6 +56,25 @@ def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
         for piece in pieces(layout, shard):
             sizes[folder / str(piece["name"])] = int(piece["bytes"])
     return sizes
+
+
+def origin(settings: DataSettings) -> dict[str, Any]:
+    """Return the manifest's fields that say whose data it is: `madeBy`, and `replaced`.
+
+    `replaced` lists the data of other releases that lay here before, oldest first. A training pod whose own data
+    is in it waits in vain: its data Job is complete, and Kubernetes does not start it again.
+    """
+    try:
+        earlier = read_json(settings.layout.manifest) or {}
+    except UnreadableError:
+        earlier = {}
+    own = {"namespace": settings.namespace, "release": settings.release}
+    lost = [*earlier.get("replaced", ())]
+    if earlier:
+        lost.append({"dataDigest": earlier.get("dataDigest"), **earlier.get("madeBy", {})})
+    others = [one for one in lost if any(one.get(key) != value for key, value in own.items())]
+    made_by = {**own, "job": settings.k8s_job, "runId": settings.chart_run_id}
+    return {"madeBy": made_by, "replaced": others[-REPLACED:]}
 
 
 def publish(tmp: Path, layout: Layout, shards: int, manifest: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,15 @@ def await_manifest(
 ) -> dict[str, Any]:
     """The manifest of this run's digest.
 
-    Raises `DataError` when its data Job failed, or gave no sign of life for data.waitSeconds.
+    Raises `DataError` when its data Job failed, or gave no sign of life for data.waitSeconds, and after
+    `timings.data_again` seconds without one when another release has replaced this run's data.
     """
     timings = timings or Timings()
     layout = settings.layout
     deadline = clock() + settings.data_wait_seconds
     say_at = clock()
     alive = None
+    began = clock()
     while True:
         manifest, seen = _look(layout.manifest, pause)
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
@@ -47,6 +49,8 @@ def await_manifest(
         sign = _sign(layout.data_alive(settings.data_digest))
         if sign != alive:
             alive, deadline = sign, now + settings.data_wait_seconds
+        if alive is None and now - began >= timings.data_again and _is_replaced(manifest, settings):
+            raise DataError(_conflict(manifest or {}, settings))
         if now >= deadline:
             raise DataError(
                 f"no data after {settings.data_wait_seconds} s (data.waitSeconds) without a sign of life of "
@@ -58,6 +62,25 @@ def await_manifest(
             log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
             say_at = now + timings.say_again
         pause(min(timings.poll, deadline - now))
+
+
+def _is_replaced(manifest: dict[str, Any] | None, settings: TrainSettings) -> bool:
+    """Whether this run's data was here before that of `manifest`. Another `runId` has a new data Job: it is waited
+    for."""
+    return any(
+        lost.get("dataDigest") == settings.data_digest and lost.get("runId") in (None, settings.chart_run_id)
+        for lost in (manifest or {}).get("replaced", ())
+    )
+
+
+def _conflict(manifest: dict[str, Any], settings: TrainSettings) -> str:
+    theirs = maker(manifest)
+    return (
+        f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
+        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, and one folder "
+        f"holds one release's data. Fix: give one of them another jobName; or uninstall {theirs}, then start this "
+        "one again with another runId, which makes its data again."
+    )
 
 
 def _sign(path: Path) -> int | None:
@@ -76,7 +99,15 @@ def _look(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | 
         return None, str(error).rstrip(".")
     if found is None:
         return None, f"there is no {path} yet"
-    return found, f"the manifest there is of other data ({found.get('dataDigest')})"
+    return found, f"the manifest there is of other data ({found.get('dataDigest')}, made by {maker(found)})"
+
+
+def maker(manifest: Mapping[str, Any]) -> str:
+    """Return who made the data, as messages name it; an older launcher's manifest does not say."""
+    made_by = manifest.get("madeBy") or {}
+    if not made_by.get("release"):
+        return "an unknown release"
+    return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
 
 
 def checked(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:

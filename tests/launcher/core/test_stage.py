@@ -44,10 +44,39 @@ def test_data_of_another_digest_is_waited_out(tmp_path: Path, job: Path) -> None
     assert 100 <= clock.now < 102
 
 
+def conflict(job: Path, **lost: str) -> None:
+    """Another release's data, which has replaced what `lost` says."""
+    manifest = write_data(job, 3, digest="other")
+    manifest["madeBy"] = {"namespace": "team-b", "release": "theirs", "job": "x", "runId": ""}
+    manifest["replaced"] = [{"dataDigest": "d1", "namespace": "paddle", "release": "paddle-training", **lost}]
+    (job / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_data_that_another_release_replaced_ends_the_wait_and_names_both(tmp_path: Path, job: Path) -> None:
+    conflict(job, runId="")
+    clock = Clock()
+    both = "release theirs in namespace team-b .*release paddle-training in namespace paddle .*Fix: "
+    with pytest.raises(DataError, match=f"jobName is 'quick-start' in two releases .*{both}"):
+        await_manifest(train_settings(tmp_path), clock.pause, clock)
+    assert clock.now < 90, "not data.waitSeconds, an hour"
+
+
+@pytest.mark.parametrize("kept", ["at work", "of another runId"])
+def test_replaced_data_is_waited_for_while_the_own_data_job_makes_it_again(
+    tmp_path: Path, job: Path, kept: str
+) -> None:
+    conflict(job, runId="" if kept == "at work" else "earlier")
+    if kept == "at work":
+        (job / ".d1.tmp").mkdir()
+        (job / ".d1.tmp" / "alive").touch()
+    clock = Clock(s200=lambda: write_data(job, 3))
+    assert await_manifest(train_settings(tmp_path), clock.pause, clock)["dataDigest"] == "d1"
+
+
 @pytest.mark.parametrize(
     ("there", "told"),
     [
-        ('{"dataDigest": "old"}', r"is of other data \(old\)"),
+        ('{"dataDigest": "old"}', r"is of other data \(old, made by an unknown release\)"),
         ("{", "is no JSON"),
         (None, "there is no .*manifest.json yet"),
     ],

@@ -58,6 +58,13 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
         "splitCount": 3,
         "lines": 900,
         "tables": [],
+        "madeBy": {
+            "namespace": "paddle",
+            "release": "paddle-training",
+            "job": "job-data-12345678",
+            "runId": "",
+        },
+        "replaced": [],
     }
     assert pod.leftovers() == []
     assert not (pod.job / "data-failed.json").exists()
@@ -73,6 +80,23 @@ def test_the_result_does_not_depend_on_how_much_is_read_at_once(
         pod.source(content)
     assert one.prepare(TEST_FRACTION=0.2) == other.prepare(chunk, TEST_FRACTION=0.2)
     assert one.shards() == other.shards()
+
+
+
+def test_a_manifest_names_its_release_and_the_others_whose_data_it_replaced(pod: Pod) -> None:
+    pod.source(LINES)
+    pod.prepare()
+
+    def as_release(name: str, digest: str, seed: str) -> list[tuple[str, str]]:
+        pod.environ |= {"PADDLE_LAUNCHER_RELEASE": name, "PADDLE_LAUNCHER_DATA_DIGEST": digest}
+        manifest = pod.prepare(SEED=seed)
+        assert manifest["madeBy"]["release"] == name
+        return [(lost["release"], lost["dataDigest"]) for lost in manifest["replaced"]]
+
+    first = ("paddle-training", "0123456789abcdef")
+    assert as_release("other", "b", "1") == [first]
+    assert as_release("other", "c", "2") == [first], "its own earlier data is no conflict"
+    assert as_release("paddle-training", first[1], "0") == [("other", "c")]
 
 
 def test_more_than_one_batch_for_the_writers_changes_nothing(
