@@ -18,7 +18,7 @@ class Timings:
     say_again: float = 30.0
     """Between repeats of what is waited for."""
     data_again: float = 60.0
-    """For this run's own data Job to begin, where another release has replaced the data that an earlier one made."""
+    """For this run's own data Job to begin, where another release has replaced what an earlier one made."""
     silence: float = 10.0
     """Silence after which rank 0 counts a rank as lost: longer than a busy node's hiccups."""
     orphan: float = 10.0

@@ -22,6 +22,7 @@ from launcher.cli.view import (
     owned_by,
     ranks_of,
 )
+from launcher.storage.manifest import maker
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def of_cluster(seen: Seen) -> View:
     told = status.get("ranks") if status and progress else None
     ranks = ranks_of(run.trainers, pods, seen.events, told)
     state, cause = _state(seen, progress, data, training, pods)
+    record = own_run(seen.files.get("run"), run.k8s_job) or own_run(seen.files.get("moved"), run.k8s_job)
     return View(
         where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
         run_id=run.k8s_job,
@@ -65,8 +67,8 @@ def of_cluster(seen: Seen) -> View:
         ranks=ranks,
         progress=progress,
         notes=tuple(_notes(seen, progress is not None, data, state)),
-        exported=exported_to(own_run(seen.files.get("run"), run.k8s_job)),
-        score=own_run(seen.files.get("run"), run.k8s_job).get("score") or {},
+        exported=exported_to(record),
+        score=record.get("score") or {},
         passes=(seen.files.get("passes") or ()) if progress else (),
         log=seen.log,
         log_of=seen.log_of,
@@ -98,6 +100,12 @@ def _state(
         state = "failed", told or first_cause(pods) or training.reason
     elif training.state == "missing":
         state = (said if said in FINAL else "missing"), told
+    elif training.state == "complete" and not seen.files.get("moved") and (taker := _taker(seen)):
+        state = (
+            "failed",
+            f"the Job is complete, but its output is lost: output/ holds {taker}, and runs/ has nothing of "
+            f"{run.k8s_job}. Fix: give one of the two releases another jobName, and train again",
+        )
     elif training.state in ("complete", "suspended"):
         state = training.state, training.reason
     elif said == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
@@ -109,6 +117,15 @@ def _state(
     return state
 
 
+def _taker(seen: Seen) -> str:
+    """Return the run of another release whose output lies where this run's was; empty: there is none."""
+    run, there = seen.run, seen.files.get("run") or {}
+    its = there.get("release"), there.get("namespace")
+    if seen.files.get("stale") or not its[0] or its == (run.release, run.namespace):
+        return ""
+    return f"run {there.get('runId')} of release {its[0]} in namespace {its[1]}"
+
+
 def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[str]:
     run, notes = seen.run, []
     if seen.ending:
@@ -118,18 +135,16 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
         )
     if seen.claim:
         notes.append(seen.claim)
-    there = (seen.files.get("manifest") or {}).get("dataDigest")
-    if data.state == "complete" and there not in (None, run.data_digest):
-        notes.append(
-            f"the storage holds other data than {data.name} made: python -m launcher leftovers --remove -n "
-            f"{run.namespace} --release {run.release} makes it again"
-        )
+    if data.state == "complete":
+        notes += _lost_data(seen, data, state)
+    if seen.files.get("moved") and (taker := _taker(seen)):
+        notes.append(f"{taker} has the same jobName and moved this run's output to runs/{run.k8s_job}")
     if data.state in ("running", "waiting"):
         notes.append(f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else ""))
     if state == "missing":
         notes.append(f"the training Job {run.k8s_job} does not exist; it was deleted, or has expired")
     status = seen.files.get("status")
-    if status and not has_progress:
+    if status and not has_progress and state not in FINAL:
         notes.append(
             f"output/ still belongs to run {status.get('runId')}; this run moves it aside when it starts"
         )
@@ -147,6 +162,23 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
     if seen.files.get("unreadable"):
         notes.append(f"no progress shown: {seen.files['unreadable']}")
     return notes
+
+
+def _lost_data(seen: Seen, data: JobView, state: str) -> list[str]:
+    """What is wrong when the data Job is complete, but the storage does not hold what it made."""
+    run, manifest = seen.run, seen.files.get("manifest")
+    again = f"python -m launcher leftovers --remove -n {run.namespace} --release {run.release} makes it again"
+    if "manifest" not in seen.files or (manifest or {}).get("dataDigest") == run.data_digest:
+        return []
+    if not manifest:
+        return [] if state in FINAL else [f"the data that {data.name} made is gone from the storage: {again}"]
+    by = manifest.get("madeBy") or {}
+    if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
+        return [
+            f"{maker(manifest)} has the same jobName {run.job_name!r} and replaced the data of {data.name}. "
+            f"Fix: give one of the two another jobName; or uninstall that release, then {again}"
+        ]
+    return [f"the storage holds other data than {data.name} made: {again}"]
 
 
 def of_folder(folder: str, files: Mapping[str, Any]) -> View:

@@ -41,6 +41,7 @@ def to_the_end(session: Session, timeout: float, lines_to: Callable[[str], None]
         if not view.score:
             view = session.look()
             show(view)
+            waiting.ended(view)  # another release's run may have moved the output meanwhile
     return view
 
 

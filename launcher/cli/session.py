@@ -33,13 +33,19 @@ FILES_SECONDS = 5.0
 LOG_LINES = 5
 
 
-def status_files(storage: Storage) -> dict[str, Any]:
-    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv."""
+def status_files(storage: Storage, run_id: str = "") -> dict[str, Any]:
+    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv.
+
+    `moved`: the run record of `run_id` in the folder to which another run has moved it aside.
+    """
     metrics = OUTPUT.metrics_csv.as_posix()
-    found = small_files(storage, [*STATUS_FILES.values(), metrics])
+    moved = [Output(_HERE.run(f"{run_id}{end}")).run_json.as_posix() for end in ("", ".*")] if run_id else []
+    found = small_files(storage, [*STATUS_FILES.values(), metrics, *moved])
     rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
     files = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
-    return {**files, "passes": curve.pass_table(rows)}
+    last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
+    record = json_file(found[str(last / OUTPUT.run_json.name)]) if last else None
+    return {**files, "passes": curve.pass_table(rows), "moved": record}
 
 
 class FolderSession:
@@ -203,22 +209,22 @@ class ClusterSession:
         return ""
 
     def _files(self, run: Run, pods: list[view.Object], with_reader: bool) -> Mapping[str, Any]:
-        running = through_running(self.cluster, run, pods)
+        running = through_running(self.cluster, run, pods, waiting=True)
         now = time.monotonic()
         if running is not None and now - self._read_at < FILES_SECONDS:
             return self._read
         try:
             if running is not None:
-                self._read, self._read_at = status_files(running), now
+                self._read, self._read_at = status_files(running, run.k8s_job), now
                 return self._read
             if with_reader:
                 with reader(self.cluster, run, READ_SECONDS, say=self.say) as opened:
-                    return status_files(opened)
+                    return status_files(opened, run.k8s_job)
         except UnreachableError:
             raise
         except CliError as error:  # the pod that was read through may just have ended
             return self._read or {"unreadable": str(error)}
-        return self._read
+        return {**self._read, "stale": True}
 
     @contextlib.contextmanager
     def storage(
@@ -251,20 +257,26 @@ def options_of(release: str, cluster: Cluster) -> list[str]:
     return [*told, *cluster.given]
 
 
-def through_running(cluster: Cluster, run: Run, pods: list[view.Object]) -> PodStorage | None:
-    """The storage through a pod of this run whose main container runs: no further pod is needed then."""
+def through_running(
+    cluster: Cluster, run: Run, pods: list[view.Object], waiting: bool = False
+) -> PodStorage | None:
+    """The storage through a pod of this run whose main container runs: no further pod is needed then.
+
+    `waiting`: a pod that still waits for its data will do, too; it may leave that container at any moment.
+    """
     for pod in pods:
         if not view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
             continue
-        if container := running_container(pod):
+        if container := running_container(pod, waiting):
             folder = PurePosixPath(run.job_path) / run.job_name
             return PodStorage(cluster, reasons.name(pod), container, folder)
     return None
 
 
-def running_container(pod: view.Object) -> str | None:
-    """The main container, when it runs."""
-    for status in pod.get("status", {}).get("containerStatuses", []):
+def running_container(pod: view.Object, waiting: bool = False) -> str | None:
+    """The main container, when it runs; with `waiting` also an init container."""
+    main = pod.get("status", {}).get("containerStatuses", [])
+    for status in reasons.container_statuses(pod) if waiting else main:
         if "running" in (status.get("state") or {}):
             return str(status["name"])
     return None

@@ -16,7 +16,6 @@ from launcher.layout import Layout
 from launcher.reporting.log import log
 from launcher.settings import DataSettings
 
-
 REPLACED = 20
 """Releases that a manifest remembers: more than ever share a folder by mistake."""
 
@@ -61,8 +60,8 @@ def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
 def origin(settings: DataSettings) -> dict[str, Any]:
     """Return the manifest's fields that say whose data it is: `madeBy`, and `replaced`.
 
-    `replaced` lists the data of other releases that lay here before, oldest first. A training pod whose own data
-    is in it waits in vain: its data Job is complete, and Kubernetes does not start it again.
+    `replaced` lists the data of other releases that lay here before, oldest first. A training pod whose own
+    data is in it waits in vain: its data Job is complete, and Kubernetes does not start it again.
     """
     try:
         earlier = read_json(settings.layout.manifest) or {}

@@ -65,8 +65,10 @@ def await_manifest(
 
 
 def _is_replaced(manifest: dict[str, Any] | None, settings: TrainSettings) -> bool:
-    """Whether this run's data was here before that of `manifest`. Another `runId` has a new data Job: it is waited
-    for."""
+    """Whether this run's data was here before that of `manifest`.
+
+    A run with another `runId` has a new data Job, which is waited for.
+    """
     return any(
         lost.get("dataDigest") == settings.data_digest and lost.get("runId") in (None, settings.chart_run_id)
         for lost in (manifest or {}).get("replaced", ())
@@ -77,9 +79,9 @@ def _conflict(manifest: dict[str, Any], settings: TrainSettings) -> str:
     theirs = maker(manifest)
     return (
         f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
-        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, and one folder "
-        f"holds one release's data. Fix: give one of them another jobName; or uninstall {theirs}, then start this "
-        "one again with another runId, which makes its data again."
+        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, which holds "
+        f"the data of one. Fix: give one of them another jobName; or uninstall {theirs}, then start this one "
+        "again with another runId, which makes its data again."
     )
 
 

@@ -176,3 +176,43 @@ def test_an_export_of_another_run_is_not_shown_as_this_ones(api):
         files = {"status": api.status(state="complete"), "run": {"runId": run_id, "exported": exported}}
         looked = assemble.of_cluster(seen(api, done, **files))
         assert (looked.state, looked.exported) == ("complete", shown)
+
+
+THEIRS = {"runId": "quick-start-other", "release": "theirs", "namespace": "team-b"}
+
+
+def test_data_that_another_release_replaced_is_noted_with_both_names_and_the_fix(api):
+    made_by = {"release": "theirs", "namespace": "team-b"}
+    pods = [api.pod("p0", rank=0, phase="Pending")]
+    looked = assemble.of_cluster(seen(api, pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by}))
+    (note,) = looked.notes
+    assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
+    assert "leftovers --remove -n paddle --release paddle-training" in note
+    for manifest in (None, {"dataDigest": "e" * 64}):
+        (note,) = assemble.of_cluster(seen(api, pods=pods, manifest=manifest)).notes
+        assert "leftovers --remove" in note
+    assert not assemble.of_cluster(seen(api, pods=pods, manifest={"dataDigest": "d" * 64})).notes
+
+
+def test_a_complete_run_whose_output_another_release_moved_aside_keeps_its_score(api):
+    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    moved = {"runId": api.k8s_job, "score": {"error": 0.25}}
+    looked = assemble.of_cluster(seen(api, done, run=THEIRS, moved=moved))
+    assert (looked.state, looked.score) == ("complete", {"error": 0.25})
+    assert looked.notes == (
+        "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
+        f"run's output to runs/{api.k8s_job}",
+    )
+
+
+def test_a_complete_job_whose_output_is_another_releases_is_no_complete_run(api):
+    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    looked = assemble.of_cluster(seen(api, done, run=THEIRS, status=api.status(runId="quick-start-other")))
+    assert looked.state == "failed"
+    assert "run quick-start-other of release theirs in namespace team-b" in looked.cause
+    assert looked.notes == ()
+    for known in (
+        {"run": THEIRS, "stale": True},
+        {"run": None},
+    ):  # read before the end; the folder was removed
+        assert assemble.of_cluster(seen(api, done, **known)).state == "complete"

@@ -81,3 +81,21 @@ def test_an_unknown_release_is_said_so(api, known):
     cluster.objects["config_map"] = known
     with pytest.raises(CliError, match="no release other of this chart in namespace paddle"):
         asked.look()
+
+
+def test_progress_is_read_through_a_pod_that_still_waits_for_its_data_but_no_copy_is(api):
+    waiting = [{"name": "await-data", "state": {"running": {}}}]
+    pods = [api.pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
+    cluster, asked = asking(api, ended(api), pods)
+    asked.glance()
+    assert (cluster.asked, cluster.made) == (["p0"], [])
+    assert session.through_running(cluster, asked.run(), pods) is None
+
+
+def test_the_record_of_a_run_whose_output_was_moved_aside_is_read(tmp_path):
+    for number, folder in enumerate(("runs/x", "runs/x.2", "runs/y"), 1):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "run.json").write_text(json.dumps({"runId": folder, "score": {"error": number}}))
+    found = session.status_files(session.FolderStorage(tmp_path), "x")
+    assert found["moved"]["score"] == {"error": 2}
+    assert session.status_files(session.FolderStorage(tmp_path))["moved"] is None

@@ -82,7 +82,6 @@ def test_the_result_does_not_depend_on_how_much_is_read_at_once(
     assert one.shards() == other.shards()
 
 
-
 def test_a_manifest_names_its_release_and_the_others_whose_data_it_replaced(pod: Pod) -> None:
     pod.source(LINES)
     pod.prepare()
