@@ -15,7 +15,7 @@ from typing import Any
 import typer
 import yaml
 
-from launcher.cli import push, recipe, trying, view
+from launcher.cli import leftovers, push, recipe, trying, view
 from launcher.cli.cluster import CHART, NAME_LABEL, Cluster
 from launcher.cli.helm import Helm
 from launcher.cli.problems import CliError, UsageError
@@ -151,6 +151,7 @@ def launch(
     if there and not asked.replace:
         _refuse_another(session, made.job)
     base = giver.base()
+    leftovers.refuse_shared_job(cluster, release, base, made.values)
     _write(keep, made.values)
     helm.check(release, base, keep)
     _push(made, giver, asked.yes, say)

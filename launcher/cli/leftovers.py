@@ -6,14 +6,17 @@ made. All that the chart makes carries the release's labels, and `run.json` name
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.cli import reasons
-from launcher.cli.cluster import Cluster, labels
-from launcher.cli.problems import CliError
+import yaml
+
+from launcher.cli import reasons, recipe, view
+from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, labels
+from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import ClusterSession, status_files
 from launcher.cli.view import Object, Run
 
@@ -123,3 +126,41 @@ def _make_again(cluster: Cluster, job: Object) -> None:
             raise CliError(f"the data Job {name} is still there {GONE_SECONDS:.0f} s after its deletion.")
         time.sleep(0.5)
     cluster.create_job(again(job))
+
+
+def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping[str, Any]) -> None:
+    """Raise UsageError when another release has a job of the same name on the same storage.
+
+    Each would replace the other's data and move its output aside. `base` is YAML of chart values, `values` go
+    over it. Releases of namespaces that this user may not list are not seen.
+    """
+    selector = f"{NAME_LABEL}={CHART}"
+    try:
+        maps = cluster.items("config_map", "look for releases", selector, everywhere=True)
+    except CliError:
+        maps = cluster.items("config_map", "look for releases", selector)
+    own = _storage(recipe.merged(yaml.safe_load(base) or {}, values), cluster.namespace)
+    for place, name in view.known_runs(maps):
+        there = next(
+            entry.get("data") or {}
+            for entry in maps
+            if (entry["metadata"]["namespace"], entry["metadata"]["name"]) == (place, f"{name}-run")
+        )
+        job = json.loads(there.get("run.json") or "{}").get("jobName")
+        if (place, name) == (cluster.namespace, release) or job != values["jobName"]:
+            continue
+        if _storage(yaml.safe_load(there.get("base.yaml") or "") or {}, place) == own:
+            raise UsageError(
+                f"jobName {job!r} is taken: release {name} in namespace {place} has a job of that name on "
+                f"the same storage, and release {release} would replace its data and its output. Fix: --set "
+                f"jobName=NAME for this one; or --release {name} for the same training again; or helm "
+                f"uninstall {name} -n {place}."
+            )
+
+
+def _storage(values: Mapping[str, Any], namespace: str) -> Any:
+    """What tells whether two releases write to the same volume."""
+    storage = values.get("storage") or {}
+    kind = str(storage.get("type"))
+    place = storage.get("efsCsi" if kind == "efs-csi" else kind)
+    return (kind, place, namespace if kind == "existingClaim" else "")

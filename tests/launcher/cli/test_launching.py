@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import launching, recipe
+from launcher.cli import launching, leftovers, recipe
 from launcher.cli.helm import Helm
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import ClusterSession
@@ -217,6 +217,29 @@ def test_a_new_release_needs_one_to_take_image_and_storage_from(
 ) -> None:
     with pytest.raises(CliError, match=told):
         launch(api, asked(release="new"), *releases)
+
+
+def test_a_jobs_name_that_another_release_has_on_the_same_storage_is_refused(api: object) -> None:
+    cluster = FakeCluster(api, "theirs")
+    theirs, mine = cluster.maps["theirs-run"], {"jobName": "quick-start"}
+    theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
+
+    def refuse(base: str, values: dict[str, object] = mine) -> None:
+        leftovers.refuse_shared_job(cluster, "new", base, values)  # type: ignore[arg-type]
+
+    same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
+    for place in ("paddle", "elsewhere"):
+        theirs["metadata"]["namespace"] = place
+        with pytest.raises(UsageError, match=f"release theirs in namespace {place} .* release new .*Fix"):
+            refuse(same)
+    refuse(same, {"jobName": "other"})
+    refuse(same.replace("/x", "/y"))
+    refuse(same, {**mine, "storage": {"nfs": {"server": "b"}}})
+    theirs["data"]["base.yaml"] = claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"
+    refuse(claim)  # another namespace's claim of that name
+    theirs["metadata"]["namespace"] = "paddle"
+    with pytest.raises(UsageError):
+        refuse(claim)
 
 
 def test_a_sweep_takes_no_release_of_another_job(api: object) -> None:
