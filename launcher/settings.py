@@ -88,6 +88,10 @@ class TrainSettings(PodSettings):
     """The newest so many saves stay."""
     delta_saves: int
     """At most so many saves inside a pass hold only what changed since the one before; 0: none."""
+    keep_best: str
+    """The test metric whose best checkpoint is kept and becomes the model; empty: the last one does."""
+    patience: int
+    """Training stops after so many passes without a better score; 0: never."""
     init_from: str
     """Where a new run takes its first parameters from: a run's folder on the storage, `s3://…`, or empty."""
     stall_seconds: int
@@ -237,6 +241,7 @@ _NO_STALL = (
     "a slow batch is no hang, and the look for hangs cannot be turned off: a run that never advances "
     "would hold its machines until its deadline"
 )
+_HELD_OUT = p.number(0, 0.5, "a part of the lines is held out for the test")
 _PORT = p.whole(1, PORT_MAX, "TCP ports end there")
 TRAIN = (
     Row("TRAIN_CONFIG_DIR", "config_dir", p.folder_name, value="training.config"),
@@ -266,6 +271,8 @@ TRAIN = (
     Row(_L + "SAVE_EVERY_MINUTES", "save_every_minutes", _MINUTES, 0.0, "training.saveEvery.minutes"),
     Row(_L + "KEEP_SAVES", "keep_saves", p.whole(1, why=_NO_SAVE), 3, "training.keepSaves"),
     Row(_L + "DELTA_SAVES", "delta_saves", p.whole(0, 100, _LONG), 0, "training.deltaSaves"),
+    Row(_L + "KEEP_BEST", "keep_best", p.text, "", "training.keepBest"),
+    Row(_L + "PATIENCE", "patience", p.whole(0, 100_000), 0, "training.patience"),
     Row(_L + "INIT_FROM", "init_from", p.init_from, "", "training.initFrom"),
     Row(_L + "STALL_SECONDS", "stall_seconds", p.whole(10, why=_NO_STALL), 600, "training.stallSeconds"),
     Row(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
@@ -290,13 +297,7 @@ DATA = (
     Row(_D + "COLUMNS", "columns", p.columns, (), "data.columns"),
     Row(_D + "ENCODING", "encoding", p.encoding, "utf-8", "data.encoding"),
     Row(_D + "SEED", "seed", p.whole(0, 2**63 - 1), 0, "data.seed"),
-    Row(
-        _D + "TEST_FRACTION",
-        "test_fraction",
-        p.number(0, 0.5, "a part of the lines is held out for the test"),
-        0.1,
-        "data.testFraction",
-    ),
+    Row(_D + "TEST_FRACTION", "test_fraction", _HELD_OUT, 0.1, "data.testFraction"),
     Row(_D + "TEST_SOURCE", "test_source", p.text, "", "data.testSource"),
     Row(_D + "TEST_ROWS", "test_rows", p.whole(1), 200_000, "data.testRows"),
     Row(_D + "WORKERS", "workers", p.whole(1, 1000, "it counts pods"), 1, "data.workers"),

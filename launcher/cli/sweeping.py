@@ -12,6 +12,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from launcher.best import higher_is_better
 from launcher.cli import render, waiting
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import RunFailed, UsageError
@@ -19,8 +20,6 @@ from launcher.cli.view import View
 from launcher.reporting import figures
 
 PAUSE = 2.0  # seconds between two looks at all of them
-HIGHER = ("acc", "auc", "precision", "recall", "f1", "ndcg", "hit", "r2")
-"""Of a score so called, more is better; of any other, less."""
 
 
 class Looked(Protocol):
@@ -111,7 +110,7 @@ def best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple
     if wrong := [trial for trial in done if not isinstance(trial.score.get(name), int | float)]:
         has = ", ".join(wrong[0].score)
         raise UsageError(f"--by {name}: {wrong[0].release} has no such score, but {has}. All releases stay.")
-    more = highest if highest is not None else any(word in name.lower() for word in HIGHER)
+    more = highest if highest is not None else higher_is_better(name)
     chosen = (max if more else min)(done, key=lambda trial: trial.score[name])
     return chosen, f"{'highest' if more else 'lowest'} {name}"
 

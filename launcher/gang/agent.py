@@ -213,7 +213,7 @@ class Agent:
         state = told.get("state")
         if told.get("runId") != self.settings.run_id or state not in states:
             return
-        if state == "complete" and self.runtime.complete(self.output.root, self.settings.passes):
+        if state == "complete" and self.runtime.complete(self.output.root, self.settings):
             raise EndedError("the run is complete", 0)
         if (
             state == "failed"

@@ -108,7 +108,7 @@ class Leader:
         s = self._settings
         adopted = adopt(s, print_, self.lock)
         earlier = adopted.earlier if adopted.earlier.get("runId") == s.run_id else {}
-        self._complete = self._runtime.complete(self.output.root, s.passes)
+        self._complete = self._runtime.complete(self.output.root, s)
         self.books = Books(
             self.output,
             s,

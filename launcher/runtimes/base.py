@@ -99,5 +99,5 @@ class Runtime(Protocol):
         Raises `DataError` when there are saves and none of them can be gone on from: never begun anew unseen.
         """
 
-    def complete(self, output_dir: Path, passes: int) -> bool:
-        """Whether nothing is left to do: all passes are whole and the runtime's final outputs exist."""
+    def complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether nothing is left to do: training ended and the runtime's final outputs exist."""

@@ -17,7 +17,7 @@ import json
 import sys
 from pathlib import Path
 
-from launcher import files
+from launcher import best, files
 from launcher.errors import SettingsError, setting
 from launcher.layout import Output, Position
 from launcher.runtimes.base import Gang, ProcessSpec
@@ -63,14 +63,14 @@ class FleetRuntime:
     def check(self, settings: TrainSettings) -> None:
         """Raises `SettingsError` with one line for each setting that cannot work."""
         faults = []
-        if settings.gradient_num != settings.trainers:
+        if settings.patience and not settings.keep_best:
             faults.append(
                 setting(
-                    "gradientNum (CONF_PADDLE_GRADIENT_NUM)",
-                    settings.gradient_num,
-                    f"the number of trainers, {settings.trainers}",
-                    "Paddle's servers wait for exactly so many trainers, and hang with any other number",
-                    "Leave gradientNum out, or set it to trainers",
+                    "training.patience (PADDLE_LAUNCHER_PATIENCE)",
+                    settings.patience,
+                    "0 without training.keepBest",
+                    "it counts the passes that do not improve that metric",
+                    "Set training.keepBest to a test metric of the program, or leave training.patience out",
                 )
             )
         if settings.ports_num_sparse < 1:
@@ -158,12 +158,18 @@ class FleetRuntime:
         """The newest save that has `done`, all its files, and was not refused. Raises `DataError`."""
         return outputs.newest_save(output_dir)
 
-    def complete(self, output_dir: Path, passes: int) -> bool:
-        """Whether the last pass and the model are whole."""
-        if not outputs.model_whole(Output(output_dir).model):
+    def complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether training ended, by passes or patience, and the model is of the right checkpoint."""
+        made = outputs.model_checkpoint(Output(output_dir).model)
+        newest = outputs.newest_save(output_dir) if made is not None else None
+        if newest is None:
             return False
-        newest = outputs.newest_save(output_dir)
-        return newest is not None and newest.passes >= passes
+        metric = settings.keep_best
+        scores = outputs.scores(outputs.contents(Output(output_dir).save(newest)), metric)
+        if newest.passes < settings.passes and not best.ends_early(metric, scores, settings.patience):
+            return False
+        source = outputs.model_source(output_dir, metric, scores, newest.passes, made or "")
+        return not made or source is None or source.folder == made
 
 
 def command() -> tuple[str, ...]:
@@ -221,6 +227,8 @@ def worker_settings(gang: Gang, server: int) -> dict[str, object]:
         "save_every_minutes": s.save_every_minutes,
         "keep_saves": s.keep_saves,
         "delta_saves": s.delta_saves,
+        "keep_best": s.keep_best,
+        "patience": s.patience,
         "attempt": gang.attempt,
         "resume": None if gang.resume is None else [gang.resume.passes, gang.resume.batches],
         "init_from": s.init_from,

@@ -78,6 +78,7 @@ class V1Runtime:
         for name, value in (
             ("saveEvery", settings.save_every_batches or settings.save_every_minutes),
             ("deltaSaves", settings.delta_saves),
+            ("keepBest", settings.keep_best),
             ("initFrom", settings.init_from),
         ):
             if value:
@@ -173,9 +174,9 @@ class V1Runtime:
         """The newest pass with `done`: the binary lists no files by which more could be told."""
         return next((at for at in outputs.finished(output_dir) if not at.batches), None)
 
-    def complete(self, output_dir: Path, passes: int) -> bool:
+    def complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         newest = self.newest_save(output_dir)
-        return newest is not None and newest.passes >= passes
+        return newest is not None and newest.passes >= settings.passes
 
 
 def _check_binary(settings: TrainSettings) -> None:

@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +143,8 @@ class Save:
         files.write_whole(self.final / "done", "")
         return sum(int(entry["bytes"]) for entry in entries.values())
 
-    def prune(self, keep: int) -> list[str]:
-        """Removes whole saves but the newest `keep` and what these continue, and nothing else.
+    def prune(self, keep: int, best: Collection[Position] = ()) -> list[str]:
+        """Removes whole saves but the newest `keep`, `best`, and what these continue, and nothing else.
 
         Returns their names.
         """
@@ -155,10 +155,10 @@ class Save:
                 for at in outputs.finished(self.output.root)
                 if (chain := self._chain(at)) is not None
             }
-            newest = list(whole)[:keep]
-            needed = {member.name for at in newest for member in whole[at]}
+            kept = {*list(whole)[:keep], *(at for at in best if at in whole)}
+            needed = {member.name for at in kept for member in whole[at]}
             # The newest first: a delta goes before what it continues.
-            for at in [at for at in whole if at not in newest and at.folder not in needed]:
+            for at in [at for at in whole if at not in kept and at.folder not in needed]:
                 doomed = self.output.unfinished(
                     at, self.attempt
                 )  # so that a broken removal leaves no half save

@@ -32,9 +32,13 @@ def export(
     config: Path,
     log: Log,
     *,
+    at: Position,
     judge: Callable[[Path], dict[str, float]],
 ) -> None:
-    """Writes `output/model/`, which rank 0 lets `judge` score. Raises `StorageError`, `DataError`."""
+    """Writes `output/model/`, which rank 0 lets `judge` score. Raises `StorageError`, `DataError`.
+
+    `at`: the checkpoint whose values the servers have.
+    """
     began = time.monotonic()
     folder = Output(settings.output_dir).model
     if settings.mode == "geo":
@@ -42,12 +46,13 @@ def export(
         if settings.rank == 0:
             held = {name: parts.Rows.held(values) for name, values in trainer.tables().items()}
             dense = trainer.parameters()
-            score = model.export_held(folder, program, config, dense, tables=held, judge=judge)
+            export = model.Export(folder, checkpoint=at.folder)
+            score = model.export_held(export, program, config, dense, tables=held, judge=judge)
     else:
-        found = _ids(settings, trainer)
+        found = _ids(settings, trainer, at)
         widths = {table.name: table.width for table in trainer.network.tables}
         tables = {name: (sum(map(len, ids)), widths[name]) for name, ids in found.items()}
-        whole = model.Export(folder, settings.attempt)
+        whole = model.Export(folder, settings.attempt, at.folder)
         if settings.rank == 0:
             whole.begin(tables)
         trainer.barrier()
@@ -70,9 +75,9 @@ def export(
     trainer.barrier()
 
 
-def _ids(settings: WorkerSettings, trainer: Trainer) -> dict[str, list[shares.Keys]]:
+def _ids(settings: WorkerSettings, trainer: Trainer, at: Position) -> dict[str, list[shares.Keys]]:
     """Each table's ids, as every rank's servers saved them; mapped."""
-    folder = Output(settings.output_dir).save(Position(settings.passes))
+    folder = Output(settings.output_dir).save(at)
     contents: dict[str, Any] = outputs.contents(folder)
     names = {
         table: sorted(name for name in contents["files"] if name.startswith(f"ids/{about['folder']}-"))

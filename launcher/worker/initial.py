@@ -6,6 +6,7 @@ Tables are read where they lie, a stretch of rows at a time, by each rank for it
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,17 +15,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher import fetch, s3
-from launcher.errors import DataError, SettingsError, setting
+from launcher import fetch, files, s3
+from launcher.errors import DataError, GangError, SettingsError, setting
 from launcher.layout import Output
 from launcher.served.errors import ServedError
 from launcher.served.model import description, table_folder
 from launcher.served.table import Table
 from launcher.worker import checkpoint, outputs, parts
+from launcher.worker.books import Log
 from launcher.worker.network import Network
 from launcher.worker.network import Table as Described
 from launcher.worker.parts import Rows
 from launcher.worker.settings import WorkerSettings
+from launcher.worker.trainer import Trainer
 
 KEY = "training.initFrom (PADDLE_LAUNCHER_INIT_FROM)"
 Values = dict[str, NDArray[np.float32]]
@@ -183,3 +186,58 @@ def _newest(saves: list[Stored]) -> Stored:
 def _check(folder: Path, names: list[str], contents: Mapping[str, Any]) -> None:
     if reason := checkpoint.check_files(folder, names, contents):
         raise DataError(f"training.initFrom: {folder}: {reason}. Name another run.")
+
+
+def bring_in(settings: WorkerSettings, trainer: Trainer, initial: Initial | None, log: Log) -> None:
+    """The tables of `training.initFrom` go to the servers; the dense parameters came with the meeting."""
+    began = time.monotonic()
+    if initial is not None:
+        written = {} if settings.mode == "geo" else _bring_tables(settings, trainer, initial)
+        _prove(trainer, initial, written)
+    total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
+    totals = trainer.gather([total])[:, 0]
+    if not np.allclose(totals, totals[0], rtol=parts.TOLERANCE):
+        raise GangError(f"training.initFrom: the ranks begin with other parameters: {totals.tolist()}")
+    took = time.monotonic() - began
+    log.line(f"began with the parameters of {settings.init_from} ({took:.2f} s)")
+
+
+def _bring_tables(settings: WorkerSettings, trainer: Trainer, initial: Initial) -> dict[str, Rows]:
+    """Each rank writes what its own servers load. Returns some of its rows of each table."""
+    temp = settings.output_dir / f".init.attempt-{settings.attempt}.tmp"
+    if settings.rank == 0:
+        with files.storage(temp):
+            shutil.rmtree(temp, ignore_errors=True)
+            temp.mkdir()
+    trainer.barrier()
+    shards, servers = trainer.shards, len(trainer.servers)
+    own = {shard: server for server in trainer.own_servers for shard in parts.held(shards, servers, server)}
+    written = {}
+    with files.storage(temp):
+        for table in trainer.network.tables:
+            place, rule = temp / trainer.table_folder(table.name), trainer.rules[table.name]
+            rows = initial.tables[table.name].stretches(shards, own)
+            written[table.name] = parts.write_table(place, rows, rule, own, width=table.width, shards=shards)
+    trainer.barrier()
+    if settings.rank == 0:
+        for table in trainer.network.tables:
+            trainer.load_table(table.name, temp)
+        with files.storage(temp):
+            shutil.rmtree(temp)
+    trainer.barrier()
+    trainer.pull_dense()
+    return written
+
+
+def _prove(trainer: Trainer, initial: Initial, written: Mapping[str, Rows]) -> None:
+    """Raises `GangError` unless the servers give what was brought in."""
+    given = trainer.parameters() | (trainer.tables() if trainer.mode == "geo" else {})
+    wrong = [name for name, values in given.items() if parts.differ(values, initial.values[name])]
+    for name, (ids, vectors) in written.items():
+        if parts.differ(trainer.rows(name, ids.view(np.int64)), vectors):
+            wrong.append(name)
+    if wrong:
+        raise GangError(
+            f"training.initFrom: the servers do not give what was read from {initial.source}: "
+            f"{', '.join(wrong)}. See the logs of the pservers."
+        )

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher import files
-from launcher.errors import DataError, DivergedError, GangError, SettingsError, StorageFailedError
+from launcher import best, files
+from launcher.errors import DataError, DivergedError, SettingsError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import checkpoint, outputs, parts
 from launcher.worker.books import Log, Sums
 from launcher.worker.checkpoint import PARAMETERS, TABLES, Save
-from launcher.worker.initial import Initial
+from launcher.worker.initial import Initial, bring_in
 from launcher.worker.network import Table
 from launcher.worker.settings import WorkerSettings
 from launcher.worker.trainer import Trainer
@@ -62,6 +62,8 @@ class Keeper:
         """What the next delta continues, of `outputs.link`; trainer 0 alone knows the sums."""
         self.older: dict[str, list[int]] = {}
         """By table, ids that the saves of `chain` proved."""
+        self.scores: list[tuple[int, float]] = []
+        """(finished passes, score) by `training.keepBest`, of this run's passes so far; on every rank."""
 
     def save(self, at: Position, sums: Sums, steps: int) -> None:
         """Saves what the servers have; the trainers' pushes have arrived. `sums`: all 0 at a pass' end."""
@@ -111,6 +113,9 @@ class Keeper:
                     for table in trainer.network.tables
                 },
             }
+            if metric := self.settings.keep_best:
+                passes = [(at, value if np.isfinite(value) else None) for at, value in self.scores]
+                about["scores"] = {"metric": metric, "passes": passes}
             told = ""
             if delta:
                 about["chain"] = self.chain
@@ -127,7 +132,8 @@ class Keeper:
 
     def _prune(self, save: Save) -> None:
         try:
-            for name in save.prune(self.settings.keep_saves):
+            first = best.ranked(self.settings.keep_best, self.scores)[:1]
+            for name in save.prune(self.settings.keep_saves, [*map(Position, first)]):
                 self.log.line(f"removed {name}: training.keepSaves is {self.settings.keep_saves}")
         except Exception as error:  # the save is whole, and the next one prunes again
             self.log.line(f"cannot remove an older save: {error}")
@@ -202,15 +208,25 @@ class Keeper:
             return self._initial()
         folder = Output(self.settings.output_dir).save(at)
         contents = outputs.contents(folder)
-        members = [*outputs.chain(folder, contents), folder]
-        self.bytes = outputs.save_bytes(members[0])
+        self.scores = outputs.scores(contents, self.settings.keep_best)
+        self.bytes = outputs.save_bytes([*outputs.chain(folder, contents), folder][0])
         if reason := self._other_tables(contents):
             raise SettingsError(
                 f"{folder.name} cannot be gone on from: {reason}. Set program and training.extraArgs back, "
                 "or set a new runId to begin anew."
             )
+        self._check(folder, contents)
+        if self.geo:
+            # Trainer 0's parameters become the servers', so they are set before everybody meets.
+            self.trainer.set_parameters(checkpoint.load_arrays(folder / PARAMETERS))
+            own = f"optimizer-{self.settings.rank}.npz"
+            self.trainer.set_parameters(checkpoint.load_arrays(folder / own))
+        return None
+
+    def _check(self, folder: Path, contents: Mapping[str, Any]) -> None:
+        """Raises the error of a refused checkpoint when this rank's share of its files was changed."""
         names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
-        for member in members:
+        for member in [*outputs.chain(folder, contents), folder]:
             about = outputs.contents(member)
             if not self.geo:
                 # Each rank looks at its share, whichever servers will load it.
@@ -219,11 +235,21 @@ class Keeper:
                 names += [PARAMETERS] if self.first else []
             if reason := checkpoint.check_files(member, names, about):
                 raise checkpoint.refuse(member, reason, self.settings.attempt)
+
+    def restore(self, at: Position) -> None:
+        """Loads an earlier checkpoint of this run into the running servers (geo: trainer 0), for the model.
+
+        Rows that it does not have stay there; the model has only those of its ids.
+        """
+        folder = Output(self.settings.output_dir).save(at)
+        contents = outputs.contents(folder)
+        self._check(folder, contents)
+        self.trainer.barrier()
         if self.geo:
-            # Trainer 0's parameters become the servers', so they are set before everybody meets.
             self.trainer.set_parameters(checkpoint.load_arrays(folder / PARAMETERS))
-            self.trainer.set_parameters(checkpoint.load_arrays(folder / names[0]))
-        return None
+        else:
+            self._load_servers(folder, contents)
+        self.log.line(f"restored {folder.name}, the best by {self.settings.keep_best}, for the model")
 
     def _other_tables(self, contents: Mapping[str, Any]) -> str | None:
         """What is other about the network's tables than when they were saved."""
@@ -244,20 +270,23 @@ class Keeper:
         at, trainer = self.settings.resume, self.trainer
         if at is None:
             if self.settings.init_from:
-                self._bring_in(initial)
+                bring_in(self.settings, self.trainer, initial, self.log)
             return Sums()
         folder = Output(self.settings.output_dir).save(at)
         contents = outputs.contents(folder)
         if not self.geo:
-            if self.first:
-                self._load_tables(folder, contents)
-            trainer.barrier()
-            trainer.pull_dense()
+            self._load_servers(folder, contents)
         elif reason := self._dense_fault(folder, contents):
             raise checkpoint.refuse(folder, reason, self.settings.attempt)
         trainer.barrier()
         self.log.line(f"resumed from {folder.name}: what the servers have is what was saved")
         return Sums(*contents["ranks"][self.settings.rank])
+
+    def _load_servers(self, folder: Path, contents: Mapping[str, Any]) -> None:
+        if self.first:
+            self._load_tables(folder, contents)
+        self.trainer.barrier()
+        self.trainer.pull_dense()
 
     def _load_tables(self, folder: Path, contents: Mapping[str, Any]) -> None:
         for _ in range(LOADS):
@@ -321,61 +350,3 @@ class Keeper:
         if self.first:
             self.trainer.set_parameters(initial.values)
         return initial
-
-    def _bring_in(self, initial: Initial | None) -> None:
-        """The tables of `training.initFrom` go to the servers; the dense parameters came with the meeting."""
-        trainer, began = self.trainer, time.monotonic()
-        if initial is not None:
-            written = {} if self.geo else self._bring_tables(initial)
-            self._prove(initial, written)
-        total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
-        totals = trainer.gather([total])[:, 0]
-        if not np.allclose(totals, totals[0], rtol=parts.TOLERANCE):
-            raise GangError(f"training.initFrom: the ranks begin with other parameters: {totals.tolist()}")
-        took = time.monotonic() - began
-        self.log.line(f"began with the parameters of {self.settings.init_from} ({took:.2f} s)")
-
-    def _bring_tables(self, initial: Initial) -> dict[str, parts.Rows]:
-        """Each rank writes what its own servers load. Returns some of its rows of each table."""
-        trainer = self.trainer
-        temp = self.settings.output_dir / f".init.attempt-{self.settings.attempt}.tmp"
-        if self.first:
-            with files.storage(temp):
-                shutil.rmtree(temp, ignore_errors=True)
-                temp.mkdir()
-        trainer.barrier()
-        shards, servers = trainer.shards, len(trainer.servers)
-        own = {
-            shard: server for server in trainer.own_servers for shard in parts.held(shards, servers, server)
-        }
-        written = {}
-        with files.storage(temp):
-            for table in trainer.network.tables:
-                place, rule = temp / trainer.table_folder(table.name), trainer.rules[table.name]
-                rows = initial.tables[table.name].stretches(shards, own)
-                written[table.name] = parts.write_table(
-                    place, rows, rule, own, width=table.width, shards=shards
-                )
-        trainer.barrier()
-        if self.first:
-            for table in trainer.network.tables:
-                trainer.load_table(table.name, temp)
-            with files.storage(temp):
-                shutil.rmtree(temp)
-        trainer.barrier()
-        trainer.pull_dense()
-        return written
-
-    def _prove(self, initial: Initial, written: Mapping[str, parts.Rows]) -> None:
-        """Raises `GangError` unless the servers give what was brought in."""
-        trainer = self.trainer
-        given = trainer.parameters() | (trainer.tables() if self.geo else {})
-        wrong = [name for name, values in given.items() if parts.differ(values, initial.values[name])]
-        for name, (ids, vectors) in written.items():
-            if parts.differ(trainer.rows(name, ids.view(np.int64)), vectors):
-                wrong.append(name)
-        if wrong:
-            raise GangError(
-                f"training.initFrom: the servers do not give what was read from {initial.source}: "
-                f"{', '.join(wrong)}. See the logs of the pservers."
-            )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from launcher import files
+from launcher import best, files
+from launcher.errors import DataError
 from launcher.layout import Output, Position
 from launcher.worker import convert, exporting, outputs
 from launcher.worker.books import Log, Meter, Progress, Sums, add_metrics
@@ -74,6 +76,8 @@ class Loop:
         """Everything, from meeting the servers to leaving them."""
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         sums = self._join()
+        if self.first and self.settings.keep_best and not self.keeper.scores:
+            self.tester.check_metric(self.settings.keep_best)
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(
@@ -82,17 +86,25 @@ class Loop:
         )
         if self.settings.init_from and self.settings.resume is None:
             self._test_first()
-        for number in range(start.passes, passes):
-            if number > start.passes:
-                sums = Sums()
-            self._pass(number, start.batches if number == start.passes else 0, sums)
-        if start.passes >= passes:
-            trainer.settle(last=True)  # an earlier start saved the last pass, but not the model
-        if start.passes < passes or not outputs.model_whole(Output(self.settings.output_dir).model):
-            self._export()
+        done = start.passes
+        while done < passes and not self._ends_early():
+            self._pass(done, start.batches if done == start.passes else 0, sums)
+            done, sums = done + 1, Sums()
+        if self._ends_early():
+            self.log.line(f"ended early after pass {done}: training.patience is {self.settings.patience}")
+        if done < passes or done == start.passes:
+            trainer.settle(last=True)  # the last pass was not known to be the last, or is an earlier start's
+        if (source := self._model_source(done)) is not None:
+            if source.passes != done or (done == start.passes and start.batches):
+                self.progress.set(state="loading")
+                self.keeper.restore(source)
+            self._export(source)
         self.progress.set(state="done")
         trainer.leave()
         self.log.line("done")
+
+    def _ends_early(self) -> bool:
+        return best.ends_early(self.settings.keep_best, self.keeper.scores, self.settings.patience)
 
     def _join(self) -> Sums:
         """Meets the others; goes on from the save to resume, if there is one."""
@@ -154,8 +166,17 @@ class Loop:
             f"Pass={number + 1} samples={int(sums.samples)} AvgCost={loss:.6g} "
             f"seconds={sums.seconds:.2f}{shown}"
         )
+        improved = bool(self.settings.keep_best) and self._improves(number + 1, tests)
+        last = last or improved or self._ends_early()
         if last or (number + 1) % self.settings.saving_period == 0 or self.schedule.due:
             self._save(Position(number + 1), Sums())
+
+    def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
+        """Notes trainer 0's score on every rank, as metrics.csv has it. Returns whether it is the best."""
+        metric, scores = self.settings.keep_best, self.keeper.scores
+        value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
+        scores.append((done, float(self.trainer.gather([value])[0, 0])))
+        return best.ranked(metric, scores)[:1] == [done]
 
     def _test_first(self) -> None:
         """What the earlier run's model says of the new data, before it trains on any of it."""
@@ -173,14 +194,28 @@ class Loop:
         self.keeper.save(at, sums, self.steps)
         self._note_save(at)
 
-    def _export(self) -> None:
+    def _model_source(self, done: int) -> Position | None:
+        """The checkpoint that the model is yet to be made from; None: it is there. Raises `DataError`."""
+        output, passes = Output(self.settings.output_dir), 0
+        if self.first:
+            made = outputs.model_checkpoint(output.model) if done == self.start.passes else None
+            metric, scores = self.settings.keep_best, self.keeper.scores
+            source = outputs.model_source(output.root, metric, scores, done, made or "")
+            passes = -1 if source is None else 0 if made == source.folder else source.passes
+        passes = int(self.trainer.gather([passes])[0, 0])
+        if passes < 0:
+            raise DataError(f"no model can be made: {output.root} has no intact checkpoint of pass {done}")
+        return Position(passes) if passes else None
+
+    def _export(self, at: Position) -> None:
         self.progress.set(state="writing" if exporting.writes(self.settings) else "waiting")
 
         def judge(folder: Path) -> dict[str, float]:
             assert self.scorer is not None  # noqa: S101 - rank 0 asks, and has it
             return self.scorer.score(folder, self.settings.work_dir / "records" / "test")
 
-        exporting.export(self.settings, self.program, self.trainer, self.config, self.log, judge=judge)
+        about = (self.settings, self.program, self.trainer, self.config, self.log)
+        exporting.export(*about, at=at, judge=judge)
 
 
 def _shown(tests: Mapping[str, float]) -> str:

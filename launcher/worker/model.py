@@ -42,8 +42,9 @@ Values = Mapping[str, NDArray[np.float32]]
 class Export:
     """One model being written beside its name: trainer 0 begins and ends, all fill tables between."""
 
-    def __init__(self, folder: Path, attempt: int = 0) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, attempt: int = 0, checkpoint: str = "") -> None:
+        """`checkpoint`: the folder's name of the one that the model is of; empty: there is none."""
+        self.folder, self.checkpoint = folder, checkpoint
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
     def begin(self, tables: Mapping[str, tuple[int, int]]) -> None:
@@ -84,6 +85,7 @@ class Export:
                 files.copy_file(program.job.tables[name], temp / "tables" / name)
             about = {
                 "version": VERSION,
+                "checkpoint": self.checkpoint,
                 "config": config.name,
                 "columns": list(program.columns),
                 "features": program.features,
@@ -112,7 +114,7 @@ class Export:
 
 
 def export_held(
-    folder: Path,
+    export: Export,
     program: Program,
     config: Path,
     values: Values,
@@ -125,7 +127,6 @@ def export_held(
     `values`: dense parameters by name. `tables`: the rows of each.
     """
     sizes = {name: (len(rows.ids), rows.vectors.shape[1]) for name, rows in tables.items()}
-    export = Export(folder)
     export.begin(sizes)
     for name, (ids, vectors) in tables.items():
         shares.fill(table_folder(export.temp, name), 0, ids, vectors)
@@ -141,7 +142,7 @@ def export_single(
     def judge(folder: Path) -> dict[str, float]:
         return _score(Model(folder), program, test.blocks(CHUNK))
 
-    return export_held(folder, program, config, single.parameters(), tables=tables, judge=judge)
+    return export_held(Export(folder), program, config, single.parameters(), tables=tables, judge=judge)
 
 
 def _write_networks(folder: Path, program: Program, values: Values) -> tuple[list[dict[str, str]], list[str]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher import files
+from launcher import best, files
 from launcher.errors import DataError
 from launcher.layout import Output, Position, position
 
@@ -130,3 +131,38 @@ def model_whole(folder: Path) -> bool:
     """Whether a model is there; it appears under its name in one step."""
     with files.storage(folder):
         return all((folder / name).is_file() for name in MODEL_PARTS)
+
+
+def scores(of: Mapping[str, Any], metric: str) -> list[tuple[int, float]]:
+    """Return the scores that a checkpoint's contents have of this metric, as `launcher/best.py` takes them.
+
+    There are none for passes that were trained with another `training.keepBest`.
+    """
+    found = of.get("scores") or {}
+    if not metric or found.get("metric") != metric:
+        return []
+    return [(int(at), math.nan if value is None else float(value)) for at, value in found["passes"]]
+
+
+def model_checkpoint(folder: Path) -> str | None:
+    """Return the checkpoint's folder name that a model was made from; None when no complete model is there.
+
+    Empty for a model of a launcher that did not write it.
+    """
+    if not model_whole(folder):
+        return None
+    return str((files.read_json(folder / "model.json") or {}).get("checkpoint") or "")
+
+
+def model_source(
+    output_dir: Path, metric: str, scored: best.Scores, passes: int, made: str = ""
+) -> Position | None:
+    """Return the checkpoint that the model has to be of: the best pass's, else that of the last pass.
+
+    One that is damaged or was removed is left out, unless the model was `made` from it. None: none is left.
+    """
+    complete = finished(output_dir)
+    for at in map(Position, [*best.ranked(metric, scored), passes]):
+        if made == at.folder or (at in complete and fault(Output(output_dir).save(at)) is None):
+            return at
+    return None

@@ -46,6 +46,10 @@ class WorkerSettings:
     keep_saves: int
     delta_saves: int
     """The most deltas behind one base; 0: every save is whole."""
+    keep_best: str
+    """The test metric whose best checkpoint is kept and becomes the model; empty: the last one does."""
+    patience: int
+    """Training stops after so many passes without a better score; 0: never."""
     attempt: int
     resume: Position | None
     """The save to go on from."""

@@ -36,15 +36,15 @@ def contract_of_data() -> set[str]:
 
 
 def test_training_containers_get_exactly_the_contracts_variables():
-    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries; no deltas, no word of them."""
+    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
     wanted = (contract_of_all() | set(contract_of_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
-    for container in containers({"training": {"deltaSaves": 1}})[0]:
+    for container in containers({"training": {"deltaSaves": 1, "keepBest": "auc", "patience": 1}})[0]:
         assert set(env(container)) == wanted, container["name"]
 
 
 def test_training_defaults_are_the_contracts_defaults():
     found = env(containers()[0][1])
-    others = ("SERVICE", "K8S_JOB_UID", "DELTA_SAVES")
+    others = ("SERVICE", "K8S_JOB_UID", "DELTA_SAVES", "KEEP_BEST", "PATIENCE")
     special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
     for name, default in contract_of_training().items():
         if name not in special:
@@ -76,6 +76,8 @@ def test_settings_reach_their_variables():
             "saveEvery": {"batches": 2000000},
             "keepSaves": 7,
             "deltaSaves": 4,
+            "keepBest": "auc",
+            "patience": 3,
             "initFrom": "other-job/output",
             "stallSeconds": 60,
         },
@@ -98,6 +100,8 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "0",
         "PADDLE_LAUNCHER_KEEP_SAVES": "7",
         "PADDLE_LAUNCHER_DELTA_SAVES": "4",
+        "PADDLE_LAUNCHER_KEEP_BEST": "auc",
+        "PADDLE_LAUNCHER_PATIENCE": "3",
         "PADDLE_LAUNCHER_INIT_FROM": "other-job/output",
         "PADDLE_LAUNCHER_STALL_SECONDS": "60",
         "PADDLE_LAUNCHER_EVENTS": "true",
@@ -106,9 +110,10 @@ def test_settings_reach_their_variables():
     assert {name: found[name] for name in expected} == expected
 
 
-def test_without_deltas_no_pod_is_told_of_them():
+@pytest.mark.parametrize("name", ["DELTA_SAVES", "KEEP_BEST", "PATIENCE"])
+def test_a_newer_value_that_is_not_set_adds_no_variable(name):
     """A variable more would make an upgrade another run."""
-    assert "PADDLE_LAUNCHER_DELTA_SAVES" not in env(containers()[0][1])
+    assert f"PADDLE_LAUNCHER_{name}" not in env(containers()[0][1])
 
 
 def test_minutes_between_saves_may_be_parts_of_one():

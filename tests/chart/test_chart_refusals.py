@@ -82,6 +82,14 @@ BAD = [
         *("training.deltaSaves", "5", "0 with training.mode geo", "async or sync"),
     ),
     (
+        {"training": {"keepBest": "auc"}, "runtime": "v1"},
+        *("training.keepBest", '"auc"', "empty with runtime v1", "runtime to fleet"),
+    ),
+    (
+        {"training": {"patience": 2}},
+        *("training.patience", "2", "0 without training.keepBest", "test metric of the program"),
+    ),
+    (
         {"training": {"initFrom": "other/output"}, "runtime": "v1"},
         *("training.initFrom", '"other/output"', "empty with runtime v1", "runtime to fleet"),
     ),

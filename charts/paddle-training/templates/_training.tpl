@@ -38,9 +38,15 @@
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
-{{- with int64 $v.training.deltaSaves }}{{/* Only then: a variable more is another Job. */}}
-- name: PADDLE_LAUNCHER_DELTA_SAVES
+{{- /* Only where they are set: a variable more is another Job. */}}
+{{- range $name, $value := dict
+  "PADDLE_LAUNCHER_DELTA_SAVES" (int64 $v.training.deltaSaves)
+  "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest
+  "PADDLE_LAUNCHER_PATIENCE" (int64 $v.training.patience) }}
+{{- with $value }}
+- name: {{ $name }}
   value: {{ . | toString | quote }}
+{{- end }}
 {{- end }}
 - name: PADDLE_LAUNCHER_WEBHOOK
 {{- with $v.notify.webhook }}

@@ -98,6 +98,12 @@ told at once; a check prints one line for each: key, value, limit, reason, mend.
 {{- include "paddle-training.fault" (list "training.deltaSaves" . "0 with training.mode geo" "there the servers have no tables whose changes they could write, only what trainers exchanged" "Leave it out, or set training.mode to async or sync") -}}
 {{- end -}}
 {{- end -}}
+{{- if and $training.keepBest (eq .Values.runtime "v1") -}}
+{{- include "paddle-training.fault" (list "training.keepBest" $training.keepBest "empty with runtime v1" "paddle train tests nothing that the launcher could compare" "Leave it empty, or set runtime to fleet") -}}
+{{- end -}}
+{{- if and $training.patience (not $training.keepBest) -}}
+{{- include "paddle-training.fault" (list "training.patience" $training.patience "0 without training.keepBest" "it counts the passes that do not improve that metric" "Set training.keepBest to a test metric of the program, or leave training.patience out") -}}
+{{- end -}}
 {{- with $training.initFrom -}}
 {{- $own := printf "%s/output" $.Values.jobName -}}
 {{- if eq $.Values.runtime "v1" -}}

@@ -86,7 +86,9 @@ def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -
         V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
 
 
-@pytest.mark.parametrize("name", ["SAVE_EVERY_BATCHES", "SAVE_EVERY_MINUTES", "DELTA_SAVES", "INIT_FROM"])
+@pytest.mark.parametrize(
+    "name", ["SAVE_EVERY_BATCHES", "SAVE_EVERY_MINUTES", "DELTA_SAVES", "KEEP_BEST", "INIT_FROM"]
+)
 def test_what_the_old_binary_cannot_do_is_refused(name: str) -> None:
     with pytest.raises(SettingsError, match="left out with runtime v1"):
         V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
@@ -123,5 +125,5 @@ def test_only_passes_with_done_count_and_the_newest_wins(tmp_path: Path) -> None
         (tmp_path / f"pass-{number:05d}" / "done").touch()
     (tmp_path / "pass-00011").mkdir()
     assert runtime.newest_save(tmp_path) == Position(11)
-    assert runtime.complete(tmp_path, 11)
-    assert not runtime.complete(tmp_path, 12)
+    assert runtime.complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="11").settings)
+    assert not runtime.complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="12").settings)

@@ -84,7 +84,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         for name, rows in TABLES.items()
     }
     folder = root / "model"
-    model.export_held(folder, program, config, values, tables=tables, judge=lambda _: {"mean": 0.5})
+    export = model.Export(folder)
+    model.export_held(export, program, config, values, tables=tables, judge=lambda _: {"mean": 0.5})
     weight = next(value for name, value in values.items() if value.ndim == 2)
     bias = next(value for name, value in values.items() if value.ndim == 1)
 

@@ -124,14 +124,14 @@ def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> Non
     save.end(config, 3, {"tables": {"whole": {"folder": "000"}}})
     table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="whole")]))
     ranks = [SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2) for rank in (0, 1)]
-    found = exporting._ids(ranks[0], table)["whole"]
+    found = exporting._ids(ranks[0], table, Position(1))["whole"]
     assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
     flipped = Output(output).save(Position(1)) / "ids" / "000-0.npy"
     content = flipped.read_bytes()
     flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StorageFailedError, match=r"ids/000-0\.npy has other bytes than were saved"):
-        exporting._ids(ranks[0], table)
-    exporting._ids(ranks[1], table)  # each looks at its share of the files
+        exporting._ids(ranks[0], table, Position(1))
+    exporting._ids(ranks[1], table, Position(1))  # each looks at its share of the files
 
 
 def test_the_scorer_knows_of_no_server_and_says_what_is_wrong_also_when_it_dies(
@@ -176,5 +176,5 @@ def test_only_a_trainer_that_writes_a_part_of_the_model_says_so(
         progress=books.Progress(tmp_path / "progress.json"),
         **dict.fromkeys(("program", "trainer", "config", "log")),
     )
-    loop.Loop._export(here)
+    loop.Loop._export(here, Position(1))
     assert json.loads((tmp_path / "progress.json").read_text())["state"] == said

@@ -6,7 +6,10 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -20,13 +23,22 @@ from launcher.worker.books import Progress, add_metrics
 from launcher.worker.checkpoint import Save
 from tests.launcher.core.faulty import faulty
 
+if TYPE_CHECKING:
+    from launcher.settings import TrainSettings
+
 ABOUT = {"servers": 2, "ranks": [[0.0, 0.0, 0.0]]}
 
 
 def write(
-    output: Path, at: Position, attempt: int = 0, end: bool = True, *, upon: tuple[Position, ...] = ()
+    output: Path,
+    at: Position,
+    attempt: int = 0,
+    end: bool = True,
+    *,
+    upon: tuple[Position, ...] = (),
+    about: Mapping[str, object] = ABOUT,
 ) -> Save:
-    """`upon`: what a delta continues."""
+    """`upon`: what a delta continues. `about`: more of contents.json."""
     save = Save(output, at, attempt)
     save.begin(100)
     part = save.folder / "tables" / "000" / "part-000-00000.gz"
@@ -39,7 +51,7 @@ def write(
         config = output.parent / "trainer_config.py"
         config.write_text("LABEL = 'x'\n")
         chain = [outputs.link(Output(output).save(member)) for member in upon]
-        save.end(config, 1, ABOUT | ({"chain": chain} if chain else {}))
+        save.end(config, 1, {**ABOUT, **about} | ({"chain": chain} if chain else {}))
     return save
 
 
@@ -234,18 +246,64 @@ def test_flipped_bytes_of_the_same_length_are_seen(output: Path) -> None:
     assert checkpoint.check_files(folder, ["params.npz"], contents) is not None, "absent is never empty"
 
 
-def test_a_run_is_complete_when_its_last_pass_and_its_model_are_whole(output: Path) -> None:
+def told(passes: int, keep_best: str = "", patience: int = 0) -> TrainSettings:
+    return cast("TrainSettings", SimpleNamespace(passes=passes, keep_best=keep_best, patience=patience))
+
+
+def make_model(output: Path, checkpoint: str | None) -> None:
+    (output / "model").mkdir(exist_ok=True)
+    for name in outputs.MODEL_PARTS:
+        (output / "model" / name).write_text("{}")
+    if checkpoint is not None:
+        files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
+
+
+@pytest.mark.parametrize("checkpoint", [None, "pass-00001"])
+def test_a_run_is_complete_when_its_last_pass_and_its_model_are_whole(
+    output: Path, checkpoint: str | None
+) -> None:
+    """Models of earlier launchers do not say of which checkpoint they are."""
     runtime = FleetRuntime()
     write(output, Position(1, 50))
     write(output, Position(2))
-    assert not runtime.complete(output, 2)
-    (output / "model").mkdir()
-    for name in outputs.MODEL_PARTS:
-        (output / "model" / name).write_text("{}")
-    assert runtime.complete(output, 2)
-    assert not runtime.complete(output, 3)
+    assert not runtime.complete(output, told(2))
+    make_model(output, checkpoint)
+    assert runtime.complete(output, told(2))
+    assert not runtime.complete(output, told(3))
     write(output, Position(2, 50))
-    assert not runtime.complete(output, 3)
+    assert not runtime.complete(output, told(3))
+    assert runtime.complete(output, told(2))
+
+
+def test_a_run_is_not_complete_with_the_model_of_an_earlier_pass(output: Path) -> None:
+    write(output, Position(2))
+    write(output, Position(3))
+    make_model(output, "pass-00001")
+    assert not FleetRuntime().complete(output, told(3))
+
+
+def test_a_run_that_ended_early_is_complete_with_the_best_model_until_it_may_go_on(output: Path) -> None:
+    complete = FleetRuntime().complete
+    scores = {"metric": "auc", "passes": [[2, 0.8], [3, None], [4, 0.7]]}
+    for number in (2, 3, 4):
+        write(output, Position(number), about={"scores": scores})
+    make_model(output, "pass-00003")
+    assert not complete(output, told(9, "auc", 2)), "the model is of the last pass"
+    make_model(output, "pass-00001")
+    assert complete(output, told(9, "auc", 2))
+    assert complete(output, told(4, "auc"))
+    assert not complete(output, told(9, "auc", 3))
+    assert not complete(output, told(9, "error", 2)), "another metric has no scores yet"
+    assert not complete(output, told(4)), "the model must be of the last pass"
+    shutil.rmtree(output / "pass-00001")
+    assert complete(output, told(9, "auc", 2)), "the model is there, and its checkpoint is not needed"
+
+
+def test_the_best_checkpoint_is_pruned_by_nobody(output: Path) -> None:
+    for number in range(1, 5):
+        last = write(output, Position(number))
+    assert last.prune(1, [Position(2), Position(9)]) == ["pass-00002", "pass-00000"]
+    assert outputs.finished(output) == [Position(4), Position(2)]
 
 
 def test_metrics_have_a_row_a_rank_and_a_second_start_writes_its_pass_anew(tmp_path: Path) -> None:
