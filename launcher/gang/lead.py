@@ -132,10 +132,14 @@ class Leader:
             if not self._complete:
                 self._exporter.reserve(self.books.output_id)
         if self._complete:
+            at = self._saved()
+            done = f"all {s.passes} passes are done already"
+            if at is not None and at.passes < s.passes:
+                done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
             log.info(
-                "all %d passes are done already: nothing to start. Another runId only goes on; set fresh to "
-                "another text to begin anew, and this model is moved to runs/",
-                s.passes,
+                "%s: nothing to start. Another runId only goes on; set fresh to another text to begin anew, "
+                "and this model is moved to runs/",
+                done,
             )
         else:
             self._tell("started", None)
