@@ -8,6 +8,7 @@
     ├── .<digest>.tmp/                   the data Job at work
     ├── <i>/data/{train.txt,train.list,test.list}   or train-<part>.txt and files.json instead of train.txt
     ├── test.txt                         the test set, once for all shards
+    ├── rows.json                        where in the source the lines stand
     ├── tables/<name>                    side tables, once for all shards
     ├── <TRAIN_CONFIG_DIR>/              a person's own program
     ├── output/
@@ -18,8 +19,8 @@
     └── runs/<run id>/                   earlier outputs, moved aside whole
 
 <work dir>/                              Work, an emptyDir of the pod
-├── data/{train.txt,test.txt,train.list,test.list,sums.json,tables/<name>}   staged shard; test.txt where
-│                                        this rank tests
+├── data/{train.txt,test.txt,train.list,test.list,sums.json,rows.json,tables/<name>}   staged shard;
+│                                        test.txt where this rank tests
 ├── program/                             staged program
 ├── records/{train,test}/                the shard's rows, parsed
 ├── logs/{server.log,server-<k>.log,train.log}    what the children say; the launcher copies it to node_<i>/
@@ -103,6 +104,11 @@ class Layout:
     @property
     def output(self) -> Path:
         return self.job / "output"
+
+    @property
+    def rows(self) -> Path:
+        """Where in the source the lines of the shards and of the test set stand."""
+        return self.job / "rows.json"
 
     @property
     def runs(self) -> Path:
@@ -211,6 +217,11 @@ class Work:
     @property
     def tables(self) -> Path:
         return self.data / "tables"
+
+    @property
+    def rows(self) -> Path:
+        """As on the shared storage."""
+        return self.data / "rows.json"
 
     @property
     def sums(self) -> Path:

@@ -55,11 +55,12 @@ def check(config: Path, arguments: Sequence[str], source: Path | None, data: Map
     if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
         return f"its code was read, not run: {absent[0]} is not installed here (pip install '.[model]')"
     os.environ.setdefault("GLOG_minloglevel", "1")
+    from launcher.data.places import Places
     from launcher.worker import program as programs
     from launcher.worker import samples, trial
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as made:
-        rows = []
+        rows, places = [], Places("")
         if source is not None:
             form = trial.Form(
                 data["format"] == "csv",
@@ -69,14 +70,20 @@ def check(config: Path, arguments: Sequence[str], source: Path | None, data: Map
                 data["encoding"],
             )
             rows = trial.begin(
-                source, form, CHECKED_ROWS, member=data["member"], tables=data["tables"], into=Path(made)
+                source,
+                form,
+                places,
+                CHECKED_ROWS,
+                member=data["member"],
+                tables=data["tables"],
+                into=Path(made),
             )
         elif data["tables"]:
             return "its code was read, not run: it needs tables, which are not on this machine"
         program = programs.load(config, Path(made), tuple(arguments))
         if source is None:
             return "it can be loaded; its rows are not on this machine"
-        found, skipped = samples.records(rows, source.name, program)
+        found, skipped = samples.records(rows, source.name, program, place=places.place)
         if not len(found):
             raise samples.no_rows(source.name, program, skipped)
     return f"it can be loaded, and parses the first {len(rows):,} rows ({skipped:,} skipped)"

@@ -41,6 +41,8 @@ class Part:
     """Bytes, when known beforehand."""
     table: str = ""
     """Name of the side table; empty for text."""
+    object: str = ""
+    """The object's name where `name` is that of a stretch of it."""
 
 
 class Guarded:

@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 UInt64s = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
+STEP = 1 << 20
+"""Lines that are dealt again at once when one is looked for."""
 _DEAL, _HOLD_OUT = 0, 1  # second half of the key: the streams of one seed, two a part, never meet
 
 
@@ -78,6 +80,13 @@ class HoldOut:
         return mask
 
 
+def is_taken(first: int, lines: int, wanted: int, count: int) -> npt.NDArray[np.bool_]:
+    """Which of `lines` held lines, from the place `first` on, are of the test set: `wanted` of `count`."""
+    places = np.arange(first, first + lines)
+    taken: npt.NDArray[np.bool_] = (places + 1) * wanted // count > places * wanted // count
+    return taken
+
+
 class Split:
     """Cuts runs of whole lines into one piece a shard, and one of the lines that are held out."""
 
@@ -109,6 +118,28 @@ class Split:
         """Pieces of lines that were held out, but are not needed for the test."""
         *pieces, _ = self._sorted(lines, self._dealer.owners(len(lines)))
         return pieces
+
+    def source_line(self, lines: int, wanted: int, shard: int | None, place: int) -> int:
+        """Return which of the part's `lines` lines, from 0, was dealt to the `place`-th line of a shard.
+
+        For a split that has dealt nothing yet. `wanted`: how many lines the test set has; `shard` None: it is
+        meant. Takes some seconds for 100 million lines.
+        """
+        held = [np.empty(0, dtype=np.int64)]
+        for begin in range(0, lines, STEP):
+            test = self._hold_out.chosen(min(STEP, lines - begin))
+            held.append(begin + np.flatnonzero(test))
+            train = np.flatnonzero(~test)
+            mine = train[self._dealer.owners(len(train)) == shard] if shard is not None else train[:0]
+            if place < len(mine):
+                return begin + int(mine[place])
+            place -= len(mine)
+        every = np.concatenate(held)
+        taken = is_taken(0, len(every), wanted, max(1, len(every)))
+        if shard is None:
+            return int(every[taken][place])
+        rest = every[~taken]
+        return int(rest[self._dealer.owners(len(rest)) == shard][place])
 
     def _sorted(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
         order = np.argsort(owners, kind="stable").tolist()

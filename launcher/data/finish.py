@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from launcher.data import places
 from launcher.data import source as sources
 from launcher.data.pieces import LIST
 from launcher.data.progress import Progress
@@ -49,6 +50,12 @@ def assemble(
         with storage(folder):
             fsync_dir(folder)
         shards.append(about)
+    rows = json.dumps(
+        places.index(
+            settings.seed, settings.split_count, settings.test_fraction, markers, bool(settings.test_source)
+        )
+    ).encode()
+    write_whole(tmp / "rows.json", rows)
     if (tmp / "tables").is_dir():
         with storage(tmp):
             fsync_tree(tmp / "tables")
@@ -67,6 +74,7 @@ def assemble(
         "lines": sum(lines),
         "shards": shards,
         "test": {"lines": held, **test},
+        "rows": {"bytes": len(rows), "sha256": hashlib.sha256(rows).hexdigest()},
         "tables": [table for part in parts for table in part["tables"]],
     }
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from launcher.data import source as sources
 from launcher.data import text
 from launcher.data.archive import Part
-from launcher.data.deal import Split
+from launcher.data.deal import Split, is_taken
+from launcher.data.places import Places
 from launcher.data.progress import Progress
 from launcher.data.space import require_space
 from launcher.data.stream import BLOCK
@@ -55,13 +54,15 @@ class PartJob:
         self._runs: queue.Queue[bytes | BaseException | None] = queue.Queue(_QUEUED)
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
+        self._objects: list[Places] = []
         self._csv = text.Csv(settings.delimiter, settings.header, settings.columns)
 
     def run(self, number: int, test_rows: int) -> dict[str, Any]:
         """Makes part `number`, of which at most `test_rows` lines are for the test; the rest is trained on.
 
         Returns {"lines": of each shard, "files": [{"bytes", "sha256"}], "test": {"lines", "bytes", "sha256"},
-        "tables", "sha256": of the source, "header", "columns"}. Raises `DataError`, `StorageError` or what
+        "tables", "sha256": of the source, "header", "columns", "objects":
+        [[name, records, jumps]] of the text}. Raises `DataError`, `StorageError` or what
         else went wrong in any of the threads.
         """
         settings = self._settings
@@ -104,6 +105,7 @@ class PartJob:
             "sha256": self._source.hexdigest(),
             "header": self._csv.names,
             "columns": self._csv.width,
+            "objects": [[found.name, found.count, found.jumps] for found in self._objects],
         }
 
     def _deal(self, split: Split | None, writers: Writers, hold: Any) -> int:
@@ -134,8 +136,7 @@ class PartJob:
         first = 0
         with storage(held), held.open("rb") as file:
             while lines := file.readlines(text.CHUNK):
-                places = np.arange(first, first + len(lines))
-                taken = (places + 1) * wanted // count > places * wanted // count
+                taken = is_taken(first, len(lines), wanted, count)
                 first += len(lines)
                 test = b"".join(line for line, take in zip(lines, taken, strict=True) if take)
                 if split is None:
@@ -186,10 +187,13 @@ class PartJob:
         if part.size is not None:
             require_space(self._folder, part.size, "the shards and the test set")
         is_csv = settings.format == "csv"
+        found = Places(part.object or part.name)
+        self._objects.append(found)
         runs = text.segments(part.stream, part.name, settings.encoding, crlf=is_csv, chunk=self._chunk)
         if is_csv:
-            runs = self._csv.segments(runs, part.name)
+            runs = self._csv.segments(runs, part.name, found)
         for run in runs:
+            found.count += 0 if is_csv else text.count_lines(run)
             self._send(run)
             if self._stop.is_set():
                 return

@@ -50,6 +50,8 @@ def _has(path: Path, size: int) -> bool:
 def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
     sizes = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
     sizes[layout.test] = int(manifest["test"]["bytes"])
+    if "rows" in manifest:  # an older launcher's has none
+        sizes[layout.rows] = int(manifest["rows"]["bytes"])
     for shard in manifest["shards"]:
         folder = layout.shard(int(shard["index"]))
         for piece in pieces(layout, shard):
@@ -93,6 +95,7 @@ def publish(tmp: Path, layout: Layout, shards: int, manifest: dict[str, Any]) ->
             fsync_dir(target.parent)
         _swap(tmp / "tables", layout.tables, old / "tables")
         _swap(tmp / "test.txt", layout.test, old / "test.txt")
+        _swap(tmp / "rows.json", layout.rows, old / "rows.json")
         for folder in list(layout.job.iterdir()):
             if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
                 folder.rename(old / f"beyond-{folder.name}")

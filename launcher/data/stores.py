@@ -144,7 +144,7 @@ class Stretches:
                     else:
                         name += f" from byte {stretch.begin:,} on"
                     part = Part(name, lines, None)
-                yield Part(part.name, part.stream, plain or None)
+                yield Part(part.name, part.stream, plain or None, object=store.shown(found))
                 plain = 0  # room for all of them was looked for with the first
                 while stretch.whole and read.read(BLOCK):
                     pass

@@ -11,6 +11,7 @@ from typing import NoReturn
 import numpy as np
 
 from launcher.data import escape
+from launcher.data.places import Places
 from launcher.data.stream import Readable
 from launcher.errors import DataError
 
@@ -31,7 +32,7 @@ def segments(
     row (line, from 1) and the column (byte of the line, from 1), for bytes that are not in the encoding, a
     NUL, a line of more than `LINE_MAX` bytes, and, unless `crlf`, a line that ends with CRLF.
     """
-    row = 1
+    row, at = 1, f"{name}, {'line' if crlf else 'row'}"
     rest: list[bytes] = []  # the begin of a line whose end has not come
     waiting = 0
     for data in _utf8(stream, name, encoding, chunk):
@@ -39,22 +40,25 @@ def segments(
         if not cut:
             rest.append(data)
             waiting += len(data)
-            _check_length(waiting, name, row)
+            _check_length(waiting, at, row)
             continue
         run = b"".join((*rest, memoryview(data)[:cut]))
         rest, waiting = [data[cut:]], len(data) - cut
         if len(run) > LINE_MAX:
             for line in run.split(b"\n"):
-                _check_length(len(line), name, row)
-        _check(run, name, row, crlf)
-        row += int(
-            np.count_nonzero(np.frombuffer(run, dtype=np.uint8) == NEWLINE)
-        )  # twice as fast as bytes.count
+                _check_length(len(line), at, row)
+        _check(run, at, row, crlf)
+        row += count_lines(run)
         yield run
     if waiting:
         run = b"".join((*rest, b"\n"))
-        _check(run, name, row, crlf)
+        _check(run, at, row, crlf)
         yield run
+
+
+def count_lines(run: bytes) -> int:
+    """Return how many lines a run of whole lines has; twice as fast as bytes.count."""
+    return int(np.count_nonzero(np.frombuffer(run, dtype=np.uint8) == NEWLINE))
 
 
 def _utf8(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[bytes]:
@@ -83,35 +87,35 @@ def _utf8(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[by
 
 
 def _fail_decoding(error: UnicodeError, name: str, encoding: str, rows: int) -> NoReturn:
-    where = f"after row {rows}"
+    where = f"after line {rows}"
     if isinstance(error, UnicodeDecodeError):
         before = error.object[: error.start].decode(encoding, errors="replace")
-        where = f"about row {rows + before.count(chr(10)) + 1}"
+        where = f"about line {rows + before.count(chr(10)) + 1}"
     raise DataError(
         f"{name}, {where}: the text is not {encoding} ({error}). Set data.encoding to what the file has."
     ) from error
 
 
-def _check_length(length: int, name: str, row: int) -> None:
+def _check_length(length: int, at: str, row: int) -> None:
     if length > LINE_MAX:
         raise DataError(
-            f"{name}, row {row}: the line has more than {LINE_MAX >> 20} MiB, the longest that is taken. "
+            f"{at} {row}: the line has more than {LINE_MAX >> 20} MiB, the longest that is taken. "
             "Is it text with newlines? (An archive needs data.member; old line ends, \\r alone, must be "
             "turned into \\n.)"
         )
 
 
-def _check(run: bytes, name: str, row: int, crlf: bool) -> None:
+def _check(run: bytes, at: str, row: int, crlf: bool) -> None:
     """Raises `DataError` for a NUL, for what is no UTF-8 and for CRLF."""
     # The search for one byte is far faster than for two: most texts have no \r at all.
-    if not crlf and b"\r" in run and (at := run.find(b"\r\n")) >= 0:
+    if not crlf and b"\r" in run and (crlf_at := run.find(b"\r\n")) >= 0:
         raise DataError(
-            f"{_where(run, at, name, row)}: the line ends with CRLF, and the CR would become a part of "
+            f"{_where(run, crlf_at, at, row)}: the line ends with CRLF, and the CR would become a part of "
             "its last field. Turn the file into Unix line ends (sed -i 's/\\r$//'), or set data.format "
             "to csv, which takes both."
         )
     if b"\0" in run:
-        where = _where(run, run.index(b"\0"), name, row)
+        where = _where(run, run.index(b"\0"), at, row)
         raise DataError(
             f"{where}: a NUL byte. Text has none: is it binary, an archive (data.member) or UTF-16 "
             "(data.encoding)?"
@@ -121,15 +125,15 @@ def _check(run: bytes, name: str, row: int, crlf: bool) -> None:
             run.decode()
         except UnicodeDecodeError as error:
             raise DataError(
-                f"{_where(run, error.start, name, row)}: the byte 0x{run[error.start]:02x} is not UTF-8 "
+                f"{_where(run, error.start, at, row)}: the byte 0x{run[error.start]:02x} is not UTF-8 "
                 f"({error.reason}). Set data.encoding to what the file has (latin-1, cp1252, ...), or "
                 "mend the row."
             ) from error
 
 
-def _where(run: bytes, offset: int, name: str, row: int) -> str:
+def _where(run: bytes, offset: int, at: str, row: int) -> str:
     line = run.rfind(b"\n", 0, offset) + 1
-    return f"{name}, row {row + run.count(10, 0, offset)}, column {offset - line + 1}"
+    return f"{at} {row + run.count(10, 0, offset)}, column {offset - line + 1}"
 
 
 class Csv:
@@ -143,21 +147,22 @@ class Csv:
         self.width = 0
         self._picked: list[int] | None = None
 
-    def segments(self, runs: Iterator[bytes], name: str) -> Iterator[bytes]:
-        """One run for each `batch` records or so. Blank lines are no records.
+    def segments(self, runs: Iterator[bytes], name: str, found: Places) -> Iterator[bytes]:
+        """One run for each `batch` records or so, each counted in `found`. Blank lines are no records.
 
-        Raises `DataError`, with the object, the row (line of the file on which the record ends) and the
-        column, for a record of another number of fields than the first, a quote that does not close, a column
-        that is not there, and an object without its header.
+        Raises `DataError` with the object and the line, and the row (the record) and column if known, for a
+        record of another number of fields than the first, a quote that does not close, a column that is not
+        there, and an object without its header.
         """
         csv.field_size_limit(LINE_MAX)
         texts = (line for run in runs for line in io.StringIO(run.decode(), newline=""))
         reader = csv.reader(texts, delimiter=self._delimiter, strict=True)
         wait_header = self._header
         lines: list[str] = []
-        size = 0
+        size = end = 0
         try:
             for record in reader:
+                begin, end = end + 1, reader.line_num
                 if not record:
                     continue
                 if wait_header:
@@ -165,7 +170,8 @@ class Csv:
                     wait_header = False
                     continue
                 if len(record) != self.width:
-                    self._first_or_fail(record, name, reader.line_num)
+                    self._first_or_fail(record, f"{name}, row {found.count + 1} (line {begin})", name)
+                found.add(begin)
                 line = escape(record if self._picked is None else [record[i] for i in self._picked])
                 lines.append(line)
                 size += len(line)
@@ -174,7 +180,7 @@ class Csv:
                     lines, size = [], 0
         except csv.Error as error:
             raise DataError(
-                f"{name}, row {reader.line_num}: this is no csv with the delimiter {self._delimiter!r} "
+                f"{name}, line {reader.line_num}: this is no csv with the delimiter {self._delimiter!r} "
                 f"({error}). A quote that opens must close, and a quote inside a field is doubled; plain "
                 "lines are read with data.format: lines."
             ) from error
@@ -186,17 +192,17 @@ class Csv:
         by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
         if self.names and record != self.names and not by_name:
             raise DataError(
-                f"{name}, row 1: the header is {record[:20]}, but {self.names[:20]} in the object before "
+                f"{name}, line 1: the header is {record[:20]}, but {self.names[:20]} in the object before "
                 "it. All objects must have the same columns in the same order, or data.columns must name "
                 "them."
             )
         self.names, self.width, self._picked = record, len(record), self._pick(len(record), record, name)
 
-    def _first_or_fail(self, record: list[str], name: str, row: int) -> None:
+    def _first_or_fail(self, record: list[str], where: str, name: str) -> None:
         if self.width:
             column = min(len(record), self.width) + 1
             raise DataError(
-                f"{name}, row {row}, column {column}: {len(record)} fields, but {self.width} are "
+                f"{where}, column {column}: {len(record)} fields, but {self.width} are "
                 f"expected, as in the {'header' if self._header else 'first row'}. Quote fields that hold "
                 f"{self._delimiter!r}, or see whether data.delimiter is right."
             )
@@ -216,12 +222,12 @@ class Csv:
                         or "none (data.header is false: give indexes)"
                     )
                     raise DataError(
-                        f"{name}, row 1: the column {column!r} of data.columns is {found}; names: {names}."
+                        f"{name}, line 1: the column {column!r} of data.columns is {found}; names: {names}."
                     )
                 picked.append(header.index(column))
             elif column >= width:
                 raise DataError(
-                    f"{name}, row 1: data.columns asks for column {column}, but there are {width}, "
+                    f"{name}, line 1: data.columns asks for column {column}, but there are {width}, "
                     f"counted from 0 to {width - 1}. See whether data.delimiter ({self._delimiter!r}) is "
                     "right."
                 )

@@ -183,6 +183,8 @@ def _stage_data(
     for table in manifest.get("tables") or []:
         source = layout.tables / table["name"]
         _copy_checked(source, work.tables / table["name"], table.get("sha256"), check)
+    if manifest.get("rows"):
+        _copy_checked(layout.rows, work.rows, manifest["rows"].get("sha256"), check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d: %s lines", rank, about.get("lines"))
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
+from launcher.data import places
 from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError, StorageError, UnfitError
 from launcher.worker import program as programs
 from launcher.worker import samples
@@ -67,11 +69,14 @@ class _Work:
     name: str
     program: Program
     folder: Path
+    place: samples.Place | None
 
     def do(self, stretch: Stretch) -> tuple[Part, int]:
         """Makes one file. Returns it and how many rows were skipped."""
         with files.storage(self.text):
-            found, skipped = samples.records(self._lines(stretch), self.name, self.program, stretch.first)
+            found, skipped = samples.records(
+                self._lines(stretch), self.name, self.program, stretch.first, self.place
+            )
         path = self.folder / f"{stretch.number:05d}.rec"
         raw = found.view(np.uint8).data
         with files.storage(path):
@@ -99,15 +104,16 @@ def prepare(
     folder: Path,
     name: str,
     *,
+    place: samples.Place | None = None,
     say: Say = lambda _: None,
     check: Callable[[], None] = lambda: None,
     processes: int | None = None,
 ) -> Records:
     """The records of `text` in `folder`: those that are there, or new ones.
 
-    `name` stands for the text in messages; `check` is called now and then, and may raise to end it.
-    Raises `DataError` (file, row, column), `StorageError` before anything is parsed when the disk cannot hold
-    them, and `UnfitError` when a parsing process was killed.
+    `name` stands for the text in messages, `place` for a row of it; `check` is called now and then, and may
+    raise to end it. Raises `DataError` (file, row, column), `StorageError` before anything is parsed when the
+    disk cannot hold them, and `UnfitError` when a parsing process was killed.
     """
     row = samples.row_type(program.inputs)
     known = files.read_json(text.parent / SUMS) or {}
@@ -125,7 +131,7 @@ def prepare(
         stretches = list(_stretches(text, rows_a_file(row), check))
     rows = sum(stretch.rows for stretch in stretches)
     _check_space(folder, name, rows, row.itemsize)
-    work = _Work(text, name, program, folder)
+    work = _Work(text, name, program, folder, place)
     began = time.monotonic()
     parts: list[Part] = []
     skipped = 0
@@ -268,9 +274,25 @@ def staged(
     """The records of a staged shard, and of the test set behind them with `test`."""
     names = {"train": f"{rank}/data/train.txt", **({"test": "test.txt"} if test else {})}
     return [
-        prepare(program, data / f"{kind}.txt", folder / kind, name, say=say, check=check)
+        prepare(
+            program,
+            data / f"{kind}.txt",
+            folder / kind,
+            name,
+            place=partial(_place, data, name, rank if kind == "train" else None),
+            say=say,
+            check=check,
+        )
         for kind, name in names.items()
     ]
+
+
+def _place(data: Path, name: str, shard: int | None, row: int) -> str:
+    """A row of a staged file as the source has it; as the file has it where no data Job said more."""
+    with contextlib.suppress(LauncherError, LookupError, TypeError, ValueError):
+        if rows := files.read_json(data / "rows.json"):
+            return places.find(rows, shard, row)
+    return f"{name}, row {row}"
 
 
 def _end_with_launcher() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from launcher.worker.program import Program
 
 Arrays = dict[str, NDArray[Any]]
+Place = Callable[[int], str]
+"""File and row, as messages name them, of a row from 1."""
 SHOWN = 120  # characters of a row in a message
 
 
@@ -69,12 +71,16 @@ def no_rows(name: str, program: Program, rows: int) -> DataError:
     )
 
 
-def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -> tuple[NDArray[Any], int]:
+def records(
+    lines: Iterable[str], name: str, program: Program, first: int = 1, place: Place | None = None
+) -> tuple[NDArray[Any], int]:
     """The records (`row_type`) of the lines, and how many rows the program skipped.
 
-    `first`: which row of the file the first line is. Raises `DataError` that names file (as `name`), row and
-    column for what cannot be parsed, and `SettingsError` for a fault of the program.
+    `first`: which row of the file the first line is. `place`: how messages name a row, if not by `name`.
+    Raises `DataError` that names file, row and column for what cannot be parsed, and `SettingsError` for a
+    fault of the program.
     """
+    place = place or (lambda number: f"{name}, row {number}")
     module, job, columns = program.module, program.job, program.columns
     columns_of = {key: values.column(kind) for key, kind in program.inputs.items()}
     numbers = array("Q")  # of the rows that are used
@@ -83,15 +89,15 @@ def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -
         try:
             parts = fields(line)
         except ValueError as error:
-            raise DataError(f"{name}, row {number}: {error}") from error
+            raise DataError(f"{place(number)}: {error}") from error
         if len(parts) != len(columns):
-            raise _columns_differ(line, len(parts), f"{name}, row {number}", program)
+            raise _columns_differ(line, len(parts), place(number), program)
         try:
             sample = module.parse(dict(zip(columns, parts, strict=True)), job)
         except ValueError as error:
-            raise DataError(f"{name}, row {number}: {error}. The row: {_shown(line)}") from error
+            raise DataError(f"{place(number)}: {error}. The row: {_shown(line)}") from error
         except Exception as error:
-            raise program.failed(f"parse() on {name}, row {number}", error) from error
+            raise program.failed(f"parse() on {place(number)}", error) from error
         if sample is None:
             skipped += 1
             continue
@@ -102,7 +108,7 @@ def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             why = f"{key!r} is missing" if isinstance(error, KeyError) else error
             raise DataError(
-                f"{name}, row {number}: parse() of {program.path} gave what input {key} cannot take: {why}. "
+                f"{place(number)}: parse() of {program.path} gave what input {key} cannot take: {why}. "
                 f"The row: {_shown(line)}"
             ) from error
         numbers.append(number)
@@ -111,7 +117,7 @@ def records(lines: Iterable[str], name: str, program: Program, first: int = 1) -
         bad = column.fill(found[key])
         if bad is not None:
             raise DataError(
-                f"{name}, row {numbers[bad]}: parse() of {program.path} gave {found[key][bad].tolist()} for "
+                f"{place(numbers[bad])}: parse() of {program.path} gave {found[key][bad].tolist()} for "
                 f"input {key}: not a number that float32 holds."
             )
     return found, skipped

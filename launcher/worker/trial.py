@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from launcher import files
 from launcher.data import archive, fields, text
+from launcher.data.places import Places
 from launcher.data.stream import Peeked, Readable
 from launcher.errors import DataError, SettingsError
 from launcher.worker import samples
@@ -54,30 +55,35 @@ def config(given: Path) -> Path:
     )
 
 
-def lines(file: Path, form: Form) -> Iterator[str]:
-    """The rows of a file, plain or .gz, as a data Job passes them on. Raises `DataError`."""
+def lines(file: Path, form: Form, found: Places | None = None) -> Iterator[str]:
+    """The rows of a file, plain or .gz, as a data Job passes them on, counted in `found`.
+
+    Raises `DataError`.
+    """
     opened = gzip.open if file.suffix == ".gz" else open
     try:
         with opened(file, "rb") as stream:
-            yield from _rows(cast("Readable", stream), str(file), form)
+            yield from _rows(cast("Readable", stream), str(file), form, found or Places(str(file)))
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Name one that is there with --data or --test.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{file} is no whole gzip file ({error}). Bring it again.") from error
 
 
-def _rows(stream: Readable, name: str, form: Form) -> Iterator[str]:
+def _rows(stream: Readable, name: str, form: Form, found: Places) -> Iterator[str]:
     runs = text.segments(stream, name, form.encoding, crlf=form.csv)
     if form.csv:
-        runs = text.Csv(form.delimiter, form.header, form.columns).segments(runs, name)
+        runs = text.Csv(form.delimiter, form.header, form.columns).segments(runs, name, found)
     for run in runs:
         yield from run.decode("utf-8", "surrogateescape").split("\n")[:-1]
 
 
-def begin(file: Path, form: Form, rows: int, *, member: str, tables: Sequence[str], into: Path) -> list[str]:
+def begin(
+    file: Path, form: Form, places: Places, rows: int, *, member: str, tables: Sequence[str], into: Path
+) -> list[str]:
     """The first rows of a source as a data Job reads it, plain, compressed or in an archive.
 
-    Its side tables are copied to the folder `into`. Raises `DataError`.
+    Their places are put into `places`, the side tables into the folder `into`. Raises `DataError`.
     """
     found: list[str] = []
     into.mkdir(parents=True, exist_ok=True)
@@ -86,7 +92,8 @@ def begin(file: Path, form: Form, rows: int, *, member: str, tables: Sequence[st
             with (into / part.table).open("wb") as copy:
                 shutil.copyfileobj(cast("IO[bytes]", part.stream), copy)
         else:
-            found = list(itertools.islice(_rows(part.stream, part.name, form), rows))
+            places.name = part.name
+            found = list(itertools.islice(_rows(part.stream, part.name, form, places), rows))
             if not tables:
                 break
     return found
@@ -147,10 +154,11 @@ def records(program: Program, file: Path, form: Form, folder: Path, held_out: fl
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     writers = {name: _Writer(folder / name, row) for name in names}
     dice = np.random.default_rng(int(program.worker_options["seed"]))
-    rows = lines(file, form)
+    places = Places(str(file))
+    rows = lines(file, form, places)
     first, skipped = 1, 0
     while chunk := list(itertools.islice(rows, rows_a_file(row))):
-        found, left_out = samples.records(chunk, str(file), program, first)
+        found, left_out = samples.records(chunk, str(file), program, first, places.place)
         first, skipped = first + len(chunk), skipped + left_out
         tested = dice.random(len(found)) < held_out
         for name, writer in writers.items():

@@ -141,6 +141,17 @@ def test_the_failure_of_an_earlier_data_job_is_waited_out_and_its_own_ends_the_r
         await_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
 
 
+def test_where_the_source_has_each_row_is_staged_with_the_shard(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    settings = train_settings(tmp_path)
+    stage.stage(settings, 0, manifest, job / "mine")
+    assert not settings.work.rows.exists(), "an older launcher's data"
+    (job / "rows.json").write_text("{}")
+    manifest["rows"] = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    stage.stage(settings, 0, manifest, job / "mine")
+    assert settings.work.rows.read_text() == "{}"
+
+
 def test_a_program_that_is_not_the_one_of_the_values_is_refused(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
     digest = files.folder_sha256(job / "mine")

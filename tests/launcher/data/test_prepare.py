@@ -44,7 +44,7 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
         "bytes": len(content),
         "sha256": hashlib.sha256(content).hexdigest(),
     }
-    assert {k: v for k, v in manifest.items() if k not in ("shards", "test")} == {
+    assert {k: v for k, v in manifest.items() if k not in ("shards", "test", "rows")} == {
         "version": 2,
         "dataDigest": "0123456789abcdef",
         "source": "file://in.txt",
@@ -237,6 +237,7 @@ def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod
         "manifest.json",
         "output",
         "quick_start",
+        "rows.json",
         "test.txt",
     ]
 

@@ -118,7 +118,7 @@ def test_csv_objects_each_have_the_same_header(pod: Pod, bucket: Any) -> None:
     assert sorted(pod.train()) == [b"1\t2", b"3\t4", b"5\t6"]
     bucket.put_object(Bucket="data", Key="csv/3.csv", Body=b"b,c,a\n7,9,8\n")
     pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
-    with pytest.raises(DataError, match=r"3\.csv, row 1: the header is \['b', 'c', 'a'\], but \['a', 'b'\]"):
+    with pytest.raises(DataError, match=r"3\.csv, line 1: the header is \['b', 'c', 'a'\], but \['a', 'b'\]"):
         pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
     pod.prepare(SOURCE="s3://data/csv", FORMAT="csv", COLUMNS=["b", "a"])
     assert sorted(pod.train()) == [b"2\t1", b"4\t3", b"6\t5", b"7\t8"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterable
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from launcher import files
+from launcher.data.places import Places
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError
-from launcher.worker import convert, records, samples
+from launcher.worker import convert, records, samples, trial
 from launcher.worker import program as programs
 from launcher.worker.samples import Arrays
+from tests.launcher.data.conftest import make_pod
 
 PROGRAM = """
 from launcher.worker.interface import Ids, Real
@@ -199,6 +202,42 @@ def test_a_bad_row_in_the_middle_is_named_with_its_file_and_row(
         with pytest.raises(DataError, match=rf"f, row 151[: ].*{why}"):
             made(path, tmp_path, 150, processes, extra=[line, *(f"{i}\t1" for i in range(300))])
         assert not (tmp_path / "rec" / "index.json").exists()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bad_row_has_one_number_in_try_in_the_check_and_on_the_cluster(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
+) -> None:
+    """Record 234, on line 335: the header and 100 records of two lines are before it."""
+    monkeypatch.setattr(convert, "_processes", lambda _: processes)
+    form = trial.Form(csv=True)
+    pod = make_pod(tmp_path / "storage")
+    more = dict.fromkeys(range(100), "\n")
+    rows = [f'{number},"{more.get(number, "")}{number}"\n' for number in range(1000)]
+    rows[233] = "233,x\n"
+    pod.source(("number,ids\n" + "".join(rows)).encode(), "rows.csv")
+    pod.prepare(FORMAT="csv", TEST_FRACTION=0.1)
+    source, program = tmp_path / "storage" / "sources" / "rows.csv", load(path)
+    told = []
+    with pytest.raises(DataError) as error:
+        trial.records(program, source, form, tmp_path / "try", 0.0)
+    told.append(str(error.value))
+    found = Places("")
+    first = trial.begin(source, form, found, 300, member="", tables=(), into=tmp_path / "tables")
+    with pytest.raises(DataError) as error:
+        samples.records(first, source.name, program, place=found.place)
+    told.append(str(error.value))
+    for shard in range(3):
+        data = tmp_path / f"work-{shard}"
+        shutil.copytree(pod.job / str(shard) / "data", data)
+        for name in ("rows.json", "test.txt"):
+            shutil.copy(pod.job / name, data)
+        try:
+            convert.staged(program, data, tmp_path / f"records-{shard}", shard, test=True)
+        except DataError as error:
+            told.append(str(error))
+    assert len(told) >= 3, "one shard, or the test set of all"
+    assert {text.rpartition("/")[2].partition(":")[0] for text in told} == {"rows.csv, row 234 (line 335)"}
 
 
 def test_the_first_of_several_bad_rows_is_told(path: Path, tmp_path: Path) -> None:
