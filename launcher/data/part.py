@@ -189,11 +189,17 @@ class PartJob:
         is_csv = settings.format == "csv"
         found = Places(part.object or part.name)
         self._objects.append(found)
-        runs = text.segments(part.stream, part.name, settings.encoding, crlf=is_csv, chunk=self._chunk)
+        runs = text.segments(
+            part.stream,
+            part.name,
+            settings.encoding,
+            crlf=is_csv,
+            chunk=self._chunk,
+            found=None if is_csv else found,
+        )
         if is_csv:
             runs = self._csv.segments(runs, part.name, found)
         for run in runs:
-            found.count += 0 if is_csv else text.count_lines(run)
             self._send(run)
             if self._stop.is_set():
                 return

@@ -23,14 +23,21 @@ LINE_MAX = 8 << 20
 
 
 def segments(
-    stream: Readable, name: str, encoding: str, *, crlf: bool = False, chunk: int = CHUNK
+    stream: Readable,
+    name: str,
+    encoding: str,
+    *,
+    crlf: bool = False,
+    chunk: int = CHUNK,
+    found: Places | None = None,
 ) -> Iterator[bytes]:
     r"""Runs of whole lines of one object in UTF-8, each run ending with a newline.
 
     UTF-8 comes through byte for byte (but for a byte order mark at the begin), any other encoding is turned
-    into it. A last line without a newline is taken, and gets one. Raises `DataError`, with the object, the
-    row (line, from 1) and the column (byte of the line, from 1), for bytes that are not in the encoding, a
-    NUL, a line of more than `LINE_MAX` bytes, and, unless `crlf`, a line that ends with CRLF.
+    into it. A last line without a newline is taken, and gets one. `found` has their number at the end. Raises
+    `DataError`, with the object, the row (line, from 1; called line with `crlf`) and the column (byte of the
+    line, from 1), for bytes that are not in the encoding, a NUL, a line of more than `LINE_MAX` bytes, and,
+    unless `crlf`, a line that ends with CRLF.
     """
     row, at = 1, f"{name}, {'line' if crlf else 'row'}"
     rest: list[bytes] = []  # the begin of a line whose end has not come
@@ -48,17 +55,16 @@ def segments(
             for line in run.split(b"\n"):
                 _check_length(len(line), at, row)
         _check(run, at, row, crlf)
-        row += count_lines(run)
+        # twice as fast as bytes.count
+        row += int(np.count_nonzero(np.frombuffer(run, dtype=np.uint8) == NEWLINE))
         yield run
     if waiting:
         run = b"".join((*rest, b"\n"))
         _check(run, at, row, crlf)
+        row += 1
         yield run
-
-
-def count_lines(run: bytes) -> int:
-    """Return how many lines a run of whole lines has; twice as fast as bytes.count."""
-    return int(np.count_nonzero(np.frombuffer(run, dtype=np.uint8) == NEWLINE))
+    if found is not None:
+        found.count = row - 1
 
 
 def _utf8(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[bytes]:
