@@ -6,9 +6,9 @@
     model.predict([{"text": "what a lovely day"}])        # float32, shape [rows, …]
 
 The folder is a run's `output/model` (docs/contracts.md, "A model that serves itself"). It carries its
-program's own files, so that rows are parsed as they were in training. Installed by `pip install '.[model]'`
-as `paddle_served`, with the HTTP server (`python -m paddle_served --model DIR`) by `'.[serve]'`; in the
-launcher's image it is `launcher.served`.
+program's own files, so that rows are parsed as they were in training. Installed by `pip install ./served`
+as `paddle_served`, with the HTTP server (`python -m paddle_served --model DIR`) by `'./served[serve]'`; in
+the launcher and its image it is `launcher.served`.
 """
 
 from .errors import ModelError, RowError, ServedError

@@ -38,8 +38,8 @@ def serve(model: Path, host: str, port: int, workers: int) -> None:
         from .server import application
     except ImportError as error:
         raise ModelError(
-            f"the HTTP server cannot be loaded ({error}). Install it: pip install '.[serve]' in the "
-            "project's folder."
+            f"the HTTP server cannot be loaded ({error}). Install it: pip install './served[serve]' in "
+            "the project's folder."
         ) from error
     print(f"{model}: {len(opened.tables)} tables, opened in {took:.2f} s", flush=True)  # noqa: T201
     app = application(opened, workers, took)

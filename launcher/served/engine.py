@@ -21,7 +21,7 @@ class Engine:
             paddle = lean.core()
         except ImportError as error:
             raise ModelError(
-                f"Paddle cannot be loaded ({error}). Install it: pip install '.[model]' in the project's "
+                f"Paddle cannot be loaded ({error}). Install it: pip install ./served in the project's "
                 "folder."
             ) from error
         program, values = path.with_suffix(".pdmodel"), path.with_suffix(".pdiparams")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -14,6 +15,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from launcher.served import Model, ModelError, RowError
 from launcher.served import model as model_of
@@ -154,22 +157,21 @@ def test_two_models_in_one_process_keep_their_own_files(
     assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project as `pip install --target` leaves it."""
-    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+def _installed(folder: Path, project: str = "") -> Path:
+    """What `pip install --target` makes of the clone, or of a folder of it."""
+    source, site = folder / "source", folder / "site"
+    source.mkdir()
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, source)
-    for name in ("launcher", "charts"):
+    for name in ("launcher", "charts", "served"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*pip, "--target", site, source], check=True, capture_output=True)
+    subprocess.run([*pip, "--target", site, source / project], check=True, capture_output=True)
     return site
 
 
-def test_the_installed_command_brings_all_of_the_launcher_and_the_chart_and_completes(
-    site: Path, tmp_path: Path
-) -> None:
+def test_the_installed_command_brings_all_of_the_launcher_and_the_chart_and_completes(tmp_path: Path) -> None:
+    site = _installed(tmp_path)
     installed = {path.relative_to(site / "launcher") for path in (site / "launcher").rglob("*.py")}
     assert installed == {path.relative_to(ROOT / "launcher") for path in (ROOT / "launcher").rglob("*.py")}
 
@@ -189,11 +191,25 @@ def test_the_installed_command_brings_all_of_the_launcher_and_the_chart_and_comp
         assert (Path(found) / name).is_file(), name
 
 
-def test_the_installed_model_needs_nothing_of_the_launcher(
-    made: SimpleNamespace, site: Path, tmp_path: Path
-) -> None:
-    alone = tmp_path / "site"
-    shutil.copytree(site / "paddle_served", alone / "paddle_served")
+def _brought(name: str, extra: str = "") -> set[str]:
+    """The packages that come with an installed one, as they are installed here."""
+    found = {name}
+    for text in importlib.metadata.requires(name) or ():
+        needed = Requirement(text)
+        if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+            found |= _brought(canonicalize_name(needed.name), "".join(needed.extras))
+    return found
+
+
+def test_the_installed_model_needs_nothing_of_the_launcher(made: SimpleNamespace, tmp_path: Path) -> None:
+    alone = _installed(tmp_path, "served")
+    [about] = importlib.metadata.distributions(path=[str(alone)])
+    needed = [Requirement(text) for text in about.requires or ()]
+    plain = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    brought = set().union(*(_brought(canonicalize_name(name)) for name in plain))
+    assert plain == {"numpy", "paddlepaddle", "protobuf", "setuptools"}
+    assert len(brought) <= 15, "numpy, Paddle, and what Paddle itself asks for"
+    assert not brought & {"kubernetes", "typer", "rich", "pyyaml", "fastapi", "uvicorn"}
     script = (
         "import importlib.util, sys\n"
         "from paddle_served import Model\n"
