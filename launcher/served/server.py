@@ -2,8 +2,10 @@
 
 # No `from __future__ import annotations` here: FastAPI evaluates the types of inner functions.
 import asyncio
+import json
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
@@ -21,6 +23,8 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ModelError, RowError
 from .model import Answer, Model
@@ -67,6 +71,26 @@ class _Ids(Collector):
             yield family
 
 
+class _Limited:
+    """Raises `HTTPException` 413 where a body grows beyond MAX_BYTES, whether its length was said or not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = 0
+
+        async def counted() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > MAX_BYTES:
+                raise HTTPException(413, f"a request has at most {MAX_BYTES} bytes: send fewer rows in each")
+            return message
+
+        await self._app(scope, counted, send)
+
+
 def application(model: Model, workers: int, start_seconds: float = 0.0) -> FastAPI:
     """The server's application. `workers`: predictions at once. `start_seconds`: the model took to open."""
     app = FastAPI(
@@ -84,20 +108,23 @@ def application(model: Model, workers: int, start_seconds: float = 0.0) -> FastA
     )
     Gauge("paddle_serve_start_seconds", "Seconds to open the model.", registry=registry).set(start_seconds)
 
-    def wrong(code: int, text: str) -> JSONResponse:
-        return JSONResponse({"error": text}, code)
+    example = {"rows": [dict.fromkeys(model.columns, "…")]}
+    form = json.dumps(example, ensure_ascii=False)
+
+    def wrong(code: int, text: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"error": text}, code, headers)
+
+    app.add_middleware(_Limited)
 
     @app.middleware("http")
     async def measured(request: Request, call_next: Any) -> Response:
         if request.url.path != "/predict":
             return await call_next(request)  # type: ignore[no-any-return]
         began = time.perf_counter()
-        size = request.headers.get("content-length", "")
-        if not size.isdecimal() or int(size) > MAX_BYTES:
-            response: Response = wrong(
-                413,
-                f"a request has a Content-Length of at most {MAX_BYTES} bytes, but this has {size or 'none'}",
-            )
+        kind = request.headers.get("content-type", "none")
+        if request.method == "POST" and not re.match(r"application/(\S+\+)?json\b", kind, re.IGNORECASE):
+            text = f"the content type is {kind}: send the header Content-Type: application/json"
+            response: Response = wrong(415, text)
         else:
             response = await call_next(request)
         requests.labels(str(response.status_code)).inc()
@@ -107,8 +134,22 @@ def application(model: Model, workers: int, start_seconds: float = 0.0) -> FastA
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        return wrong(422, f'{where or "the body"}: {first["msg"]}; send {{"rows": [{{…}}]}}')
+        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
+        said = first["msg"]
+        if first["type"] == "json_invalid":
+            where, said = "the body", f"is no JSON ({first['ctx']['error']}, character {where})"
+        elif where == "the body" and first["input"] is None:
+            said = "is empty" if first["type"] == "missing" else "is null"
+        return wrong(422, f"{where}: {said}; send {form}")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        text, headers = error.detail, error.headers
+        if error.status_code == 405 and request.url.path == "/predict":
+            text, headers = f"{request.method} is not answered here: send {form} by POST", {"Allow": "POST"}
+        elif error.status_code == 404:
+            text = f"there is no {request.url.path}, but /predict, /model, /healthz, /metrics, /docs"
+        return wrong(error.status_code, text, headers)
 
     @app.exception_handler(RowError)
     async def bad_row(_: Request, error: RowError) -> JSONResponse:
@@ -118,11 +159,10 @@ def application(model: Model, workers: int, start_seconds: float = 0.0) -> FastA
     async def bad_model(_: Request, error: ModelError) -> JSONResponse:
         return wrong(500, str(error))
 
-    example = {"rows": [dict.fromkeys(model.columns, "…")]}
     described = f"Rows with the columns {', '.join(model.columns)}."
 
     @app.post(
-        "/predict", response_model=Predictions, responses={422: {"model": Wrong}, 413: {"model": Wrong}}
+        "/predict", response_model=Predictions, responses={code: {"model": Wrong} for code in (413, 415, 422)}
     )
     async def predict(asked: Annotated[Rows, Body(examples=[example], description=described)]) -> Response:
         answer: Answer = await asyncio.get_running_loop().run_in_executor(pool, model.answer, asked.rows)

@@ -24,6 +24,7 @@ from launcher.served import Model, server
 from tests.waiting import answers, until
 
 ROOT = Path(__file__).parents[3]
+JSON = {"Content-Type": "application/json"}
 ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
 
 
@@ -72,27 +73,55 @@ def test_rows_are_answered_with_vectors_words_and_the_unknown_ids(
         ({"rows": [ROWS[0]] * 10_001}, 422, "rows: List should have at most 10000 items"),
         ({"lines": []}, 422, "rows: Field required"),
         ({"rows": [{"words": ["5"], "size": 1}]}, 422, "rows.0.words"),
+        ({"rows": None}, 422, "rows: Input should be a valid list"),
         ("no object", 422, "the body: "),
+        (b"null", 422, "the body: is null"),
+        (b"", 422, "the body: is empty"),
+        (b"{rows: 1}", 422, "the body: is no JSON"),
     ],
 )
-def test_a_wrong_request_is_one_sentence(client: Client, body: object, code: int, told: str) -> None:
-    answer = client.post("/predict", json=body)
+def test_a_wrong_request_is_one_sentence(client: Client, body: Any, code: int, told: str) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/predict", content=content, headers=JSON)
     assert (answer.status_code, list(answer.json())) == (code, ["error"])
     assert told in answer.json()["error"]
+    assert "row 2" in told or 'send {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
     assert f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
 
 
-def test_a_body_that_is_too_large_or_of_no_length_is_refused(
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_another_content_type_is_refused_with_the_right_one(client: Client, headers: dict[str, str]) -> None:
+    answer = client.post("/predict", content=json.dumps({"rows": ROWS}).encode(), headers=headers)
+    assert (answer.status_code, list(answer.json())) == (415, ["error"])
+    for word in (headers.get("Content-Type", "none"), "send the header Content-Type: application/json"):
+        assert word in answer.json()["error"]
+
+
+def test_another_method_or_path_is_refused_with_the_right_one(client: Client) -> None:
+    answer = client.get("/predict")
+    assert (answer.status_code, answer.headers["allow"], list(answer.json())) == (405, "POST", ["error"])
+    assert 'send {"rows": [{"words": "…", "size": "…"}]} by POST' in answer.json()["error"]
+    assert 'paddle_serve_requests_total{code="405"} 1.0' in client.get("/metrics").text
+    missing = client.get("/predictions")
+    assert (missing.status_code, list(missing.json())) == (404, ["error"])
+    assert "/predict, /model, /healthz, /metrics, /docs" in missing.json()["error"]
+
+
+def test_a_body_in_chunks_is_answered_and_one_that_is_too_large_is_refused(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "MAX_BYTES", 100)
-    answer = client.post("/predict", content=b" " * 101)
-    assert (answer.status_code, answer.json()["error"][:9]) == (413, "a request")
+    async def pieces(count: int = 0) -> AsyncIterator[bytes]:
+        yield json.dumps({"rows": ROWS}).encode()
+        for _ in range(count):
+            yield b" " * 50
 
-    async def pieces() -> AsyncIterator[bytes]:
-        yield b"{}"
-
-    assert client.post("/predict", content=pieces()).status_code == 413
+    assert client.post("/predict", content=pieces(), headers=JSON).json()["unknownIds"]["word/vector"] == 1
+    monkeypatch.setattr(server, "MAX_BYTES", 200)
+    assert client.post("/predict", content=pieces(), headers=JSON).status_code == 200
+    for content in (pieces(4), b" " * 201):
+        answer = client.post("/predict", content=content, headers=JSON)
+        assert (answer.status_code, list(answer.json())) == (413, ["error"])
+        assert "at most 200 bytes" in answer.json()["error"]
 
 
 def test_a_program_that_fails_is_the_servers_fault(
