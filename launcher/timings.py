@@ -26,6 +26,11 @@ class Timings:
     stuck: float = 30.0
     """A main thread that did not go round for so long (a hung volume) looks dead to the others, and to
     itself."""
+    storage_late: float = 10.0
+    """A storage that gave no answer for so long is shown as what a rank waits for."""
+    storage: float = 150.0
+    """A rank whose storage gave no answer for so long ends, and Kubernetes replaces its pod: a server's
+    restart or failover takes up to two minutes."""
     ready: float = 120.0
     """For a pserver to accept connections (PaddlePaddle loads its tables first)."""
     echo: float = 0.5

@@ -44,6 +44,7 @@ from launcher.settings import TrainSettings
 from launcher.storage.converting import convert
 from launcher.storage.manifest import await_manifest
 from launcher.storage.output import fingerprint, make_room
+from launcher.storage.probe import Probe
 from launcher.storage.stage import Staged, find_program, stage
 from launcher.timings import Timings
 
@@ -77,9 +78,11 @@ class Agent:
         self.link: Link | None = None
         self._address = ""
         self._finder: Finder | None = None
+        self._probe = Probe(settings.job_path)
         self._forks: children.ForkServer | None = None
         self._staged: Staged | None = None
         self._print: dict[str, Any] | None = None
+        self._longest: dict[str, float] = {}
         self._leaving: Failure | None = None
         self._gone = False
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -114,7 +117,9 @@ class Agent:
     def _script(self) -> None:
         s, t = self.settings, self.timings
         self._address = self.follower.address = advertised(self.network, s.nic)
-        self.server = Server(self.network, s.peer_port, pages(self._stuck, 2 * t.stuck, lambda: self.leader))
+        self.server = Server(
+            self.network, s.peer_port, pages(self._stuck, self._probe, t, lambda: self.leader)
+        )
         threading.Thread(target=self._guard, name="guard", daemon=True).start()
         if self.rank == 0:
             self.leader = Leader(
@@ -249,6 +254,7 @@ class Agent:
             network=self.network,
             timings=self.timings,
             wake=self.wake,
+            longest=self._longest,
             forks=self._forks,
         )
 
@@ -269,20 +275,13 @@ class Agent:
             self.pause(self.timings.poll)
 
     def _state(self) -> State:
-        s = self.settings
-        phase, attempt, failure = self.follower.told
+        s, (phase, attempt, failure) = self.settings, self.follower.told
+        phase = "leaving" if self._gone else phase
         return State(
-            self.rank,
-            self.incarnation,
-            "leaving" if self._gone else phase,
-            attempt,
-            self._leaving or failure,
-            self._address,
-            s.pod_name,
-            s.node_name,
-            self._print,
-            progress_of(s) if attempt >= 0 else {},
-        )
+            self.rank, self.incarnation, phase, attempt, self._leaving or failure,
+            self._address, s.pod_name, s.node_name, self._print, progress_of(s) if attempt >= 0 else {},
+            self._probe.silence(self.timings.storage_late),
+        )  # fmt: skip
 
     def pause(self, seconds: float) -> None:
         """Goes round: waits for so long or until something happens. Raises when this launcher is to end."""
@@ -294,6 +293,8 @@ class Agent:
             raise self._lease
         if self._signal is not None and self._leaving is None:
             raise StoppedError(f"told to stop ({signal.Signals(self._signal).name})")
+        if self._leaving is None:
+            self._probe.check(self.timings.storage)
         with contextlib.suppress(Empty):
             if seconds > 0:
                 self._wakes.get(timeout=seconds)

@@ -9,17 +9,16 @@ from typing import Any
 
 from launcher import files, memory
 from launcher.children import Child, Follow, ForkServer, Stop
-from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError
+from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
+from launcher.gang.deadlines import FIXES, deadline
 from launcher.gang.messages import Failure
 from launcher.gang.network import Network, accepts
+from launcher.gang.status import number
 from launcher.reporting.ending import describe_exit, last_lines
 from launcher.reporting.log import log
 from launcher.runtimes.base import Gang, ProcessSpec, Runtime
 from launcher.settings import TrainSettings
 from launcher.timings import Timings
-
-SLOW = 10
-"""Start, tests, saves and export may take so many times training.stallSeconds: 100 minutes by default."""
 
 
 class Crew:
@@ -36,10 +35,12 @@ class Crew:
         network: Network,
         timings: Timings,
         wake: Callable[[], None],
+        longest: dict[str, float],
         forks: ForkServer | None = None,
     ) -> None:
         """Starts the pservers, and a trainer that waits for them itself.
 
+        `longest`: state → the trainer's longest stay in it on this rank, in seconds; added to here.
         Raises `LauncherError`, with no child left.
         """
         self._runtime, self._gang, self._network = runtime, gang, network
@@ -51,12 +52,19 @@ class Crew:
         self._servers: list[Child] = []
         self._follows: list[Follow] = []
         self._stop: Stop | None = None
+        self._stop_by = float("inf")
+        """When this launcher gives up on children that do not end."""
         self._fatal: tuple[ProcessSpec, str, float] | None = None
         self._finish_by: float | None = None
         self._servers_stop = Stop([], 0, 0)
         self._oom_kills = memory.oom_kills()
+        self._longest = longest
         self._moved: tuple[float, Any] = (0.0, None)
         """When the trainer's place last changed, and to what."""
+        self._entered: tuple[float, Any] = (0.0, None)
+        """When the trainer's state last changed, and to what."""
+        self._began: float | None = None
+        """When the gang was told to train."""
         gang.settings.work.progress.unlink(missing_ok=True)
         specs = runtime.pservers(gang)
         self._check_ports(specs)
@@ -108,10 +116,21 @@ class Crew:
         return any(not child.done.is_set() for child in self._children)
 
     def poll(self, now: float) -> None:
-        """Looks at the children and takes the next step."""
+        """Looks at the children and takes the next step.
+
+        Raises `UnfitError`, once, when children that were killed do not end.
+        """
         if self._stop is not None:
             if self._stop.poll(now):
                 self._unfollow()
+            elif now >= self._stop_by:
+                self._stop_by = float("inf")
+                left = [f"{c.spec.name} (pid {c.pid})" for c in self._children if not c.done.is_set()]
+                raise UnfitError(
+                    f"{', '.join(left)} did not end {self._timings.stop + self._timings.stuck:.0f} s after "
+                    "SIGTERM and SIGKILL, most likely because a storage does not answer. This pod ends, and "
+                    "Kubernetes replaces it. Fix: see whether the storage of its node answers"
+                )
             return
         if self.phase == "ended":
             return
@@ -186,23 +205,34 @@ class Crew:
 
     def _check_stall(self, now: float) -> None:
         progress = self._progress()
-        place = progress.get("pass"), progress.get("batch"), progress.get("state")
+        state = progress.get("state")
+        place = progress.get("pass"), progress.get("batch"), state
         if place != self._moved[1]:
             self._moved = now, place
-        stall, state = self._gang.settings.stall_seconds, progress.get("state")
-        if state == "training":
-            limit, what = float(stall), f"no batch for {stall} s (training.stallSeconds)"
-        elif state == "done":
-            limit = self._timings.leave
-            what = f"done, but not ended for {limit:g} s"
-        else:
-            limit = float(SLOW * stall)
-            what = f"still {state} for {limit:g} s ({SLOW} times training.stallSeconds)"
-        if state is None or now - self._moved[0] < limit:  # an old binary says nothing of itself
+        self._began = self._began or now
+        entered, before = self._entered
+        if state != before:
+            if isinstance(before, str) and before != "training":
+                self._longest[before] = max(self._longest.get(before, 0.0), now - entered)
+            self._entered = now, state
+        if not isinstance(state, str):  # an old binary says nothing of itself
             return
+        limit, source = deadline(
+            state,
+            stall=self._gang.settings.stall_seconds,
+            leave=self._timings.leave,
+            longest=self._longest,
+            spent=self._entered[0] - self._began,
+            size=number(progress.get("bytes", 0)),
+        )
+        if now - self._moved[0] < limit:
+            return
+        what = {"training": "no batch", "done": "done, but not ended"}.get(state, f"still {state}")
+        fix = FIXES.get(state, "the last lines of its log say what it did")
         quote = _quote(self._trainer.spec) if self._trainer is not None else ""
         raise ProcessError(
-            f"trainer hangs: {what}, at pass {int(place[0] or 0) + 1}, batch {place[1]}{quote}",
+            f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
+            f"batch {place[1]}. Fix: {fix}{quote}",
             process="trainer",
         )
 
@@ -247,6 +277,7 @@ class Crew:
         """Tells all children to end; `running` says when they have."""
         if self._stop is None:
             self._stop = Stop(self._children, self._timings.stop, now)
+            self._stop_by = now + self._timings.stop + self._timings.stuck
 
     def _take_down(self) -> None:
         """Only where a start fails half way: stops what was started, and waits."""

@@ -69,6 +69,8 @@ class State:
     node: str = ""
     fingerprint: Mapping[str, Any] | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
+    storage: float = 0.0
+    """Seconds for which the shared storage has not answered this pod; 0 while it answers."""
 
     def to_json(self, now: float) -> dict[str, Any]:
         """As it is sent: two pods' clocks are never compared, so a failure's time becomes its age."""
@@ -90,8 +92,8 @@ class State:
         state = cls(**told)
         if state.phase not in PHASES or not isinstance(state.rank, int) or not isinstance(state.attempt, int):
             raise ValueError(f"no phase {state.phase!r}, rank {state.rank!r} or attempt {state.attempt!r}")
-        if not isinstance(state.progress, dict):
-            raise TypeError("progress is no object")
+        if not isinstance(state.progress, dict) or not isinstance(state.storage, float | int):
+            raise TypeError("progress is no object, or storage no number")
         return state
 
 

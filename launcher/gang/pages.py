@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from launcher.gang.status import metrics
+from launcher.storage.probe import Probe
+from launcher.timings import Timings
 
 if TYPE_CHECKING:
     from launcher.gang.control import Page
@@ -14,21 +16,19 @@ if TYPE_CHECKING:
 
 
 def pages(
-    stuck: Callable[[], float], limit: float, leader: Callable[[], Leader | None]
+    stuck: Callable[[], float], probe: Probe, timings: Timings, leader: Callable[[], Leader | None]
 ) -> Mapping[str, Page]:
-    """path → page. `stuck()`: seconds since the main thread went round, unhealthy from `limit` on."""
+    """path → page. `stuck()`: seconds since the main thread went round."""
 
     def picture() -> dict[str, Any] | None:
         led = leader()
         return led.books.status() if led is not None and led.books is not None else None
 
     def healthz() -> tuple[int, str, bytes]:
-        now = stuck()
-        return (
-            200 if now < limit else 503,
-            "text/plain",
-            f"the main thread went round {now:.1f} s ago\n".encode(),
-        )
+        seconds, silence = stuck(), probe.silence()
+        text = f"the main thread went round {seconds:.1f} s ago; the storage is silent for {silence} s\n"
+        healthy = seconds < 2 * timings.stuck and silence < timings.storage
+        return 200 if healthy else 503, "text/plain", text.encode()
 
     def status() -> tuple[int, str, bytes]:
         value = picture()

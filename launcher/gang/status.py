@@ -53,7 +53,16 @@ def eta_seconds(progress: Mapping[str, Any], settings: TrainSettings) -> float |
 
 
 def waiting_for(plan: Plan, members: Sequence[Member], now: float) -> str | None:
-    """What a run that does not train waits for, in one line."""
+    """What a run waits for, in one line: a storage that does not answer, else what keeps it from training."""
+    hung = [
+        f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
+        for m in members
+        if m.state is not None and m.state.storage > 0
+    ]
+    return "; ".join(hung) or _plan_waits_for(plan, members, now)
+
+
+def _plan_waits_for(plan: Plan, members: Sequence[Member], now: float) -> str | None:
     if plan.do == "wait":
         absent = [m.label for m in members if m.phase in ("absent", "leaving")]
         staging = [m.label for m in members if m.phase == "staging"]
@@ -66,10 +75,19 @@ def waiting_for(plan: Plan, members: Sequence[Member], now: float) -> str | None
     if plan.do == "serve":
         late = [m.label for m in members if PHASES.index("ready") > _index(m)]
         return f"the pservers of {', '.join(late)} to accept connections" if late else None
+    if plan.do == "train":
+        late = [f"{m.label} ({state})" for m in members if (state := before_training(m, plan))]
+        return f"{', '.join(late)} to begin training" if late else None
     if plan.do == "stop":
         running = [m.label for m in members if m.phase not in (*CHILDLESS, "absent")]
         return f"{', '.join(running)} to end its processes" if running else None
     return None
+
+
+def before_training(member: Member, plan: Plan) -> str | None:
+    """Return the state of a trainer before its first batch; None after it, or when it is unknown."""
+    state = progress_of(member, plan).get("state")
+    return state if state in ("starting", "meeting", "loading") else None
 
 
 def _index(member: Member) -> int:
@@ -90,7 +108,8 @@ def status(
 
     `now` is rank 0's monotonic clock and `wall` the time of day at that moment; `state` over the plan's own.
     """
-    state = state or STATES.get(plan.do, plan.do)
+    begins = plan.do == "train" and any(before_training(member, plan) for member in members)
+    state = state or ("starting" if begins else STATES.get(plan.do, plan.do))
     ranks: list[dict[str, Any]] = []
     for member in members:
         progress = progress_of(member, plan)
@@ -106,6 +125,7 @@ def status(
                 "batch": whole(progress.get("batch")),
                 "samplesPerSecond": number(progress.get("samples_per_second")),
                 "loss": number(progress.get("loss")),
+                "storageSeconds": told.storage if told is not None else 0.0,
             }
         )
     progresses = [progress_of(member, plan) for member in members]

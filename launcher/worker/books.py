@@ -44,6 +44,7 @@ class Progress:
             "loss": None,
             "state": "starting",
             "saved": None,
+            "bytes": 0,
             "marks": self._marks,
         }
 

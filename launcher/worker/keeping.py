@@ -201,6 +201,14 @@ class Keeper:
             older += list(keys)[:: -(-len(keys) // most) or 1]
         return {"ids": ids.tolist(), "values": given.tolist()}
 
+    def bytes_to_load(self) -> int | None:
+        """Return the bytes of the checkpoint to resume; None for `training.initFrom`, not read yet."""
+        at = self.settings.resume
+        if at is None:
+            return None if self.settings.init_from else 0
+        folder = Output(self.settings.output_dir).save(at)
+        return sum(outputs.save_bytes(m) for m in (*outputs.chain(folder, outputs.contents(folder)), folder))
+
     def prepare(self) -> Initial | None:
         """Before the trainers meet: checks a save's files, and sets what goes to the servers by meeting."""
         at = self.settings.resume

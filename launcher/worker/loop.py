@@ -108,7 +108,10 @@ class Loop:
 
     def _join(self) -> Sums:
         """Meets the others; goes on from the save to resume, if there is one."""
-        self.progress.set(**{"pass": self.start.passes}, batch=self.start.batches, state="meeting")
+        size = self.keeper.bytes_to_load()
+        self.progress.set(
+            **{"pass": self.start.passes}, batch=self.start.batches, state="meeting", bytes=size
+        )
         initial = self.keeper.prepare()
         self.trainer.join()
         self.progress.mark("met", state="loading")

@@ -1,6 +1,6 @@
 """A stand-in for the old `paddle` binary: same flags, ports and passes; dies, hangs or stays as FAKE says.
 
-FAKE is JSON: {"<role>:<rank>": {"do": "exit|signal|hang", "at": "start|later|<pass>", …}}, and with
+FAKE is JSON: {"<role>:<rank>": {"do": "exit|signal|write|hang", "at": "start|later|<pass>", …}}, and with
 {"model": {name: bytes}} trainer 0 leaves a model of such files.
 """
 
@@ -40,6 +40,8 @@ def misbehave(role, moment):
         sys.exit(what.get("code", 3))
     if what["do"] == "signal":
         os.kill(os.getpid(), what["signal"])
+    if what["do"] == "write":
+        Path(what["path"]).write_text("x")
     if what["do"] == "hang":
         time.sleep(600)
 

@@ -11,13 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher import children, memory
 from launcher.children import Child, Follow, ForkServer
-from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError
+from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError, UnfitError
 from launcher.gang.crew import Crew
 from launcher.gang.network import Network
 from launcher.layout import Position
@@ -88,7 +89,9 @@ def make(tmp_path: Path) -> Iterator[Make]:
             )
         )
         gang = Gang(0, 1, ("127.0.0.1",), settings, work, work, tmp_path / "output", work, 0, None)
-        crew = Crew(runtime, gang, network=Network(), timings=Timings(**timings), wake=lambda: None)
+        crew = Crew(
+            runtime, gang, network=Network(), timings=Timings(**timings), wake=lambda: None, longest={}
+        )
         made.append(crew)
         return crew
 
@@ -193,6 +196,37 @@ def test_saving_and_testing_do_not_count_as_hanging_and_a_batch_that_never_comes
     assert "trainer hangs: no batch for 10 s (training.stallSeconds), at pass 1, batch 4" in crew.failure.text
 
 
+@pytest.mark.parametrize("state", ["starting", "meeting", "loading", "saving"])
+def test_a_state_that_lasts_many_times_longer_than_before_in_this_run_is_a_hang(
+    make: Make, tmp_path: Path, state: str
+) -> None:
+    """With the default stallSeconds it took 100 minutes."""
+    progress = tmp_path / "work" / "progress.json"
+    crew = trained(make(Scripts([STAY])))
+    began = time.monotonic() + 1
+    for at, said in ((0, state), (50, "training"), (90, state), (90 + 249, state)):
+        progress.write_text(json.dumps({"state": said, "pass": 0, "batch": 4, "bytes": 0}))
+        crew.poll(began + at)
+        assert crew.failure is None
+    crew.poll(began + 90 + 251)
+    assert crew.failure is not None
+    said = f"trainer hangs: still {state} for 250 s (5 times its longest stay before, at least 180 s)"
+    assert said in crew.failure.text
+    assert "Fix: see whether" in crew.failure.text
+
+
+def test_children_that_survive_sigkill_end_the_launcher_so_that_its_pod_is_replaced(make: Make) -> None:
+    """The kernel keeps a process that waits for a storage; the run must not end for it."""
+    crew = trained(make(Scripts([STAY])))
+    began = time.monotonic()
+    crew.stop(began)
+    crew._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
+    crew.poll(began + FAST["stop"] + FAST["stuck"] - 1)
+    with pytest.raises(UnfitError, match=r"pserver 0 \(pid \d+\), trainer .* Kubernetes replaces it"):
+        crew.poll(began + FAST["stop"] + FAST["stuck"] + 1)
+    crew.poll(began + 1e6)  # on its way out it is not told again
+
+
 def test_a_trainer_that_is_done_must_end_soon(make: Make, tmp_path: Path) -> None:
     crew = trained(make(Scripts([STAY])))
     (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 4}))
@@ -201,7 +235,8 @@ def test_a_trainer_that_is_done_must_end_soon(make: Make, tmp_path: Path) -> Non
         crew.poll(began + seconds)
         assert (crew.failure is not None) == hangs
     assert crew.failure is not None
-    assert "trainer hangs: done, but not ended for 60 s, at pass 2, batch 4" in crew.failure.text
+    text = "trainer hangs: done, but not ended for 60 s (for a trainer that is done), at pass 2, batch 4"
+    assert text in crew.failure.text
 
 
 def test_a_child_writes_to_the_pods_disk_and_its_copy_comes_late_when_the_volume_fails(
