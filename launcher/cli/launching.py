@@ -97,7 +97,7 @@ def prepare(
             whole = recipe.merged(defaults, values)
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
-            found = trying.check(config, whole["training"]["extraArgs"], file, whole["data"])
+            found = trying.check(config, whole["training"], file, whole["data"])
             say(f"{' '.join(['program', str(folder), *settings])}: {found}")
         made.append(Recipe([program, *([source] if source and not made else [])], values))
     return made

@@ -46,18 +46,31 @@ def columns(given: str) -> tuple[str | int, ...]:
 CHECKED_ROWS = 1000
 
 
-def check(config: Path, arguments: Sequence[str], source: Path | None, data: Mapping[str, Any]) -> str:
-    """Loads a program and has it parse the first rows of a local source, before anything is sent.
+def check(config: Path, training: Mapping[str, Any], source: Path | None, data: Mapping[str, Any]) -> str:
+    """Load a program, parse the first rows of a local source, and train on some, before anything is sent.
 
-    `arguments` are training.extraArgs, `data` the chart's values below `data`. Returns what was seen, in one
-    sentence. Raises `LauncherError` with what is wrong.
+    Args:
+        config: the program's file.
+        training: the chart's values below `training`.
+        source: the data on this machine; None: they are elsewhere.
+        data: the chart's values below `data`.
+
+    Returns:
+        What was checked, in one sentence.
+
+    Raises:
+        LauncherError: what is wrong with the program or a row.
     """
     if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
-        return f"its code was read, not run: {absent[0]} is not installed here (pip install '.[model]')"
+        return (
+            f"its code was read, not run: {absent[0]} is not installed here (pip install '.[model]'). "
+            "Trainer 0 checks its network on the cluster, before the first batch"
+        )
     os.environ.setdefault("GLOG_minloglevel", "1")
     from launcher.data.places import Places
+    from launcher.worker import check as checks
     from launcher.worker import program as programs
-    from launcher.worker import samples, trial
+    from launcher.worker import samples, shapes, trial
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as made:
         rows, places = [], Places("")
@@ -80,13 +93,23 @@ def check(config: Path, arguments: Sequence[str], source: Path | None, data: Map
             )
         elif data["tables"]:
             return "its code was read, not run: it needs tables, which are not on this machine"
-        program = programs.load(config, Path(made), tuple(arguments))
-        if source is None:
-            return "it can be loaded; its rows are not on this machine"
-        found, skipped = samples.records(rows, source.name, program, place=places.place)
-        if not len(found):
-            raise samples.no_rows(source.name, program, skipped)
-    return f"it can be loaded, and parses the first {len(rows):,} rows ({skipped:,} skipped)"
+        program = programs.load(config, Path(made), tuple(training["extraArgs"]))
+        batch, seen = None, "its network can be built; its rows are not on this machine"
+        if source is not None:
+            found, skipped = samples.records(rows, source.name, program, place=places.place)
+            if not len(found):
+                raise samples.no_rows(source.name, program, skipped)
+            batch = samples.split(found[: shapes.ROWS])
+            tried = len(batch[program.label])
+            seen = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {tried}"
+        checks.check(
+            program,
+            batch,
+            mode=training["mode"],
+            batch_size=training["batchSize"],
+            delta_saves=training["deltaSaves"],
+        )
+    return seen
 
 
 def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
@@ -106,7 +129,8 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
             "pip install '.[model]' in the project's folder, or run this in the launcher's image."
         ) from error
     from launcher.served import Model
-    from launcher.worker import model, trial
+    from launcher.worker import check as checks
+    from launcher.worker import model, shapes, trial
     from launcher.worker import program as programs
     from launcher.worker.single import Single
 
@@ -123,6 +147,9 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
             dealt |= trial.records(program, asked.test, form, work / "data", 1.0)
         train, test = dealt["train"], dealt["test"]
         say(f"{train.rows:,} rows to train with, {test.rows:,} to test with ({train.skipped:,} skipped)")
+        checks.check(
+            program, next(train.blocks(shapes.ROWS)), mode="async", batch_size=asked.batch_size, delta_saves=0
+        )
         single = Single(program)
         passes = []
         for done in single.passes(train, test, asked.passes, asked.batch_size):

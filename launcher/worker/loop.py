@@ -11,7 +11,7 @@ import numpy as np
 from launcher import best, files
 from launcher.errors import DataError
 from launcher.layout import Output, Position
-from launcher.worker import convert, exporting, outputs
+from launcher.worker import convert, exporting, outputs, shapes
 from launcher.worker.books import Log, Meter, Progress, Sums, add_metrics
 from launcher.worker.keeping import Keeper
 from launcher.worker.program import Program
@@ -84,6 +84,8 @@ class Loop:
             f"training begins at pass {start.passes + 1}, batch {start.batches}: {self.steps} batches a "
             f"pass, {self.settings.trainer_count} thread(s) a trainer"
         )
+        if self.first and self.settings.resume is None:
+            shapes.check_batch(self.program, trainer.predict, next(self.train.blocks(shapes.ROWS)))
         if self.settings.init_from and self.settings.resume is None:
             self._test_first()
         done = start.passes

@@ -16,6 +16,7 @@ import paddle
 
 from launcher.errors import SettingsError
 from launcher.served import kernels
+from launcher.worker import shapes
 from launcher.worker.interface import Ids
 from launcher.worker.program import Program
 from launcher.worker.rules import Rule
@@ -79,6 +80,11 @@ def build(program: Program, kind: Kind) -> Network:
         rows, spread, weights, pool, optimizer, admit, evict = more
         rule = None if optimizer is None else Rule.of(optimizer)
         table = Table(name, width, rows, spread, rule, admit, evict)
+        if name not in tables and name in main.global_block().vars:
+            what = "an input" if name in program.inputs else "a parameter or variable"
+            raise ValueError(
+                f"embedding {name!r} has the name of {what} of the network. Give the table a name of its own"
+            )
         _check(table, tables.setdefault(name, table), kind)
         asked[name] += ids.shape[1]
         if kind == "served":
@@ -113,10 +119,11 @@ def build(program: Program, kind: Kind) -> Network:
                 else:
                     variables[name] = paddle.static.data(name, [None, shape.width], "float32")
             with program.calling("network()"):
-                prediction, loss = program.module.network(variables, program.job)
-                loss = paddle.add_n(list(loss.values())) if isinstance(loss, dict) else loss
+                returned = program.module.network(variables, program.job)
+                prediction, loss = shapes.check_outputs(program, returned)
     finally:
         program.job.embed = None
+    shapes.check_broadcasts(program, main)
     network = Network(main, startup, prediction, loss, list(tables.values()), asked, lookups, bounds)
     if not network.dense():
         raise SettingsError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -59,16 +60,37 @@ class Program:
             raise self.failed(function, error) from error
 
     def failed(self, function: str, error: Exception) -> SettingsError:
-        """What went wrong in a function of the program, and at which of its lines."""
-        own = [
-            f
-            for f in traceback.extract_tb(error.__traceback__)
-            if Path(f.filename).parent == self.path.parent
-        ]
-        where = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        """Return what went wrong in a function of the program, and at which of its lines."""
+        where = self.line_of(error)
         return SettingsError(
-            f"{function} of the program {self.path} failed{where}: {type(error).__name__}: {error}"
+            f"{function} of the program {self.path} failed{where and f' at {where}'}: {reason(error)}"
         )
+
+    def line_of(self, error: Exception) -> str:
+        """Return `file:line: code` of the program's innermost line in an error's traceback, or ""."""
+        # Paddle names the lines that built a failing operator in the text of its error.
+        return own_line(self.path, "".join(traceback.format_tb(error.__traceback__)) + str(error))
+
+
+def own_line(path: Path, stack: str) -> str:
+    """Return `file:line: code` of the innermost line in the folder of `path` in a printed stack, or ""."""
+    pattern = rf'File "{re.escape(str(path.parent))}/([^"/]+)", line (\d+).*\n\s*(.*)'
+    found = re.findall(pattern, stack)
+    return "{}:{}: `{}`".format(*found[-1]) if found else ""
+
+
+def reason(error: Exception) -> str:
+    """Return type and text of an error in one line or a few, without Paddle's own stack and hints."""
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"the module {error.name} is not installed here. Fix: put a pure Python module next to the "
+            "program; for others install it here, and build an image with it for the cluster: see "
+            "launcher/programs/README.md#more-python-packages"
+        )
+    text = re.sub(r"\s*\n\s*\[(Hint:|operator ).*", "", str(error), flags=re.DOTALL)
+    if paddles := re.search(r"^\s*(\w+Error: .*)", text, re.MULTILINE | re.DOTALL):
+        return re.sub(r" \(at /paddle/\S+\)$", "", paddles[1].strip())
+    return f"{type(error).__name__}: {text}"
 
 
 def load(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) -> Program:
@@ -126,8 +148,9 @@ def _import(path: Path) -> ModuleType:
     except SyntaxError as error:
         raise SettingsError(f"the program {path} is not Python: line {error.lineno}: {error.msg}") from error
     except Exception as error:
+        where = own_line(path, "".join(traceback.format_tb(error.__traceback__)))
         raise SettingsError(
-            f"the program {path} cannot be loaded: {type(error).__name__}: {error}"
+            f"the program {path} cannot be loaded{where and f' ({where})'}: {reason(error)}"
         ) from error
     return module
 

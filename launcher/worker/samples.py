@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.data import fields
-from launcher.errors import DataError
+from launcher.errors import DataError, SettingsError
 from launcher.served import values
 from launcher.worker.interface import Ids, Real
 
@@ -95,9 +95,13 @@ def records(
         try:
             sample = module.parse(dict(zip(columns, parts, strict=True)), job)
         except ValueError as error:
-            raise DataError(f"{place(number)}: {error}. The row: {_shown(line)}") from error
+            at = program.line_of(error)
+            raise DataError(
+                f"{place(number)}: {error}{at and f' ({at})'}. The row: {_shown(line)}"
+            ) from error
         except Exception as error:
-            raise program.failed(f"parse() on {place(number)}", error) from error
+            failed = program.failed(f"parse() on {place(number)}", error)
+            raise SettingsError(f"{failed}. The row: {_shown(line)}") from error
         if sample is None:
             skipped += 1
             continue

@@ -42,8 +42,13 @@ class Single:
             table.name: Heap(table.width, table.spread, table.rule or own, self.seed + number)
             for number, table in enumerate(self.network.tables)
         }
-        with paddle.static.program_guard(self.network.main, self.network.startup):
+        guard = paddle.static.program_guard(self.network.main, self.network.startup)
+        with guard, program.calling("training of network()"):
             optimizer.minimize(self.network.loss)
+            has = self.network.main.global_block().has_var
+            for table, _, vectors in self.network.lookups:
+                if not has(f"{vectors.name}@GRAD"):
+                    raise ValueError(f"the loss does not depend on embedding {table!r}. Use it or remove it")
         self.scope = paddle.static.Scope()
         self.exe = paddle.static.Executor(paddle.CPUPlace())
         self.exe.run(self.network.startup, scope=self.scope)

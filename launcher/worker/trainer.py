@@ -14,9 +14,10 @@ from paddle.distributed import fleet
 
 from launcher.errors import DataError
 from launcher.worker.crew import Crew, Told
+from launcher.worker.graph import BASE, COUNTING, DELTA, WHOLE
 from launcher.worker.program import Program
 from launcher.worker.samples import Arrays
-from launcher.worker.session import BASE, COUNTING, DELTA, WHOLE, Session, await_ports
+from launcher.worker.session import Session, await_ports
 from launcher.worker.settings import WorkerSettings
 
 LOOK_SECONDS = 0.2  # between two looks whether geo's exchange is over: four times what it waits for more

@@ -24,13 +24,16 @@ DEFAULTS = yaml.safe_load((ROOT / "charts" / "paddle-training" / "values.yaml").
 Cli = Callable[..., tuple[int, str, str]]
 
 PROGRAM = """
+import paddle
 from launcher.worker.interface import Real, real_number
 COLUMNS, LABEL, OPTIONS = ("y", "x"), "y", {"rate": 0.1}
 def inputs(job): return {"x": Real(), "y": Real()}
 def parse(row, job): return {name: real_number(row, name, -10, 10) for name in COLUMNS}
-def network(data, job): ...
-def metrics(prediction, label): ...
-def optimizer(job): ...
+def network(data, job):
+    line = paddle.static.nn.fc(data["x"], 1, name="line")
+    return line, paddle.mean(paddle.square(line - data["y"]))
+def metrics(prediction, label): return {"error": float(abs(prediction - label).mean())}
+def optimizer(job): return paddle.optimizer.SGD(job.options["rate"])
 """
 paddle_is_here = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="no paddlepaddle here")
 
@@ -142,6 +145,7 @@ def test_what_is_wrong_with_program_or_rows_is_told_before_any_cluster_is_asked(
 
 
 @paddle_is_here
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Paddle warns of its own expressions
 def test_rows_in_an_archive_are_tried_with_its_tables(cli: Cli, here: Path) -> None:
     program = (
         PROGRAM + 'TABLES = ("side.csv",)\ndef prepare(job): assert job.tables["side.csv"].read_text()\n'

@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -195,6 +196,21 @@ def test_a_program_without_its_functions_ends_with_one_list(
     text = gang.log() + gang.server_log()
     assert "lacks 5 of the 7 things" in text
     assert all(name in text for name in ("LABEL", "inputs(job)", "network(", "metrics(", "optimizer("))
+
+
+def test_a_prediction_of_another_number_of_rows_ends_the_run_before_its_first_batch(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    own = tmp_path / "mine"
+    shutil.copytree(QUICK, own)
+    config = own / "trainer_config.py"
+    text = config.read_text()
+    config.write_text(text.replace("sigmoid(score)", "sigmoid(score.reshape([1, -1]))"))
+    assert config.read_text() != text
+    gang = Loopback(tmp_path, staged(ranks=2), own, values={**FEW, "CONF_PADDLE_PORT": str(port)})
+    assert gang.run()["0/trainer"] == 64, "final: no restart can do better"
+    assert "gave a prediction of shape [1, 61] for a batch of 61 rows" in gang.log()
+    assert "AvgCost" not in gang.log()
 
 
 def test_a_persons_own_program_runs_and_predicts(tmp_path: Path, staged: Staged, port: int) -> None:

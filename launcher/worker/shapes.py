@@ -1,0 +1,133 @@
+"""Checks of what a program's network() and metrics() return: shapes of prediction, loss and label."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import SettingsError
+from launcher.worker.program import Program, own_line
+from launcher.worker.samples import Arrays
+
+ROWS = 61
+"""Rows that `check_batch` is given: a prime, so that hardly any width divides it or equals it."""
+COMBINING = ("elementwise_", "bce_loss", "log_loss", "huber_loss", "sigmoid_cross_entropy", "kldiv_loss")
+"""Operators that take a label and a prediction of one shape."""
+SHAPES = "See network(data, job) in launcher/programs/README.md."
+
+
+def check_outputs(program: Program, returned: Any) -> tuple[Any, Any]:
+    """Check what network() returned while the graph was built.
+
+    Returns:
+        The prediction, and the loss or the sum of the losses, as static variables.
+
+    Raises:
+        SettingsError: no pair, a loss of more than one number, or a prediction without a batch.
+    """
+    import paddle
+
+    if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
+        raise _wrong(program, f"returned {returned!r}, but must return (prediction, loss)", "return both")
+    prediction, loss = returned
+    losses = loss if isinstance(loss, Mapping) else {"loss": loss}
+    for name, value in {"prediction": prediction, **losses}.items():
+        if not isinstance(value, paddle.static.Variable):
+            raise _wrong(program, f"gave {value!r} as {name}, but must give a Paddle variable", "return one")
+    for name, value in losses.items():
+        if math.prod(value.shape) != 1:
+            raise _wrong(
+                program,
+                f"gave {name!r} of shape {_shown(value.shape)}, but it must be one number",
+                "take its mean over the batch: paddle.mean(…)",
+            )
+    if -1 not in prediction.shape:
+        raise _wrong(
+            program,
+            f"gave a prediction of shape {_shown(prediction.shape)}, but it must have a row for each row of "
+            "the batch: [batch, …]",
+            "return the prediction before any mean or sum over the batch",
+        )
+    return prediction, paddle.add_n(list(losses.values())) if isinstance(loss, Mapping) else loss
+
+
+def check_broadcasts(program: Program, main: Any) -> None:
+    """Raise `SettingsError` where Paddle repeats label or prediction to combine their different shapes.
+
+    The loss then compares values that do not belong together, and trains without an error.
+    """
+    block = main.global_block()
+    label = frozenset({program.label})
+    sources = {name: frozenset({name}) for name in program.inputs}
+    for op in block.ops:
+        found = [sources.get(name, frozenset({""})) for name in op.input_arg_names]
+        if op.type.startswith(COMBINING) and len(found) == 2 and label in found:
+            shapes = [tuple(block.var(name).shape) for name in op.input_arg_names]
+            other = found[1 - found.index(label)]
+            if program.label not in other and shapes[0] != shapes[1] and all(-1 in s for s in shapes):
+                line = own_line(program.path, "\n".join(op.attr("op_callstack")))
+                own, theirs = shapes if found[0] == label else reversed(shapes)
+                raise _wrong(
+                    program,
+                    f"combines the label {program.label} of shape {_shown(own)} with a value of shape "
+                    f"{_shown(theirs)} at {line}; Paddle repeats one of them silently",
+                    "give both one shape: the width of Real(…) in inputs(), the size of the last layer, or "
+                    "paddle.reshape. If it is meant, repeat with paddle.expand_as(…)",
+                )
+        for name in op.output_arg_names:
+            sources[name] = frozenset().union(*found)
+
+
+def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], batch: Arrays) -> None:
+    """Predict one batch of rows, and call metrics() with it.
+
+    Args:
+        program: the user's program.
+        predict: the network's prediction of a batch.
+        batch: some rows.
+
+    Raises:
+        SettingsError: the prediction does not have a row for each row, or metrics() gives no numbers.
+    """
+    labels = batch[program.label]
+    prediction = predict(batch)
+    if prediction.shape[:1] != labels.shape[:1]:
+        raise _wrong(
+            program,
+            f"gave a prediction of shape {list(prediction.shape)} for a batch of {len(labels)} rows, but it "
+            "must have a row for each: [batch, …]",
+            "return the prediction before any mean or sum over the batch",
+        )
+    try:
+        found = program.module.metrics(prediction, labels)
+    except (ValueError, ArithmeticError) as error:
+        if (labels == labels[0]).all():
+            return  # such as an AUC, which rows of one class do not have
+        raise _metrics_failed(program, prediction, labels, error) from error
+    except Exception as error:
+        raise _metrics_failed(program, prediction, labels, error) from error
+    values = found if isinstance(found, Mapping) else {}
+    wrong = [name for name, value in values.items() if np.size(value) != 1]
+    if wrong or not values:
+        shown = f"more or less than one number as {', '.join(wrong)}" if wrong else repr(found)
+        raise SettingsError(
+            f"metrics() of the program {program.path} gave {shown}, but must give {{name: number}}, one or "
+            "more. Fix: return such as {'error': float(…)}."
+        )
+
+
+def _metrics_failed(program: Program, prediction: Any, labels: Any, error: Exception) -> SettingsError:
+    shapes = f"prediction {list(prediction.shape)} and label {list(labels.shape)}"
+    return program.failed(f"metrics() on {shapes}", error)
+
+
+def _wrong(program: Program, what: str, fix: str) -> SettingsError:
+    return SettingsError(f"network() of the program {program.path} {what}. Fix: {fix}. {SHAPES}")
+
+
+def _shown(shape: Any) -> str:
+    return f"[{', '.join('batch' if size == -1 else str(size) for size in shape)}]"
