@@ -25,6 +25,7 @@ from launcher.cli.words import command
 INTERRUPTED = 128 + signal.SIGINT
 OWN = Path(__file__).parents[1] / "programs"
 WRITTEN = "# Written by `run` of paddle-training: a whole training, over the values that `base` prints.\n"
+RENAME = "Rename it."
 REMOTE = ("s3://", "https://", "http://", "file://")
 
 
@@ -85,10 +86,10 @@ def prepare(
     if not folder.is_dir():
         ours = ", ".join(sorted(path.parent.name for path in OWN.glob(f"*/{push.CONFIG}")))
         raise UsageError(f"{asked.program} is no folder with a program. Those that come along: {ours}.")
-    program = push.program(folder, recipe.storable(folder.resolve().name), asked.check)
+    program = push.program(folder, recipe.storable(folder.resolve().name), asked.check, RENAME)
     source = None
     if asked.data is not None and not asked.data.startswith(REMOTE):
-        source = push.source(Path(asked.data), recipe.storable(Path(asked.data).name))
+        source = push.source(Path(asked.data), recipe.storable(Path(asked.data).name), "--data", RENAME)
     defaults = helm.defaults()
     made: list[Recipe] = []
     for settings in grid:

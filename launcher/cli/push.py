@@ -19,6 +19,7 @@ from launcher.tarstream import ReaderError, write_tar
 from launcher.worker.program import FUNCTIONS, VALUES
 
 CONFIG = "trainer_config.py"
+FIX = "Choose a name with --as NAME."
 SUMS_SECONDS = 1800.0  # for the sha256 of a file of 100 GB
 
 
@@ -44,17 +45,18 @@ class Parcel:
         return sum(file.stat().st_size for _, file in self.entries)
 
 
-def program(folder: Path, name: str | None, check: bool = True) -> Parcel:
-    """A program folder. UsageError for a name that the job's folder needs itself, links, or no .py file."""
+def program(folder: Path, name: str | None, check: bool = True, fix: str = FIX) -> Parcel:
+    """A program folder. UsageError for a name that the job's folder needs itself, links, or no .py file.
+
+    `fix`: what the command offers for another name.
+    """
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is no folder. push takes a program's folder, or with --source a data file."
         )
-    chosen = checked(name or folder.resolve().name, "--as")
+    chosen = checked(name or folder.resolve().name, fix)
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
-        raise UsageError(
-            f"--as {chosen} is a folder of the launcher's own. Choose another name with --as NAME."
-        )
+        raise UsageError(f"{chosen} is the name of a folder of the launcher's own, not of a program. {fix}")
     entries = []
     for file in folder_files(folder):
         relative = file.relative_to(folder)
@@ -117,11 +119,11 @@ def _bound(body: Iterable[ast.stmt]) -> Iterator[str]:
             yield from _bound(part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
 
 
-def source(file: Path, name: str | None) -> Parcel:
-    """A data file for `file://` sources."""
+def source(file: Path, name: str | None, option: str = "--source", fix: str = FIX) -> Parcel:
+    """A data file for `file://` sources. `option` names it on the command line; `fix` as of `program`."""
     if not file.is_file():
-        raise UsageError(f"--source {file} is no file.")
-    chosen = checked(name or file.name, "--as")
+        raise UsageError(f"{option} {file} is no file.")
+    chosen = checked(name or file.name, fix)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Parcel(chosen, ((chosen, file),), values, source=True)
 

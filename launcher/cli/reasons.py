@@ -23,6 +23,7 @@ _TELLING_EVENTS = (
     "FailedCreatePodSandBox",
     "FailedCreate",
 )
+_UNBOUND = "unbound immediate PersistentVolumeClaims"
 _CODES = {
     errors.EXIT_SETTINGS: "a setting is wrong",
     errors.EXIT_DATA: "the data is wrong or missing, or the loss is no number",
@@ -73,11 +74,16 @@ def pending_reason(pod: Object, events: Sequence[Object] = ()) -> str:
     """One sentence: why this pod is not running yet. Empty when nothing tells."""
     scheduled = condition(pod, "PodScheduled")
     if scheduled and scheduled.get("status") == "False":
+        if _UNBOUND in str(
+            scheduled.get("message")
+        ):  # at each first start; the claim's note says why it lasts
+            return "its storage claim is not bound yet"
         return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message') or 'no node fits'}"
     stuck = stuck_waiting(pod)
     if stuck:
         return stuck[1]
-    told = event_reason(events)
+    # Once it has a node, what the scheduler said before is over.
+    told = event_reason(e for e in events if not scheduled or e.get("reason") != "FailedScheduling")
     if told:
         return told
     if pod.get("metadata", {}).get("deletionTimestamp"):

@@ -103,7 +103,7 @@ def _waits(view: View) -> str:
     """What keeps a run from training, by its pods and by rank 0; empty when nothing does."""
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
-        return "; ".join(f"rank {rank.rank} ({rank.pod}): {rank.reason}" for rank in pending)
+        return "; ".join(f"{who}{reason}" for who, reason in _by_reason(pending))
     if not view.progress:
         return ""
     if view.state in _RESTING:
@@ -190,11 +190,7 @@ def remarks(view: View) -> list[str]:
     A data Job that failed is told by its Job, by its record and by every pod that waited for it.
     """
     waits = "" if view.over or not view.progress else _waits(view)
-    by_reason: dict[str, list[Rank]] = {}
-    for rank in view.ranks:
-        if rank.reason:
-            by_reason.setdefault(rank.reason, []).append(rank)
-    of_ranks = [(", ".join(map(_who, ranks)) + ": ", reason) for reason, ranks in by_reason.items()]
+    of_ranks = _by_reason([rank for rank in view.ranks if rank.reason])
     of_jobs = [(f"{job.name}: ", job.reason) for job in (view.data, view.training) if job and job.reason]
     told = [("", waits and f"waits for {waits}"), *(("", note) for note in view.notes), *of_ranks, *of_jobs]
     known, said = [view.cause.removeprefix(DATA_FAILED)], []
@@ -206,8 +202,12 @@ def remarks(view: View) -> list[str]:
     return said
 
 
-def _who(rank: Rank) -> str:
-    return f"rank {rank.rank} ({rank.pod})"
+def _by_reason(ranks: Sequence[Rank]) -> list[tuple[str, str]]:
+    """(all ranks with this reason, the reason)."""
+    grouped: dict[str, list[str]] = {}
+    for rank in ranks:
+        grouped.setdefault(rank.reason, []).append(f"rank {rank.rank} ({rank.pod})")
+    return [(f"{', '.join(who)}: ", reason) for reason, who in grouped.items()]
 
 
 def curves(passes: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -218,7 +218,7 @@ def curves(passes: Sequence[Mapping[str, Any]]) -> RenderableType:
         values = [float(row[name]) for row in passes if name in row]
         if values:
             rows.append((name, number(values[0]), spark(values), number(values[-1])))
-    return table((f"{len(passes)} passes", ">first", "curve", ">last"), rows)
+    return table((f"{len(passes)} pass{'' if len(passes) == 1 else 'es'}", ">first", "curve", ">last"), rows)
 
 
 def spark(values: Sequence[float]) -> str:

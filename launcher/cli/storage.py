@@ -50,19 +50,19 @@ class Storage(Protocol):
         ...
 
 
-def checked(name: str, option: str) -> str:
-    """A name that may be a folder and a value; else UsageError that tells to mend `option`."""
+def checked(name: str, fix: str) -> str:
+    """A name that may be a folder and a value; else UsageError that ends with `fix`."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"the name '{name}' must be 1 to 63 letters, digits, dots, dashes or underscores and begin "
-            f"with a letter or digit: it becomes a folder and a value. Choose one with {option} NAME."
+            f"with a letter or digit: it becomes a folder and a value. {fix}"
         )
     return name
 
 
 def of_job(storage: Storage, job: str | None) -> Storage:
     """`storage`, or the folder of another `job` beside it."""
-    return storage if job is None else storage.sibling(checked(job, "--job"))
+    return storage if job is None else storage.sibling(checked(job, "Choose one with --job NAME."))
 
 
 class _LocalAnswer(io.RawIOBase):

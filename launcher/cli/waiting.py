@@ -49,7 +49,7 @@ class Teller:
             bool(view.score),  # the last words
         )
         text, now = line(view), self.clock()
-        if key != self._key or (text != self._line and now - self._told >= LINE_SECONDS):
+        if text != self._line and (key != self._key or now - self._told >= LINE_SECONDS):
             self._key, self._line, self._told = key, text, now
             self.say(text)
 

@@ -3,7 +3,6 @@
 # ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -65,4 +64,4 @@ def base(
     one stays in it.
     """
     cluster = connect(kubeconfig, context, namespace)
-    sys.stdout.write(ClusterSession(cluster, release, say).base())
+    print(ClusterSession(cluster, release, say).base().rstrip("\n"))

@@ -216,3 +216,16 @@ def test_a_complete_job_whose_output_is_another_releases_is_no_complete_run(api)
         {"run": None},
     ):  # read before the end; the folder was removed
         assert assemble.of_cluster(seen(api, done, **known)).state == "complete"
+
+
+def test_a_reason_of_several_ranks_is_told_once_in_the_line_too(api):
+    pods = [
+        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
+    ]
+    looked = assemble.of_cluster(seen(api, pods=pods))
+    assert render.waits_for(looked) == "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
+    rows = [{"pass": 0, "train_loss": 0.5}]
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(render.curves(rows), render.curves(rows * 2))
+    assert "1 pass " in shown.file.getvalue()
+    assert "2 passes" in shown.file.getvalue()

@@ -266,3 +266,11 @@ def test_a_file_of_the_persons_own_is_not_overwritten(api: object, here: Path) -
     with pytest.raises(UsageError, match=r"kept\.yaml is there and was not written by `run`"):
         launch(api, asked(replace=True), "paddle-training")
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
+
+
+def test_run_names_its_own_options(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--data gone\.txt is no file"):
+        launching.prepare(asked(data="gone.txt"), Helm(CHART, "paddle"), print)
+    (here / "My Line").rename(here / "output")
+    with pytest.raises(UsageError, match=r"^output is the name of a folder .* Rename it\.$"):
+        launching.prepare(asked(program=Path("output")), Helm(CHART, "paddle"), print)

@@ -116,3 +116,14 @@ def test_an_exit_code_that_is_not_the_runs_end_is_told_in_words(api, code, words
         assert told.startswith(f"container train ended with exit code {code} (")
         assert words in told
         assert told.endswith(message)
+
+
+def test_what_the_scheduler_said_of_a_claim_that_is_being_bound_is_no_failure(api):
+    said = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    events = [{"type": "Warning", "reason": "FailedScheduling", "message": said}]
+    waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}]
+    pod = api.pod("p", phase="Pending", conditions=waits)
+    assert reasons.pending_reason(pod, events) == "its storage claim is not bound yet"
+    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    assert reasons.pending_reason(pod, events) == "its containers are being made"
+    assert "FailedScheduling" in reasons.pending_reason(api.pod("p", phase="Pending"), events)

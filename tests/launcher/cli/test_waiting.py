@@ -173,3 +173,12 @@ def test_the_score_is_told_though_nothing_else_has_changed_since_the_last_line()
     teller.tell(a_view("complete"))
     teller.tell(a_view("complete", score={"error": 0.25}))
     assert "score error 0.2500" in said[-1]
+
+
+def test_the_same_line_is_not_told_twice_when_more_of_the_run_is_known():
+    said: list[str] = []
+    teller = waiting.Teller(said.append, lambda: 0.0)
+    failed = a_view("failed")
+    teller.tell(dataclasses.replace(failed, progress=None))
+    teller.tell(failed)
+    assert said == ["failed"]
