@@ -74,11 +74,10 @@ def pending_reason(pod: Object, events: Sequence[Object] = ()) -> str:
     """One sentence: why this pod is not running yet. Empty when nothing tells."""
     scheduled = condition(pod, "PodScheduled")
     if scheduled and scheduled.get("status") == "False":
-        if _UNBOUND in str(
-            scheduled.get("message")
-        ):  # at each first start; the claim's note says why it lasts
-            return "its storage claim is not bound yet"
-        return f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message') or 'no node fits'}"
+        message = scheduled.get("message") or "no node fits"
+        if _UNBOUND not in message:
+            return f"{scheduled.get('reason', 'Unschedulable')}: {message}"
+        events = ()  # each first start begins so; a note about the claim says why it lasts
     stuck = stuck_waiting(pod)
     if stuck:
         return stuck[1]
@@ -88,8 +87,8 @@ def pending_reason(pod: Object, events: Sequence[Object] = ()) -> str:
         return told
     if pod.get("metadata", {}).get("deletionTimestamp"):
         return "being deleted"
-    if not scheduled:
-        return "not scheduled yet"
+    if not scheduled or scheduled.get("status") == "False":
+        return "its storage claim is not bound yet" if scheduled else "not scheduled yet"
     running_init = [
         status["name"]
         for status in pod.get("status", {}).get("initContainerStatuses", [])
