@@ -1,5 +1,4 @@
-"""The commands a person types, put together. Exit codes: 0 done, 1 the training failed, 2 the deadline of
-`wait` passed, 3 the cluster or storage could not be asked, 64 wrong usage."""
+"""The commands a person types, put together. Exit codes: `EXIT_CODES` of launcher/cli/problems.py."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import typer
 
 from launcher.cli.commands import bringing, keeping, looking, modelling, training
 from launcher.cli.options import say
-from launcher.cli.problems import EXIT_USAGE, CliError
+from launcher.cli.problems import EXIT_CODES, EXIT_USAGE, CliError
 from launcher.cli.words import INSTALLED, called
 from launcher.errors import LauncherError
 from launcher.tarstream import ReaderError
@@ -24,8 +23,9 @@ typer_app = typer.Typer(
     no_args_is_help=True,
     add_completion=called() == INSTALLED,  # a shell completes programs, not modules of python
     pretty_exceptions_enable=False,
-    help="Train with PaddlePaddle on Kubernetes, look at it, and use the model. Exit codes: 0 done, "
-    "1 the training failed, 2 --timeout passed, 3 cluster or storage could not be asked, 64 wrong usage.",
+    help="Train with PaddlePaddle on Kubernetes, look at it, and use the model. Exit codes: "
+    + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+    + ".",
 )
 for part in (training, looking, keeping, bringing, modelling):
     typer_app.add_typer(part.app)

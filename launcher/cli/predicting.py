@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.problems import CliError, UsageError
+from launcher.cli.problems import UsageError
+from launcher.errors import DataError
 
 
 def run(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
     """For each row {"prediction": list, "words": text or None, "unknownIds": of all rows}.
 
-    `cells`: a row as `column=value`. `rows`: more of them, JSON, one a line; `-`: stdin. Raises `CliError`.
+    `cells`: a row as `column=value`. `rows`: more of them, JSON, one a line; `-`: stdin.
+    Raises `UsageError`, or `DataError` for a wrong row or model.
     """
     from launcher.served import Model, ServedError  # loads numpy, which the other commands do without
     from launcher.served.model import description
@@ -32,7 +34,7 @@ def run(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str,
         description(folder)  # told before Paddle is loaded
         answer = Model(folder).answer(asked)
     except ServedError as error:
-        raise CliError(str(error)) from error
+        raise DataError(str(error)) from error
     return [
         {
             "prediction": prediction.tolist(),
@@ -66,13 +68,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
         content = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except FileNotFoundError:
         raise UsageError(f"--rows {path}: there is no such file.") from None
+    except OSError as error:
+        raise UsageError(f"--rows {path} cannot be read: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"--rows {path} is no text in UTF-8: {error}.") from error
     rows = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"--rows {path}, line {number} is no JSON: {error}.") from error
+            raise DataError(f"--rows {path}, line {number} is no JSON: {error}.") from error
         if not isinstance(row, dict):
-            raise UsageError(f'--rows {path}, line {number} is no row, but must be such as {{"text": "…"}}.')
+            raise DataError(f'--rows {path}, line {number} is no row, but must be such as {{"text": "…"}}.')
         rows.append(row)
     return rows

@@ -4,6 +4,8 @@ CliError              3   the cluster or the storage could not be asked, or refu
 ├── UsageError       64   an option or argument is wrong; nothing was done
 ├── RunFailed         1   the training itself failed (`wait`)
 └── WaitedTooLong     2   `wait --timeout` passed
+
+Other codes are those of launcher/errors.py: a program or a row that is wrong is a `DataError` here too.
 """
 
 from __future__ import annotations
@@ -12,12 +14,25 @@ import json
 import re
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import EXIT_DATA, EXIT_GANG, EXIT_OK, EXIT_STORAGE, EXIT_UNFIT, LauncherError
 
 EXIT_RUN_FAILED = 1
 EXIT_TIMEOUT = 2
 EXIT_UNKNOWN = 3
 EXIT_USAGE = 64
+
+# Of a command that a person types; docs/contracts.md has them with those of the pods.
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_RUN_FAILED: "the training failed",
+    EXIT_TIMEOUT: "--timeout passed",
+    EXIT_UNKNOWN: "the cluster or the storage could not be asked",
+    EXIT_USAGE: "an option, an argument or a setting is wrong",
+    EXIT_DATA: "the data, a row, the program or the model is wrong",
+    EXIT_GANG: "anything else failed",
+    EXIT_UNFIT: "the storage failed in a way that may pass",
+    EXIT_STORAGE: "a disk or the storage is full or cannot be written",
+}
 
 
 class CliError(LauncherError):

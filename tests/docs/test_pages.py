@@ -1,4 +1,4 @@
-"""The pages: the table of settings is what its source gives, and what a page links to is there."""
+"""The pages: tables are what their sources give, and what a page links to is there."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import runpy
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
+
+from launcher import errors
+from launcher.cli.main import typer_app
+from launcher.cli.problems import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -17,6 +22,25 @@ PAGES = sorted(
 def test_the_table_of_settings_is_that_of_its_source() -> None:
     made = runpy.run_path(str(ROOT / "docs" / "tables.py"))["page"]()
     assert (ROOT / "docs" / "settings.md").read_text() == made, "run `make docs`"
+
+
+def test_the_table_of_exit_codes_has_those_of_the_commands() -> None:
+    page = (ROOT / "docs" / "contracts.md").read_text()
+    section = page.partition("## Exit codes\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (\d+) \|([^|]*)\|([^|]*)\|", section, re.MULTILINE)
+    assert {int(code): typed.strip() for code, typed, _ in rows if typed.strip()} == EXIT_CODES
+    of_pods = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert {int(code) for code, _, pods in rows if pods.strip()} == of_pods
+    told = " ".join(CliRunner().invoke(typer_app, ["--help"]).output.split())
+    assert "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) in told.replace("│", "")
+
+
+def test_help_lists_each_command_of_the_contract() -> None:
+    page = (ROOT / "docs" / "contracts.md").read_text()
+    listed = set(re.findall(r"^\| `([a-z -]+)` \| (?:a person's machine|a pod of)", page, re.MULTILINE))
+    commands = {command for names in listed for command in names.split()}
+    told = CliRunner().invoke(typer_app, ["--help"]).output
+    assert set(re.findall(r"^│ ([a-z]+) ", told, re.MULTILINE)) == commands
 
 
 def anchors(page: Path) -> set[str]:

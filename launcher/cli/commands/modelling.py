@@ -1,4 +1,4 @@
-"""`try`, `predict`: a program and a model on this machine, without a cluster."""
+"""`try`, `predict`, `serve`: a program and a model on this machine, without a cluster."""
 
 # ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
@@ -83,3 +83,13 @@ def predict(
     unknown = [f"{count} of {table}" for table, count in found[0]["unknownIds"].items() if count]
     if unknown:
         say(f"ids that the model does not know, read as zeros: {', '.join(unknown)}")
+
+
+@app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
+def serve(context: typer.Context) -> None:
+    """Serve a model over HTTP: --model DIR or s3://…; /predict, /healthz, /metrics, OpenAPI at /docs."""
+    from launcher import serve as serving  # pods run it without this command line: launcher/__main__.py
+
+    raise typer.Exit(serving.main(context.args))

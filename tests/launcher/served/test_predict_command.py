@@ -52,10 +52,12 @@ def test_many_rows_come_as_lines_of_json(
     [
         (["{model}"], 64, "there is no row to predict"),
         (["{model}", "words"], 64, "'words' is no column=value"),
-        (["{model}", "words=5"], 3, "row 1 has no size: it has words"),
+        (["{model}", "words=5"], 65, "row 1 has no size: it has words"),
         (["{model}", "--rows", "nowhere"], 64, "--rows nowhere: there is no such file"),
-        (["{model}", "--rows", "{rows}"], 64, "line 2 is no JSON"),
-        (["{rows}", "words=5", "size=1"], 3, "holds no model"),
+        (["{model}", "--rows", "{model}"], 64, "cannot be read: Is a directory"),
+        (["{model}", "--rows", "{rows}"], 65, "line 2 is no JSON"),
+        (["{model}", "--rows", "{model}/network.pdiparams"], 65, "is no text in UTF-8"),
+        (["{rows}", "words=5", "size=1"], 65, "holds no model"),
     ],
 )
 def test_what_cannot_be_is_one_message(
