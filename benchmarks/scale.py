@@ -78,7 +78,10 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
             memory = processes["0/trainer"].memory_info().rss
         except (OSError, ValueError, psutil.Error):
             return
-        if state["pass"] == 1 and state["state"] != "testing":  # which begins while pushes are under way
+        if state["pass"] == 1 and state["state"] not in (
+            "testing",
+            "waiting",
+        ):  # which begins while pushes are under way
             seen.append(Spent(state["batch"], cpu, wire(), memory))
             if state["state"] == "saving":  # what comes now is not asked for
                 for process in running.values():

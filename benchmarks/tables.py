@@ -98,7 +98,7 @@ class Watched:
             return
         if state["saved"] is None:
             self.resident = max(self.resident, resident)
-            if state["state"] != "saving":
+            if state["state"] not in ("saving", "waiting"):
                 self.before = cpu
         elif not self.after:
             self.after = cpu

@@ -11,7 +11,7 @@ TIMES = 5
 """A state may take so many times its longest stay in this run."""
 SLOW = 10
 """What was not measured yet may take so many times training.stallSeconds at most: 100 minutes by default."""
-BYTES_PER_SECOND = 20e6
+BYTES_PER_SECOND = 10e6
 """The least at which a checkpoint is written, or read and loaded."""
 FIXES = {
     "training": "a batch that takes longer needs a larger training.stallSeconds",
@@ -34,12 +34,14 @@ def deadline(
         leave: seconds for a trainer that is done to end.
         longest: state → its longest stay on this rank so far, in seconds; without `training`.
         spent: seconds of this attempt before this state: what a first save writes was trained in that time.
-        size: bytes of the checkpoint that this attempt resumes from; None when they are unknown.
+        size: bytes of the checkpoint that was loaded last; None when they are unknown.
     """
     if state == "training":
         return stall, "training.stallSeconds"
     if state == "done":
         return leave, "for a trainer that is done"
+    if state == "waiting":  # others train, or write the model; rank 0 sees when none does (`machine.decide`)
+        return SLOW * stall, f"{SLOW} times training.stallSeconds"
     moved = 0.0 if size is None else size / BYTES_PER_SECOND
     least = FLOOR + moved
     if state in longest:

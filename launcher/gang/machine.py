@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
+from launcher.gang.deadlines import FLOOR
 from launcher.gang.messages import CHILDLESS, PHASES, Do, Failure, Order, State
 from launcher.layout import Position
 
@@ -35,6 +36,8 @@ class Member:
     state: State | None = None
     heard: float = 0.0
     """When it last told its state, by rank 0's clock."""
+    moved: float = 0.0
+    """When its trainer last was at another place or in another state, by rank 0's clock."""
     gone: frozenset[str] = frozenset()
     """Incarnations that were replaced: they never count again."""
     ghost: float = 0.0
@@ -127,13 +130,22 @@ def admit(member: Member, state: State, now: float, rules: Rules) -> Member:
     if state.incarnation in member.gone:
         raise Refused(f"another pod has taken the place of this one as rank {state.rank}", twin=True)
     if known is None:
-        return replace(member, state=state, heard=now)
+        return replace(member, state=state, heard=now, moved=now)
     if known.incarnation == state.incarnation:
-        return replace(member, state=state, heard=now) if _turn(state) >= _turn(known) else member
+        if _turn(state) < _turn(known):
+            return member
+        moved = member.moved if _place(state) == _place(known) else now
+        return replace(member, state=state, heard=now, moved=moved)
     if known.phase != "leaving" and now - member.heard < rules.silence:
         raise Refused(f"{member.label} is alive; this is another pod of that rank", twin=False)
     ghost = member.ghost if known.phase == "leaving" else max(member.ghost, member.heard + rules.life)
-    return replace(member, state=state, heard=now, gone=member.gone | {known.incarnation}, ghost=ghost)
+    return replace(
+        member, state=state, heard=now, moved=now, gone=member.gone | {known.incarnation}, ghost=ghost
+    )
+
+
+def _place(state: State) -> tuple[Any, ...]:
+    return state.attempt, *(state.progress.get(key) for key in ("pass", "batch", "state"))
 
 
 _TURNS = ("staging", "serving", "ready", "training", "done", "ended", "idle", "leaving")
@@ -283,6 +295,13 @@ def _first_failure(plan: Plan, members: Sequence[Member], now: float, rules: Rul
         elif limit is not None and now - plan.since >= limit and state.phase != _STEPS[plan.do][0]:
             text = f"{member.label} is still {state.phase} {limit:.0f} s after it was told to {plan.do}"
             found.append(Failure(text, EXIT_GANG, now, member.rank))
+    waiting = all(m.state is not None and m.state.progress.get("state") == "waiting" for m in members)
+    if plan.do == "train" and waiting and now - max(m.moved for m in members) >= FLOOR:
+        text = (
+            f"all trainers have waited for each other for {FLOOR:.0f} s: a message was lost. Fix: see "
+            "whether their nodes reach each other (lost packets, a network policy)"
+        )
+        found.append(Failure(text, EXIT_GANG, now))
     return min(found, key=lambda failure: failure.at, default=None)
 
 

@@ -201,11 +201,8 @@ class Keeper:
             older += list(keys)[:: -(-len(keys) // most) or 1]
         return {"ids": ids.tolist(), "values": given.tolist()}
 
-    def bytes_to_load(self) -> int | None:
-        """Return the bytes of the checkpoint to resume; None for `training.initFrom`, not read yet."""
-        at = self.settings.resume
-        if at is None:
-            return None if self.settings.init_from else 0
+    def bytes_of(self, at: Position) -> int:
+        """Return the bytes that a load of this checkpoint reads."""
         folder = Output(self.settings.output_dir).save(at)
         return sum(outputs.save_bytes(m) for m in (*outputs.chain(folder, outputs.contents(folder)), folder))
 

@@ -98,7 +98,7 @@ class Loop:
             trainer.settle(last=True)  # the last pass was not known to be the last, or is an earlier start's
         if (source := self._model_source(done)) is not None:
             if source.passes != done or (done == start.passes and start.batches):
-                self.progress.set(state="loading")
+                self.progress.set(state="loading", bytes=self.keeper.bytes_of(source))
                 self.keeper.restore(source)
             self._export(source)
         self.progress.set(state="done")
@@ -110,7 +110,9 @@ class Loop:
 
     def _join(self) -> Sums:
         """Meets the others; goes on from the save to resume, if there is one."""
-        size = self.keeper.bytes_to_load()
+        size = None if self.settings.init_from else 0
+        if self.settings.resume is not None:
+            size = self.keeper.bytes_of(self.settings.resume)
         self.progress.set(
             **{"pass": self.start.passes}, batch=self.start.batches, state="meeting", bytes=size
         )
@@ -138,8 +140,7 @@ class Loop:
             self.trainer.train(batches, span, meter.told)
             self.spent += meter.pause()
             if self.schedule.trained(span, self.spent) and meter.batch < self.steps:
-                self.progress.set(state="saving")
-                self.trainer.settle(last=False)
+                self._settle(False, "saving")
                 self._save(Position(number, meter.batch), sums)
                 self.progress.going_on()
         self._finish_pass(number, sums)
@@ -155,8 +156,7 @@ class Loop:
 
     def _finish_pass(self, number: int, sums: Sums) -> None:
         last = number == self.settings.passes - 1
-        self.progress.set(state="testing")
-        self.trainer.settle(last)
+        self._settle(last, "testing")
         loss = sums.loss / sums.samples
         ranks = [
             (int(a), float(b), float(c))
@@ -182,6 +182,17 @@ class Loop:
         value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
         scores.append((done, float(self.trainer.gather([value])[0, 0])))
         return best.ranked(metric, scores)[:1] == [done]
+
+    def _settle(self, last: bool, state: str) -> None:
+        """Waits for what all have pushed. How long the others still train is no part of `state`."""
+
+        def meet() -> None:
+            self.progress.set(state="waiting")
+            self.trainer.barrier()
+            self.progress.set(state=state)
+
+        self.progress.set(state=state)
+        self.trainer.settle(last, meet)
 
     def _test_first(self) -> None:
         """What the earlier run's model says of the new data, before it trains on any of it."""

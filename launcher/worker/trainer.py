@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +170,8 @@ class Trainer(Session):
         """Takes the servers' dense parameters."""
         self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
 
-    def settle(self, last: bool) -> None:
-        """Returns when what all trainers have pushed has arrived at the servers.
+    def settle(self, last: bool, meet: Callable[[], None] | None = None) -> None:
+        """Returns when what all trainers have pushed has arrived at the servers. `meet`: the barrier for it.
 
         `last`: no step follows. In geo the exchange ends here, so that the parameters which are tested and
         saved are those of the model.
@@ -179,12 +179,12 @@ class Trainer(Session):
         if self.mode == "geo":
             if last:
                 self.runtime._communicator.stop()
-            self.barrier()
+            (meet or self.barrier)()
             if not last:
                 self._await_exchange()
             return
         self.runtime._worker.client_flush()
-        self.barrier()
+        (meet or self.barrier)()
         self.pull_dense()
 
     def _await_exchange(self) -> None:

@@ -32,6 +32,7 @@ def seconds(state: str, **changes: Any) -> float:
         ("starting", {"stall": 10.0}, FLOOR),
         ("loading", {"size": 400.0 * GB}, FLOOR + 400 * GB / BYTES_PER_SECOND),
         ("loading", {"size": None}, 6000),
+        ("waiting", {"longest": {"waiting": 2.0}}, 6000),
     ],
 )
 def test_a_state_has_a_deadline_by_what_was_measured(

@@ -304,3 +304,30 @@ def test_a_successor_counts_the_loss_and_takes_the_others_children_for_alive() -
 def test_a_successor_of_nobody_just_waits(told: dict[str, Any]) -> None:
     first, members = again(told, 4, 2, NOW, 0.0)
     assert (first.do, first.attempt, members) == ("wait", 4, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "fails"), [("waiting", 181, True), ("waiting", 179, False), ("training", 999, False)]
+)
+def test_trainers_that_all_wait_for_each_other_are_a_failure(state: str, seconds: int, fails: bool) -> None:
+    """A half-open connection: each has sent, and none has received."""
+
+    def at(number: int, said: str, moved: float) -> Member:
+        member = rank(number, "training", 3)
+        assert member.state is not None
+        return replace(member, moved=moved, state=replace(member.state, progress={"state": said}))
+
+    after = step(plan("train"), [at(0, "waiting", NOW - 300), at(1, state, NOW - seconds)])
+    assert after.do == ("stop" if fails else "train")
+    assert not fails or "all trainers have waited for each other for 180 s" in str(after.cause)
+
+
+def test_a_member_moves_with_its_trainers_place() -> None:
+    before = rank(1, "training", 3)
+    assert before.state is not None
+    there = admit(before, replace(before.state, progress={"state": "waiting", "batch": 3}), NOW + 1, RULES)
+    assert there.state is not None
+    same = admit(
+        there, replace(there.state, progress={"state": "waiting", "batch": 3, "loss": 1.0}), NOW + 2, RULES
+    )
+    assert (there.moved, same.moved, same.heard) == (NOW + 1, NOW + 1, NOW + 2)
