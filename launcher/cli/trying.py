@@ -26,6 +26,8 @@ class Request:
     tables: Sequence[Path]
     options: Sequence[str]
     """`key=value`, as training.extraArgs."""
+    rows: int | None
+    """At most so many rows of each file; None: all."""
     passes: int
     batch_size: int
     csv: bool
@@ -121,6 +123,7 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
     if asked.to.exists() and not (asked.to / "model.json").is_file() and any(asked.to.iterdir()):
         raise UsageError(f"--to {asked.to} is there and holds no model. Name a new folder.")
     os.environ.setdefault("GLOG_minloglevel", "1")  # Paddle's notes on its executors
+    say("loading Paddle")
     try:
         import paddle  # noqa: F401
     except ImportError as error:
@@ -142,9 +145,11 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
         for table in asked.tables:
             files.copy_file(table, work / "tables" / table.name)
         program = programs.load(config, work / "tables", tuple(f"--{option}" for option in asked.options))
-        dealt = trial.records(program, asked.data, form, work / "data", 0.0 if asked.test else asked.held_out)
+        limits: dict[str, Any] = {"limit": asked.rows, "say": say}
+        share = 0.0 if asked.test else asked.held_out
+        dealt = trial.records(program, asked.data, form, work / "data", share, **limits)
         if asked.test:
-            dealt |= trial.records(program, asked.test, form, work / "data", 1.0)
+            dealt |= trial.records(program, asked.test, form, work / "data", 1.0, **limits)
         train, test = dealt["train"], dealt["test"]
         say(f"{train.rows:,} rows to train with, {test.rows:,} to test with ({train.skipped:,} skipped)")
         checks.check(
@@ -152,7 +157,7 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
         )
         single = Single(program)
         passes = []
-        for done in single.passes(train, test, asked.passes, asked.batch_size):
+        for done in single.passes(train, test, asked.passes, asked.batch_size, say):
             passes.append(done)
             rate = done["samples"] / max(done["seconds"], 1e-9)
             shown = " ".join(

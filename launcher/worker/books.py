@@ -24,6 +24,24 @@ COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second"
 LEAST_SECONDS = 0.5  # between two writes of progress.json
 
 
+FIRST_SECONDS, SAY_SECONDS = 1.0, 5.0
+
+
+class Pace:
+    """Says when to report progress: FIRST_SECONDS after the start, then every SAY_SECONDS."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + FIRST_SECONDS
+
+    def due(self) -> bool:
+        """Return whether it is time for a report, which then counts as made."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + SAY_SECONDS
+        return True
+
+
 class Progress:
     """Writes `<work dir>/progress.json`, at most twice a second, and at once when the state changes.
 
@@ -146,10 +164,7 @@ class Meter:
         """Raises `DivergedError` for a loss that is no number."""
         self.batch += 1
         if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss is {loss} at pass {self._number + 1}, batch {self.batch}: training diverged. "
-                "Lower the learning rate (training.extraArgs, --learning_rate=…)."
-            )
+            raise diverged(loss, self._number, self.batch)
         rows = len(next(iter(batch.values())))
         self._sums.loss += loss * rows
         self._sums.samples += rows
@@ -165,6 +180,15 @@ class Meter:
         self._seconds += seconds
         self._sums.seconds += seconds
         return seconds
+
+
+def diverged(loss: float, number: int, batch: int) -> DivergedError:
+    """Return the error for a NaN or infinite loss. Passes count from 0, batches from 1."""
+    why, fix = "training diverged", "lower the learning rate (--set learning_rate=… where it is an option)"
+    if (number, batch) == (0, 1):
+        why = "nothing was learned yet"
+        fix = "see network() for a logarithm, root or division of 0 or less, and parse() for huge numbers"
+    return DivergedError(f"the loss is {loss} at pass {number + 1}, batch {batch}: {why}. Fix: {fix}.")
 
 
 def add_metrics(

@@ -55,6 +55,7 @@ class Heap:
         found: NDArray[np.float32] = self._values[places][back.reshape(-1)]
         return found.reshape(*ids.shape, self.width)
 
+    @np.errstate(over="ignore", invalid="ignore")  # the next loss says so: `books.diverged`
     def step(self, ids: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
         """One step of the optimizer with the sum of each id's gradients; `look_up` has made the rows."""
         unique, back, times = np.unique(ids, return_inverse=True, return_counts=True)

@@ -7,14 +7,14 @@ the rules that the servers have.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
 
-from launcher.errors import DivergedError
+from launcher.worker.books import Pace, diverged
 from launcher.worker.heap import Heap
 from launcher.worker.network import begin, build
 from launcher.worker.program import Program
@@ -108,24 +108,31 @@ class Single:
         return {name: float(value) for name, value in found.items()}
 
     def passes(
-        self, train: Records, test: Records, passes: int, batch_size: int
+        self,
+        train: Records,
+        test: Records,
+        passes: int,
+        batch_size: int,
+        say: Callable[[str], None] = lambda _: None,
     ) -> Iterator[dict[str, float]]:
         """Trains; yields {"pass", "samples", "seconds", "loss", metric…} after each pass.
 
-        Raises `DivergedError` for a loss that is no number.
+        `say` is told of batches now and then. Raises `DivergedError` for a NaN or infinite loss.
         """
         steps = max(1, -(-train.rows // batch_size))
         for number in range(passes):
             began = time.monotonic()
-            total = 0.0
-            for batch in train.batches(steps, (self.seed, number, 0)):
+            total, rows, pace = 0.0, 0, Pace()
+            for step, batch in enumerate(train.batches(steps, (self.seed, number, 0)), 1):
                 loss = self.step(batch)
                 if not np.isfinite(loss):
-                    raise DivergedError(
-                        f"the loss is {loss} in pass {number + 1}: training diverged. "
-                        "Lower the learning rate."
-                    )
+                    raise diverged(loss, number, step)
+                rows += len(batch[self.program.label])
                 total += loss * len(batch[self.program.label])
+                if pace.due():
+                    rate = rows / (time.monotonic() - began)
+                    shown = f"{step:,} of {steps:,} batches, {rate:,.0f} samples/s, loss={total / rows:.4f}"
+                    say(f"pass {number + 1}: {shown}")
             done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}
             yield {"pass": number, **done, **self.score(test)}
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import shutil
+import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, cast
@@ -20,9 +21,11 @@ from launcher.data.places import Places
 from launcher.data.stream import Peeked, Readable
 from launcher.errors import DataError, SettingsError
 from launcher.worker import samples
+from launcher.worker.books import Pace
 from launcher.worker.program import Program
 from launcher.worker.records import Part, Records, rows_a_file
 
+Say = Callable[[str], None]
 CONFIG = "trainer_config.py"
 OWN = Path(__file__).parent.parent / "programs"
 """The programs that come with the launcher."""
@@ -55,15 +58,24 @@ def config(given: Path) -> Path:
     )
 
 
-def lines(file: Path, form: Form, found: Places | None = None) -> Iterator[str]:
+def lines(
+    file: Path, form: Form, found: Places | None = None, limit: int | None = None, say: Say | None = None
+) -> Iterator[str]:
     """The rows of a file, plain or .gz, as a data Job passes them on, counted in `found`.
 
-    Raises `DataError`.
+    `limit`: at most so many rows. `say` is told how far the caller got, now and then. Raises `DataError`.
     """
-    opened = gzip.open if file.suffix == ".gz" else open
     try:
-        with opened(file, "rb") as stream:
-            yield from _rows(cast("Readable", stream), str(file), form, found or Places(str(file)))
+        with file.open("rb") as raw:
+            stream = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
+            rows = _rows(cast("Readable", stream), str(file), form, found or Places(str(file)))
+            size, began, pace = max(1, file.stat().st_size), time.monotonic(), Pace()
+            for count, row in enumerate(itertools.islice(rows, limit), 1):
+                yield row
+                if say is not None and pace.due():
+                    share = max(raw.tell() / size, count / limit if limit else 0.0)
+                    rate = count / max(time.monotonic() - began, 1e-9)
+                    say(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Name one that is there with --data or --test.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -144,22 +156,34 @@ class _Writer:
         return Records(self.folder, self.row, tuple(self.parts), skipped)
 
 
-def records(program: Program, file: Path, form: Form, folder: Path, held_out: float) -> dict[str, Records]:
+def records(
+    program: Program,
+    file: Path,
+    form: Form,
+    folder: Path,
+    held_out: float,
+    *,
+    limit: int | None = None,
+    say: Say | None = None,
+) -> dict[str, Records]:
     """A file's rows to train with, `train`, and those that the dice hold out, `test`.
 
-    `held_out`: the share of rows; with 0 or 1 there is only one of both. Raises `DataError` that names row
-    and column.
+    `held_out`: the share of rows; with 0 or 1 there is only one of both. `limit` and `say`: as of `lines`.
+    Raises `DataError` that names row and column.
     """
     row = samples.row_type(program.inputs)
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     writers = {name: _Writer(folder / name, row) for name in names}
     dice = np.random.default_rng(int(program.worker_options["seed"]))
     places = Places(str(file))
-    rows = lines(file, form, places)
-    first, skipped = 1, 0
-    while chunk := list(itertools.islice(rows, rows_a_file(row))):
-        found, left_out = samples.records(chunk, str(file), program, first, places.place)
-        first, skipped = first + len(chunk), skipped + left_out
+    rows = lines(file, form, places, limit, say)
+    read = skipped = 0
+    while True:
+        chunk = itertools.islice(rows, rows_a_file(row))
+        found, left_out = samples.records(chunk, str(file), program, read + 1, places.place)
+        if not len(found) + left_out:
+            break
+        read, skipped = read + len(found) + left_out, skipped + left_out
         tested = dice.random(len(found)) < held_out
         for name, writer in writers.items():
             writer.add(found[tested if name == "test" else ~tested], program.label)

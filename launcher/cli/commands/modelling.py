@@ -30,6 +30,9 @@ def try_out(
     option: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the program.")
     ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Read only the first N rows of each file.")
+    ] = None,
     passes: Annotated[int, typer.Option(min=1)] = 3,
     batch_size: Annotated[int, typer.Option(min=1)] = 256,
     csv: Annotated[bool, typer.Option("--csv", help="The files are csv (data.format); else lines.")] = False,
@@ -48,6 +51,7 @@ def try_out(
         held_out=held_out,
         tables=table or [],
         options=option or [],
+        rows=rows,
         passes=passes,
         batch_size=batch_size,
         csv=csv,

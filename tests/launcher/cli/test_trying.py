@@ -108,6 +108,46 @@ def test_a_packed_csv_with_names_is_taken_and_a_model_is_replaced(launch, shop: 
     assert "pass 1: " in out
 
 
+def test_rows_limits_both_files_and_progress_is_shown_while_rows_are_read_and_trained_on(
+    launch, shop: Path, tmp_path: Path, monkeypatch
+) -> None:
+    from launcher.worker import books
+
+    monkeypatch.setattr(books, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(books, "SAY_SECONDS", 0.0)
+    (tmp_path / "visits.txt.gz").write_bytes(
+        gzip.compress(lines([*visits(400), ["many", "1", "x"]]).encode())
+    )
+    told = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
+    code, out, err = launch("try", shop, *told, "--batch-size", "100")
+    assert (code, err) == (0, ""), "row 401, which cannot be parsed, is not read"
+    assert (
+        out.index("loading Paddle")
+        < out.index("visits.txt.gz: 150 rows parsed")
+        < out.index("300 rows to train")
+    )
+    assert re.search(r"visits.txt.gz: 300 rows parsed, 100%, [\d,]+ rows/s", out)
+    assert "300 rows to train with, 300 to test with" in out
+    assert re.search(r"pass 1: 2 of 3 batches, [\d,]+ samples/s, loss=0\.\d+", out)
+
+
+@pytest.mark.parametrize("rate", ["1e15", "1e20"])
+def test_a_loss_that_diverges_is_one_sentence_without_warnings(
+    launch, shop: Path, tmp_path: Path, rate: str
+) -> None:
+    page = (shop / "trainer_config.py").read_text()
+    (shop / "trainer_config.py").write_text(
+        page.replace("with_logits(score, data", "with_logits(score * score, data")
+    )
+    (tmp_path / "visits.txt").write_text(lines(visits(2000)))
+    code, out, err = launch("try", shop, "--data", "visits.txt", "--set", f"learning_rate={rate}")
+    assert code == 65
+    assert re.fullmatch(
+        r"error: the loss is (nan|inf) at pass 1, batch \d: training diverged. Fix: lower .*\n", err
+    )
+    assert "Warning" not in out + err
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [

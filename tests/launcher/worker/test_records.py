@@ -259,7 +259,9 @@ def test_a_number_that_is_none_is_named_with_its_row(path: Path, tmp_path: Path)
 
 def test_a_fault_of_the_program_is_no_fault_of_the_data(path: Path, tmp_path: Path) -> None:
     path.write_text(PROGRAM.replace('float(row["number"])', '1 // (7 - int(row["number"]))'))
-    with pytest.raises(SettingsError, match=r"parse\(\) on f, row 8 .* at trainer_config\.py:\d+: ZeroDivi"):
+    with pytest.raises(
+        SettingsError, match=r"parse\(\) on f, row 8 .* at trainer_config\.py:\d+: `.*`: ZeroDivi"
+    ):
         made(path, tmp_path, 300, 2)
 
 
