@@ -12,7 +12,7 @@
     ├── tables/<name>                    side tables, once for all shards
     ├── <TRAIN_CONFIG_DIR>/              a person's own program
     ├── output/
-    │   ├── run.lock, run.json, status.json, metrics.csv, curve.png, report.html, model/
+    │   ├── run.lock, run.json, status.json, program.json, metrics.csv, curve.png, report.html, model/
     │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
     │   ├── pass-<NNNNN>/{…,done}                    a finished pass
     │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a save inside a pass
@@ -165,6 +165,11 @@ class Output:
     def before_json(self) -> Path:
         """What the model of `training.initFrom` scored before this run trained."""
         return self.root / "before.json"
+
+    @property
+    def program_json(self) -> Path:
+        """The program's options and the text of its files, for `compare` and the report."""
+        return self.root / "program.json"
 
     @property
     def report_html(self) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher import best
 from launcher.cli import reasons
 from launcher.cli.progress import Progress, progress_of
 from launcher.cli.view import (
@@ -57,6 +58,7 @@ def of_cluster(seen: Seen) -> View:
     ranks = ranks_of(run.trainers, pods, seen.events, told)
     state, cause = _state(seen, progress, data, training, pods)
     record = own_run(seen.files.get("run"), run.k8s_job) or own_run(seen.files.get("moved"), run.k8s_job)
+    passes = (seen.files.get("passes") or ()) if progress else ()
     return View(
         where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
         run_id=run.k8s_job,
@@ -69,7 +71,8 @@ def of_cluster(seen: Seen) -> View:
         notes=tuple(_notes(seen, progress is not None, data, state)),
         exported=exported_to(record),
         score=record.get("score") or {},
-        passes=(seen.files.get("passes") or ()) if progress else (),
+        passes=passes,
+        best=best.of_run(record, passes),
         log=seen.log,
         log_of=seen.log_of,
     )
@@ -213,6 +216,7 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
         exported=exported_to(files.get("run") or {}),
         score=(files.get("run") or {}).get("score") or {},
         passes=files.get("passes") or (),
+        best=best.of_run(files.get("run") or {}, files.get("passes") or ()),
         log=files.get("log") or (),
         log_of="node_0/train.log",
     )

@@ -16,7 +16,7 @@ from rich.text import Text
 from launcher.cli.progress import Progress, Restart
 from launcher.cli.view import DATA_FAILED, JobView, Rank, View
 from launcher.cli.words import command
-from launcher.reporting.figures import at_time, duration, number, rate, scores
+from launcher.reporting.figures import at_time, best, duration, number, rate, scores
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
 _LOST = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that another one will replace
@@ -67,7 +67,8 @@ def line(view: View) -> str:
     """The whole view in one line, for logs and for `wait` without a terminal."""
     if view.progress and view.state not in ("preparing", "pending", "missing", "failed"):
         waits = "" if view.over else _waits(view)
-        parts = (progress_text(view.progress), waits and f"waits for {waits}", _export(view), _score(view))
+        waits = waits and f"waits for {waits}"
+        parts = (progress_text(view.progress), best(view.best), waits, _export(view), _score(view))
         return f"{view.state}: {', '.join(filter(None, parts))}"
     return f"{view.state}: {waits_for(view)}" if not view.over else view.state
 
@@ -162,6 +163,8 @@ def screen(view: View, now: float | None = None) -> RenderableType:
             parts.append(Text(f"last sign of life {duration(age)} ago", style="yellow"))
     if view.passes:
         parts.append(curves(view.passes))
+        if view.best:
+            parts.append(Text(best(view.best)))
     if view.progress and view.progress.restarts:
         parts.append(_restarts(view.progress.restarts))
     if view.ranks:

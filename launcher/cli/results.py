@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
+from launcher.best import of_run
 from launcher.cli import render
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT
@@ -45,6 +46,8 @@ class Results:
     """As in run.json."""
     finished: float | None
     """When the run ended, in unix seconds."""
+    best: dict[str, Any]
+    """`launcher.best.of_run`; empty without `training.keepBest`."""
 
 
 def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
@@ -69,6 +72,7 @@ def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
         exported=exported_to(run or {}),
         restarts=list((run or status or {}).get("restarts") or []),
         finished=(run or {}).get("finished"),
+        best=of_run(run or {}, report.pass_table(rows)),
     )
 
 

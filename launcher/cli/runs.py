@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from launcher.best import of_run
 from launcher.cli import render
 from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
@@ -19,6 +21,7 @@ from launcher.cli.storage import Storage, buffered, json_file, small_files
 from launcher.reporting import curve, figures
 
 RUNS = "runs"
+DIFF_LINES = 100  # of two programs, in a terminal
 CURRENT = OUTPUT.root.as_posix()
 
 
@@ -33,6 +36,8 @@ class Past:
     """`curve.pass_table` of its metrics."""
     locked: bool
     """Whether somebody writes there."""
+    program: Mapping[str, str] = field(default_factory=dict)
+    """The text of the program's files by name; empty where it was not kept."""
 
     @property
     def name(self) -> str:
@@ -55,6 +60,11 @@ class Past:
         """What two runs may differ in, as run.json keeps it. Digests are cut: they are only compared."""
         return figures.settings(self.run, len(self.passes))
 
+    @property
+    def best(self) -> dict[str, Any]:
+        """`launcher.best.of_run`."""
+        return of_run(self.run, self.passes)
+
     def as_json(self) -> dict[str, Any]:
         """For scripts."""
         return {
@@ -65,6 +75,7 @@ class Past:
             "seconds": self.seconds,
             "podHours": pod_hours(self),
             "score": self.run.get("score") or {},
+            "best": self.best,
             "restarts": len(self.run.get("restarts") or []),
             "settings": self.settings,
             "passes": list(self.passes),
@@ -79,14 +90,16 @@ def pod_hours(past: Past) -> float | None:
 
 def load(storage: Storage) -> list[Past]:
     """All outputs of the job, the newest first."""
-    names = (OUTPUT.run_json.name, OUTPUT.metrics_csv.name, OUTPUT.lock.name)
+    names = (OUTPUT.run_json.name, OUTPUT.metrics_csv.name, OUTPUT.lock.name, OUTPUT.program_json.name)
     found = small_files(storage, [f"{place}/{name}" for place in (CURRENT, f"{RUNS}/*") for name in names])
     folders = sorted({str(PurePosixPath(name).parent) for name in found})
     pasts = []
     for folder in folders:
         rows = curve.parse_metrics(found.get(f"{folder}/{names[1]}", b"").decode(errors="replace"))
-        run = json_file(found.get(f"{folder}/{names[0]}")) or {}
-        pasts.append(Past(folder, run, curve.pass_table(rows), f"{folder}/{names[2]}" in found))
+        program = json_file(found.get(f"{folder}/{names[3]}")) or {}
+        run = figures.with_options(json_file(found.get(f"{folder}/{names[0]}")) or {}, program)
+        locked = f"{folder}/{names[2]}" in found
+        pasts.append(Past(folder, run, curve.pass_table(rows), locked, program.get("files") or {}))
     return sorted(pasts, key=lambda past: (past.folder == CURRENT, past.started), reverse=True)
 
 
@@ -114,9 +127,33 @@ def pair(pasts: Sequence[Past], one: str, other: str | None) -> list[Past]:
 
 
 def differing(pasts: Sequence[Past]) -> list[str]:
-    """The settings that are not the same in all of them, in the order in which they appear."""
-    keys = dict.fromkeys(key for past in pasts for key in past.settings)
-    return [key for key in keys if len({json.dumps(past.settings.get(key)) for past in pasts}) > 1]
+    """The settings that are not the same in all of them, in the order in which they appear.
+
+    Earlier launchers kept no defaults: an option that such a run does not have counts as the same.
+    """
+    settings = [past.settings for past in pasts]
+    defaults = [bool(past.run.get("options")) for past in pasts]
+
+    def differs(key: str) -> bool:
+        told = [
+            values.get(key)
+            for values, known in zip(settings, defaults, strict=True)
+            if key in values or known or not (any(defaults) and key.startswith("--"))
+        ]
+        return any(value != told[0] for value in told)
+
+    return [key for key in dict.fromkeys(key for values in settings for key in values) if differs(key)]
+
+
+def program_diff(one: Past, other: Past) -> list[str]:
+    """The lines of a unified diff between the two programs; one line that says so where it is not known."""
+    if one.settings.get("program") == other.settings.get("program"):
+        return []
+    lines: list[str] = []
+    for name in sorted({*one.program, *other.program} if one.program and other.program else ()):
+        old, new = (past.program.get(name, "").splitlines() for past in (one, other))
+        lines += difflib.unified_diff(old, new, f"{one.name}/{name}", f"{other.name}/{name}", lineterm="")
+    return lines or ["the programs differ, but the text in which they do was not kept"]
 
 
 def unused(
@@ -189,7 +226,10 @@ def runs_table(pasts: Sequence[Past]) -> RenderableType:
                 "-" if hours is None else f"{hours:.2f}",
                 str(len(past.passes)),
                 str(len(past.run.get("restarts") or [])),
-                figures.scores(dict(past.run.get("score") or {})) or "-",
+                ", ".join(
+                    filter(None, (figures.scores(past.run.get("score") or {}), figures.best(past.best)))
+                )
+                or "-",
                 *(Text(str(past.settings.get(key, "-"))) for key in keys),
             ]
         )
@@ -223,4 +263,8 @@ def comparison(one: Past, other: Past) -> RenderableType:
         for key in shown
         for past in (one, other)
     ]
+    lines += [Text(figures.best(past.best) + f" in {past.name}") for past in (one, other) if past.best]
+    diff = program_diff(one, other)
+    hidden = [f"{len(diff) - DIFF_LINES} more lines: -o json has all"] if len(diff) > DIFF_LINES else []
+    lines += map(Text, [*diff[:DIFF_LINES], *hidden])
     return Group(*parts, render.table(columns, rows), *lines)

@@ -113,6 +113,8 @@ class View:
     """Of the whole model on the test set; empty before there is one."""
     passes: Sequence[Mapping[str, Any]] = ()
     """`curve.pass_table` of the passes so far; they count from 0."""
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """`launcher.best.of_run`; empty without `training.keepBest`."""
     log: Sequence[str] = ()
     """The newest lines of who works just now."""
     log_of: str = ""

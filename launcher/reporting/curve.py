@@ -14,12 +14,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.files import write_whole
+from launcher import best
+from launcher.errors import LauncherError
+from launcher.files import read_json, write_whole
 from launcher.layout import Output
 
 TEST = "test_"
@@ -148,8 +150,12 @@ def draw_curve(output_dir: Path) -> Path | None:
     rows = read_metrics(output.metrics_csv)
     if not rows:
         return None
+    try:
+        run = read_json(output.run_json) or {}
+    except LauncherError:  # the picture does without the mark
+        run = {}
     with _matplotlib_folder(output.root):
-        picture = _drawn(rows)
+        picture = _drawn(rows, best.of_run(run, pass_table(rows)))
     write_whole(output.curve_png, picture)
     return output.curve_png
 
@@ -176,7 +182,7 @@ def _matplotlib_folder(spare: Path) -> Iterator[None]:
                 os.environ["MPLCONFIGDIR"] = given
 
 
-def _drawn(rows: Sequence[Row]) -> bytes:
+def _drawn(rows: Sequence[Row], found: Mapping[str, Any]) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -207,6 +213,10 @@ def _drawn(rows: Sequence[Row]) -> bytes:
         axis.plot(*zip(*points, strict=True), color="tab:red", linewidth=2, marker="o")
         title = metric.removeprefix(TEST)
         axis.set(title=f"Test {title}, last {points[-1][1]:.4f}", ylabel=title)
+        if found.get("metric") == title:
+            at, value = found["pass"] + 1, found["value"]
+            axis.plot(at, value, color="tab:green", marker="*", markersize=14)
+            axis.set(title=f"Test {title}, best {value:.4f} after pass {at}")
     marks = restart_marks(rows)
     for axis in axes:
         for place, label in marks:

@@ -13,9 +13,14 @@ X_TICKS = 8  # at most
 
 
 def curve(
-    mean: Sequence[Point], ranks: Sequence[Sequence[Point]] = (), marks: Sequence[tuple[float, str]] = ()
+    mean: Sequence[Point],
+    ranks: Sequence[Sequence[Point]] = (),
+    marks: Sequence[tuple[float, str]] = (),
+    best: float | None = None,
 ) -> str:
     """A line over the passes, thin ones of the ranks behind it, and upright ones at `marks` (place, label).
+
+    The point of pass `best` is larger.
 
     Points are (pass from 1, value); those without a finite value are left out.
     """
@@ -50,8 +55,9 @@ def curve(
     parts.append(f'<polyline class="mean" points="{_points(map(place, mean))}"/>')
     for point in mean:
         x, y = place(point)
-        title = f"<title>pass {point[0]:.0f}: {point[1]:.6g}</title>"
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6">{title}</circle>')
+        title = f"<title>{'best: ' if point[0] == best else ''}pass {point[0]:.0f}: {point[1]:.6g}</title>"
+        size = 'r="5" class="best"' if point[0] == best else 'r="2.6"'
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {size}>{title}</circle>')
     return f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img">{"".join(parts)}</svg>'
 
 

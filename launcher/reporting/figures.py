@@ -44,11 +44,31 @@ def scores(values: Mapping[str, Any]) -> str:
     )
 
 
+def best(found: Mapping[str, Any]) -> str:
+    """What `launcher.best.of_run` found, as `best error 0.1234 after pass 2, ended early`; empty for {}."""
+    if not found:
+        return ""
+    early = ", ended early" if found["endedEarly"] else ""
+    return f"best {found['metric']} {number(found['value'])} after pass {found['pass'] + 1}{early}"
+
+
+def with_options(run: Mapping[str, Any], program: Mapping[str, Any] | None) -> dict[str, Any]:
+    """run.json with all options of the program, defaults among them, if program.json has them."""
+    return {**run, "options": dict((program or {}).get("options") or {})}
+
+
 def settings(run: Mapping[str, Any], passes: int | None) -> dict[str, Any]:
-    """What two runs may differ in, as run.json keeps it; with the number of passes unless that is None."""
+    """What two runs may differ in, as run.json keeps it; with the number of passes unless that is None.
+
+    `with_options` adds the program's defaults to it.
+    """
     kept = dict(run.get("fingerprint") or {})
     for key in ("program", "dataDigest"):
         kept[key] = str(kept.get(key, ""))[:DIGEST]
-    options = (argument.lstrip("-").partition("=") for argument in kept.pop("extraArgs", []))
-    told = {**kept, **{f"--{key}": value for key, _, value in options}}
+    if run.get("config"):
+        kept["program"] = f"{run['config']}, sha256 {kept['program']}"
+    given = (argument.lstrip("-").partition("=") for argument in kept.pop("extraArgs", []))
+    options = run.get("options") or {key.replace("-", "_"): value for key, _, value in given}
+    best = {key: run[key] for key in ("keepBest", "patience") if key in run}
+    told = {**kept, **best, **{f"--{key}": value for key, value in options.items()}}
     return told if passes is None else {**told, "passes": passes}

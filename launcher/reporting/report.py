@@ -13,6 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from launcher import best
 from launcher.files import write_whole
 from launcher.layout import Output
 from launcher.reporting import curve, drawing, figures
@@ -33,9 +34,13 @@ def make(root: Path) -> Path | None:
     run = _json(output.run_json)
     if not run:
         return None
+    run = figures.with_options(run, _json(output.program_json))
     rows = curve.read_metrics(output.metrics_csv)
     aside = sorted((root.parent / "runs").glob("*/run.json")) if root.name == "output" else []
-    earlier = [(path.parent.name, _json(path)) for path in aside]
+    earlier = [
+        (path.parent.name, figures.with_options(_json(path), _json(Output(path.parent).program_json)))
+        for path in aside
+    ]
     page = html(root.resolve().parent.name, run, rows, _json(root.parent / "manifest.json"), earlier)
     write_whole(output.report_html, page.encode())
     return output.report_html
@@ -59,9 +64,10 @@ def html(
 ) -> str:
     """The page. `run` and `manifest` as their files have them, `earlier` by name, `rows` of metrics.csv."""
     passes = curve.pass_table(rows)
+    found = best.of_run(run, passes)
     sections = [
         _section("Why it failed", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""),
-        _section("Passes", _passes(passes)),
+        _section("Passes", _passes(passes, found)),
         _section("Beside earlier runs", _runs(run, earlier) if earlier else ""),
         _section("Settings", _pairs(figures.settings(run, len(passes)))),
         _section("Data", _data(manifest)),
@@ -74,7 +80,7 @@ def html(
         run=escape(f"{run.get('runId')} · {_at(run.get('finished'))}"),
         state=escape(str(run.get("state"))),
         tiles=_tiles(run, passes),
-        curves=_curves(rows, passes),
+        curves=_curves(rows, passes, found),
         sections="".join(sections),
         footer=escape(
             f"Release {run.get('release')} in namespace {run.get('namespace')}. Passes count from 1, "
@@ -96,6 +102,7 @@ def _tiles(run: Values, passes: Sequence[Values]) -> str:
     speed = max((row["samples_per_second"] for row in passes), default=0.0)
     tiles += [
         ("passes", str(len(passes))),
+        *_best_tile(best.of_run(run, passes)),
         ("trainers", str(trainers)),
         ("samples/s", f"{speed:,.0f}"),
         ("in all", figures.duration(_seconds(run))),
@@ -107,7 +114,12 @@ def _tiles(run: Values, passes: Sequence[Values]) -> str:
     )
 
 
-def _curves(rows: Sequence[curve.Row], passes: Sequence[Values]) -> str:
+def _best_tile(found: Values) -> list[tuple[str, str]]:
+    early = ", ended early" if found.get("endedEarly") else ""
+    return [(f"best {found['metric']}{early}", f"pass {found['pass'] + 1}")] if found else []
+
+
+def _curves(rows: Sequence[curve.Row], passes: Sequence[Values], found: Values) -> str:
     numbers = sorted({row.rank for row in rows})
     ranks = [
         [(row.number + 1.0, row.train_loss) for row in rows if row.rank == rank]
@@ -120,13 +132,14 @@ def _curves(rows: Sequence[curve.Row], passes: Sequence[Values]) -> str:
         points = [(row["pass"] + 1.0, float(row[name])) for row in passes if name in row]
         if points:
             title = "Training loss" if name == "train_loss" else f"Test {name.removeprefix(curve.TEST)}"
-            drawn = drawing.curve(points, ranks if name == "train_loss" else (), marks)
+            at = found["pass"] + 1.0 if name == f"{curve.TEST}{found.get('metric')}" else None
+            drawn = drawing.curve(points, ranks if name == "train_loss" else (), marks, at)
             told = f'{escape(title)} <span class="soft">{points[-1][1]:.4g} at the end</span>'
             cards.append(f'<figure class="card" style="margin:0"><h2>{told}</h2>{drawn}</figure>')
     return "".join(cards)
 
 
-def _passes(passes: Sequence[Values]) -> str:
+def _passes(passes: Sequence[Values], found: Values) -> str:
     names = sorted({key for row in passes for key in row if key.startswith(curve.TEST)})
     heads = [">pass", ">samples", ">seconds", ">samples/s", ">training loss"]
     lines = [
@@ -140,7 +153,8 @@ def _passes(passes: Sequence[Values]) -> str:
         ]
         for row in passes
     ]
-    return _table([*heads, *(f">test {name.removeprefix(curve.TEST)}" for name in names)], lines)
+    here = next((n for n, row in enumerate(passes) if row["pass"] == found.get("pass")), None)
+    return _table([*heads, *(f">test {name.removeprefix(curve.TEST)}" for name in names)], lines, here)
 
 
 def _runs(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:

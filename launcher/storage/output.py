@@ -22,7 +22,7 @@ from typing import Any
 
 from launcher import files
 from launcher.errors import DataError
-from launcher.layout import Layout, Output
+from launcher.layout import Layout, Output, position
 from launcher.reporting.log import log
 from launcher.settings import TrainSettings
 from launcher.storage.lock import LockLostError, RunLock
@@ -227,6 +227,9 @@ def write_run(
         "namespace": settings.namespace,
         "release": settings.release,
         "fingerprint": print_,
+        "config": f"{settings.config_dir}/{settings.config_file}",
+        "passes": settings.passes,
+        **_best(output, settings),
         "started": started,
         "finished": finished,
         "state": state,
@@ -239,3 +242,12 @@ def write_run(
         "exported": exported,
     }
     files.patient(output.run_json, lambda: files.write_json(output.run_json, value, check))
+
+
+def _best(output: Output, settings: TrainSettings) -> dict[str, Any]:
+    """With `training.keepBest`: that, `training.patience`, and the pass (from 0) that the model is of."""
+    if not settings.keep_best:
+        return {}
+    at = position(str(_glance(output.model / "model.json", time.sleep).get("checkpoint")))
+    of_model = {"modelPass": at.passes - 1} if at else {}
+    return {"keepBest": settings.keep_best, "patience": settings.patience, **of_model}

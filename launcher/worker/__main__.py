@@ -9,8 +9,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from launcher import files
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
-from launcher.layout import Work
+from launcher.layout import Output, Work
 from launcher.worker import forks, store
 from launcher.worker.books import Log, Progress
 from launcher.worker.settings import WorkerSettings
@@ -48,6 +49,8 @@ def trainer(settings: WorkerSettings) -> None:
         path = settings.program_dir / settings.config_file
         loaded = program.load(path, settings.data_dir / "tables", settings.options)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
+        if settings.rank == 0:
+            files.write_json(Output(settings.output_dir).program_json, loaded.record())
         loop.Loop(settings, loaded, log, progress, apart).run()
     except BaseException:
         progress.write()  # where it happened: the launcher compares the places of two failures

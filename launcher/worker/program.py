@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from launcher import misspelt
+from launcher import files, misspelt
 from launcher.errors import LauncherError, SettingsError
 from launcher.worker.interface import Ids, Job, Real
 
@@ -30,6 +30,8 @@ VALUES = {
 }
 WORKER_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
 """What `training.extraArgs` can set of the worker itself."""
+TEXT_BYTES = 128 << 10
+"""Of a program's files, in program.json."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,20 @@ class Program:
             raise
         except Exception as error:
             raise self.failed(function, error) from error
+
+    def record(self) -> dict[str, Any]:
+        """Return program.json: all options with their values, and the text of the program's files by name.
+
+        Of the files, those are left out that would make it larger than TEXT_BYTES.
+        """
+        texts, left = {}, TEXT_BYTES
+        for path in files.folder_files(self.path.parent):
+            if path.suffix == ".py" and path.stat().st_size <= left:
+                name = path.relative_to(self.path.parent).as_posix()
+                texts[name] = path.read_text("utf-8", "replace")
+                left -= path.stat().st_size
+        options = {**self.worker_options, **self.job.options}
+        return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
 
     def failed(self, function: str, error: Exception) -> SettingsError:
         """Return what went wrong in a function of the program, and at which of its lines."""

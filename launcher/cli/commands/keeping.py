@@ -50,7 +50,8 @@ def compare(
         found = runs_of.load(storage)
     both = runs_of.pair(found, one, other)
     if output is Output.json:
-        render.print_json({"differing": runs_of.differing(both), "runs": [past.as_json() for past in both]})
+        told = {"differing": runs_of.differing(both), "diff": runs_of.program_diff(*both)}
+        render.print_json({**told, "runs": [past.as_json() for past in both]})
     else:
         render.consoles()[0].print(runs_of.comparison(*both))
 

@@ -126,7 +126,8 @@ def results(
     restarts = f" (restarts: {len(found.restarts)}; `status` tells why)" if found.restarts else ""
     finished = f" at {figures.at_time(found.finished)}" if found.finished else ""
     out.print(f"run {found.run_id}: {found.state}{finished}{restarts}")
-    out.print(f"score on the test set: {figures.scores(found.score) or 'none yet'}")
+    score = figures.scores(found.score) or "none yet"
+    out.print(", ".join(filter(None, (f"score on the test set: {score}", figures.best(found.best)))))
     if found.passes:
         out.print(results_of.pass_table(found.passes))
     if found.exported:

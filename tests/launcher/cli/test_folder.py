@@ -58,6 +58,15 @@ def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
     assert (value["state"], value["data"]["state"], len(value["ranks"])) == ("complete", "complete", 3)
 
 
+def test_the_best_pass_and_an_early_end_are_shown(cli, job_folder):
+    file = job_folder / "output" / "run.json"
+    about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
+    file.write_text(json.dumps(json.loads(file.read_text()) | about))
+    for command in ("status", "wait", "results"):
+        assert "after pass 2, ended early" in cli(command, "--path", job_folder)[1], command
+    assert json.loads(cli("status", "--path", job_folder, "-o", "json")[1])["best"]["endedEarly"] is True
+
+
 def test_a_folder_without_a_training_says_what_is_missing(cli, tmp_path):
     code, out, _ = cli("status", "--path", tmp_path)
     assert code == 0

@@ -70,6 +70,24 @@ def test_the_picture_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_pa
         assert [text.get_text() for text in axis.texts] == ["attempt 1"]
 
 
+def test_the_picture_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_auc,test_error\n"
+    lines = [f"{number},0,0,10,1.0,10,0.5,{auc},0.5\n" for number, auc in enumerate((0.6, 0.8, 0.7))]
+    (tmp_path / "metrics.csv").write_text(head + "".join(lines))
+    (tmp_path / "run.json").write_text('{"keepBest": "auc"}')
+    report.draw_curve(tmp_path)
+    _, auc, error = drawn[0].axes
+    assert (list(auc.lines[1].get_xdata()), list(auc.lines[1].get_ydata())) == ([2], [0.8])
+    assert auc.get_title() == "Test auc, best 0.8000 after pass 2"
+    assert len(error.lines) == 1
+    (tmp_path / "run.json").write_text("no JSON")
+    assert report.draw_curve(tmp_path), "it does without the mark"
+
+
 def test_no_samples_have_no_loss():
     assert math.isnan(report.mean_loss([]))
 

@@ -114,6 +114,23 @@ def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output
     assert not re.search(r"(src|href)=|url\(|@import", page), "nothing beside the page is needed"
 
 
+def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) -> None:
+    run = json.loads((output / "run.json").read_text())
+    about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
+    (output / "run.json").write_text(json.dumps(run | about))
+    options = {"rate": "0.1", "width": "16"}
+    (output / "program.json").write_text(json.dumps({"options": options, "files": {}}))
+    report.make(output)
+    page = (output / "report.html").read_text("utf-8")
+    cells = Cells()
+    cells.feed(page)
+    for row in (["program", f"own/net.py, sha256 {'a' * 12}"], ["--width", "16"], ["keepBest", "error"]):
+        assert row in cells.rows
+    assert '<span class="soft">best error, ended early</span><b>pass 2</b>' in page
+    assert page.count('r="5" class="best"><title>best: pass 2: 0.25') == 1
+    assert '<tr class="here"><td class="n">2</td>' in page
+
+
 def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
     told = json.loads((output / "run.json").read_text())
     cause = "rank 1's trainer ended with 1; its log:\n<b>no space</b>"

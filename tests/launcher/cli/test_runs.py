@@ -88,6 +88,50 @@ def test_compare_shows_only_the_settings_that_differ_and_both_curves(cli: Cli, j
     assert "test_error of quick-start-bbbb: █▁" in out
 
 
+def keep_program(job: Path, name: str, text: str, **options: str) -> None:
+    told = {"options": options, "files": {"trainer_config.py": text}}
+    (job / "runs" / name / "program.json").write_text(json.dumps(told))
+
+
+def test_compare_shows_defaults_that_differ_and_the_programs_diff(cli: Cli, job: Path) -> None:
+    add_run(job, "other", 2, 0.12, program="b" * 64, extraArgs=["--width=16"])
+    add_run(job, "defaults", 2, 0.12)
+    keep_program(job, "other", "LABEL = 'x'\nSIZE = 2\n", width="16", rate="0.1", seed="1")
+    keep_program(job, "defaults", "LABEL = 'x'\nSIZE = 1\n", width="8", rate="0.1", seed="1")
+    code, out, _ = cli("compare", "--path", job, "defaults", "other")
+    assert code == 0
+    assert "--width" in out, "one of the two is a default"
+    assert "--rate" not in out
+    assert "--- defaults/trainer_config.py" in out
+    assert "\n-SIZE = 1\n+SIZE = 2\n" in out
+    told = json.loads(cli("compare", "--path", job, "defaults", "other", "-o", "json")[1])
+    assert told["differing"] == ["program", "--width"]
+    assert "+SIZE = 2" in told["diff"]
+
+
+def test_a_long_diff_of_programs_ends_with_the_number_of_lines_that_are_hidden(cli: Cli, job: Path) -> None:
+    add_run(job, "other", 2, 0.12, program="b" * 64)
+    add_run(job, "one", 2, 0.12)
+    keep_program(job, "other", "x\n" * 150, rate="1")
+    keep_program(job, "one", "", rate="1")
+    assert "\n53 more lines: -o json has all" in cli("compare", "--path", job, "one", "other")[1]
+
+
+def test_a_run_of_an_earlier_launcher_counts_as_having_the_same_defaults(cli: Cli, job: Path) -> None:
+    add_run(job, "newer", 2, 0.12, program="b" * 64)
+    keep_program(job, "newer", "", learning_rate="0.01", width="8")
+    told = json.loads(cli("compare", "--path", job, "newer", "quick-start-b", "-o", "json")[1])
+    assert told["differing"] == ["program", "--learning_rate"]
+    assert told["diff"] == ["the programs differ, but the text in which they do was not kept"]
+
+
+def test_runs_shows_the_best_pass_of_a_run_that_ended_early(cli: Cli, job: Path) -> None:
+    path = job / "runs" / "quick-start-bbbb" / "run.json"
+    about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 0}
+    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    assert "error 0.1200, best error 0.2200 after pass 1, ended early" in cli("runs", "--path", job)[1]
+
+
 def test_compare_without_names_takes_the_present_run_and_the_one_before_it(cli: Cli, job: Path) -> None:
     code, shown, _ = cli("compare", "--path", job)
     assert code == 0

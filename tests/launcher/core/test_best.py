@@ -8,6 +8,7 @@ import pytest
 
 from launcher import best
 from launcher.errors import SettingsError
+from launcher.reporting import figures
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.settings import TrainSettings
 from tests.launcher.core.kit import environ
@@ -42,6 +43,31 @@ def test_passes_are_ranked_by_what_is_better_for_the_metric(metric, scores, expe
 )
 def test_training_ends_early_after_so_many_passes_that_are_not_better(scores, patience, ended) -> None:
     assert best.ends_early("error", scores, patience) is ended
+
+
+PASSES = [{"pass": n, "test_error": value} for n, value in enumerate((0.5, 0.3, 0.4))]
+
+
+@pytest.mark.parametrize(
+    ("run", "number", "ended"),
+    [
+        ({"state": "training", "passes": 9}, 1, False),
+        ({"state": "complete", "passes": 9, "modelPass": 1}, 1, True),
+        ({"state": "complete", "passes": 3, "modelPass": 2}, 2, False),
+        ({"state": "training", "passes": 9, "modelPass": 2}, 1, False),
+    ],
+)
+def test_a_run_has_its_models_pass_as_the_best_or_the_best_so_far(run, number, ended) -> None:
+    found = best.of_run({"keepBest": "error", **run}, PASSES)
+    value = PASSES[number]["test_error"]
+    assert found == {"metric": "error", "pass": number, "value": value, "endedEarly": ended}
+    assert figures.best(found) == f"best error {value:.4f} after pass {number + 1}" + ", ended early" * ended
+
+
+def test_a_run_without_keep_best_has_no_best_pass() -> None:
+    assert best.of_run({"state": "complete", "passes": 9}, PASSES) == {}
+    assert figures.best({}) == ""
+    assert best.of_run({"keepBest": "auc"}, PASSES) == {}
 
 
 def test_patience_without_a_metric_is_refused() -> None:

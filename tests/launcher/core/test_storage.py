@@ -173,6 +173,24 @@ def test_a_rival_that_takes_the_name_in_between_keeps_it(tmp_path: Path) -> None
 # -- what it leaves there
 
 
+def test_run_json_names_the_program_and_with_keep_best_the_pass_of_the_model(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.write()
+    told = files.read_json(run.output.run_json) or {}
+    assert told["config"] == f"{run.settings.config_dir}/trainer_config.py"
+    assert "keepBest" not in told
+    run.settings = replace(run.settings, keep_best="auc", patience=2, passes=7)
+    run.write()
+    told = files.read_json(run.output.run_json) or {}
+    assert (told["keepBest"], told["patience"], told["passes"]) == ("auc", 2, 7)
+    assert "modelPass" not in told, "there is no model yet"
+    run.output.model.mkdir()
+    files.write_json(run.output.model / "model.json", {"checkpoint": "pass-00001"})
+    run.write()
+    assert (files.read_json(run.output.run_json) or {})["modelPass"] == 1
+
+
 def test_run_json_tells_attempt_restarts_and_holder_and_a_cause_only_when_there_is_one(
     tmp_path: Path,
 ) -> None:

@@ -129,6 +129,9 @@ def test_the_best_checkpoint_stays_and_becomes_the_model_of_a_run_that_ends_earl
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
     assert "ended early after pass 4: training.patience is 2" in gang.log()
     assert complete(gang)
+    kept = json.loads(gang.output.program_json.read_text())
+    assert kept["files"] == {"trainer_config.py": PROGRAM}
+    assert kept["options"]["seed"] == "1", "a default"
 
 
 def test_a_kill_before_patience_ends_changes_neither_the_end_nor_the_model(tmp_path: Path, port: int) -> None:
