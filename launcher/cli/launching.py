@@ -49,6 +49,8 @@ class Request:
     """Whose image and storage a new release takes over; None: the only one's."""
     keep: Path
     """Where the values are written."""
+    by: str | None = None
+    """A score that the program must have."""
     replace: bool = False
     """The release's present training may be another job's, and at work."""
 
@@ -98,7 +100,7 @@ def prepare(
             whole = recipe.merged(defaults, values)
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
-            found = trying.check(config, whole["training"], file, whole["data"])
+            found = trying.check(config, whole["training"], file, whole["data"], asked.by)
             say(f"{' '.join(['program', str(folder), *settings])}: {found}")
         made.append(Recipe([program, *([source] if source and not made else [])], values))
     return made

@@ -68,11 +68,14 @@ def train(
     show: Callable[[], None],
     say: Callable[[str], None],
     *,
+    by: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Launches the trials, at most `parallel` at a time, and looks at them until all are over.
 
-    One that fails leaves the others alone. Raises what `launch` and the sessions raise.
+    The others wait until the first one has its data: their data Jobs then link it, and do not make it again.
+    One that fails leaves the others alone. Raises what `launch` and the sessions raise, and UsageError when
+    the first trial with scores has none named `by`.
     """
     tellers = {id(trial): _teller(trial, say) for trial in trials}
     while not all(trial.over for trial in trials):
@@ -80,13 +83,16 @@ def train(
             if trial.over:
                 continue
             if trial.session is None:
-                if sum(t.session is not None and not t.over for t in trials) >= parallel:
+                first = trials[0].view
+                preparing = trial is not trials[0] and (first is None or first.state == "preparing")
+                if preparing or sum(t.session is not None and not t.over for t in trials) >= parallel:
                     continue
                 trial.session = launch(trial)
             with contextlib.suppress(UnreachableError):
                 trial.view = trial.session.glance()
                 if trial.over:
                     trial.view = trial.session.look()  # with the score
+                    _check_score(trial, by)
                 tellers[id(trial)].tell(trial.view)
             show()
         if not all(trial.over for trial in trials):
@@ -107,12 +113,17 @@ def best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple
         causes = [f"{trial.release}: {trial.view.cause or trial.state}" for trial in trials if trial.view]
         raise RunFailed("none of the trainings has a score. " + "; ".join(causes))
     name = by if by is not None else next(iter(done[0].score))
-    if wrong := [trial for trial in done if not isinstance(trial.score.get(name), int | float)]:
-        has = ", ".join(wrong[0].score)
-        raise UsageError(f"--by {name}: {wrong[0].release} has no such score, but {has}. All releases stay.")
+    for trial in done:
+        _check_score(trial, name)
     more = highest if highest is not None else higher_is_better(name)
     chosen = (max if more else min)(done, key=lambda trial: trial.score[name])
     return chosen, f"{'highest' if more else 'lowest'} {name}"
+
+
+def _check_score(trial: Trial, by: str | None) -> None:
+    if by is not None and trial.score and not isinstance(trial.score.get(by), int | float):
+        has = ", ".join(trial.score)
+        raise UsageError(f"--by {by}: {trial.release} has no such score, but {has}. All releases stay.")
 
 
 def table(trials: Sequence[Trial], chosen: Trial | None = None) -> RenderableType:

@@ -48,7 +48,13 @@ def columns(given: str) -> tuple[str | int, ...]:
 CHECKED_ROWS = 1000
 
 
-def check(config: Path, training: Mapping[str, Any], source: Path | None, data: Mapping[str, Any]) -> str:
+def check(
+    config: Path,
+    training: Mapping[str, Any],
+    source: Path | None,
+    data: Mapping[str, Any],
+    by: str | None = None,
+) -> str:
     """Load a program, parse the first rows of a local source, and train on some, before anything is sent.
 
     Args:
@@ -56,6 +62,7 @@ def check(config: Path, training: Mapping[str, Any], source: Path | None, data: 
         training: the chart's values below `training`.
         source: the data on this machine; None: they are elsewhere.
         data: the chart's values below `data`.
+        by: a score that metrics() must give, as far as it can be called here.
 
     Returns:
         What was checked, in one sentence.
@@ -104,12 +111,16 @@ def check(config: Path, training: Mapping[str, Any], source: Path | None, data: 
             batch = samples.split(found[: shapes.ROWS])
             tried = len(batch[program.label])
             seen = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {tried}"
-        checks.check(
+        scores = checks.check(
             program,
             batch,
             mode=training["mode"],
             batch_size=training["batchSize"],
             delta_saves=training["deltaSaves"],
+        )
+    if by is not None and scores and by not in scores:
+        raise UsageError(
+            f"--by {by}: the program has no such score, but {', '.join(scores)}. Nothing was sent."
         )
     return seen
 

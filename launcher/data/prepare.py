@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from launcher.data import plan, stores, text
+from launcher.data import plan, reuse, stores, text
 from launcher.data import source as sources
 from launcher.data.claims import Claims
 from launcher.data.finish import assemble, piece_name
@@ -147,6 +147,7 @@ class Pod:
         self._chunk, self._retry = chunk, retry
         self._layout = settings.layout
         self._tmp = settings.layout.data_tmp(settings.data_digest)
+        self._content = ""
         self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
 
     def run(self, part_bytes: int) -> None:
@@ -158,6 +159,9 @@ class Pod:
         try:
             test = self._store(self._test) if self._settings.test_source else None
             items = self._plan(store, test, part_bytes)
+            named = store is not None or bool(self._settings.sha256)
+            named &= test is not None or not self._settings.test_source
+            self._content = reuse.content_of(self._settings, [item.to_json() for item in items], named)
             self._progress.fit(sum(item.bytes for item in items) or None, self._settings.workers)
             if not self._enter(items):
                 self._end()
@@ -233,6 +237,8 @@ class Pod:
                 if not same or failed is not None:
                     remove(self._tmp)
                 remove_leftovers(self._layout, keep=self._tmp)
+                if not self._tmp.exists() and self._reused():
+                    return False
                 if not self._tmp.exists():
                     room = sum(item.bytes for item in items)
                     require_space(self._tmp, room, "the shards and the test set")
@@ -250,6 +256,16 @@ class Pod:
                 f"{sources.shown(self._settings.source)} changed while it was read: this pod sees other "
                 "objects than those that began. Let whoever writes there end, then start the Job again."
             )
+
+    def _reused(self) -> bool:
+        """Whether another job's data was linked and published as this one's."""
+        manifest = reuse.link(self._layout, self._content, self._tmp)
+        if manifest is None:
+            remove(self._tmp)
+            return False
+        manifest |= {"dataDigest": self._settings.data_digest, **origin(self._settings)}
+        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        return True
 
     def _failed(self) -> dict[str, Any] | None:
         """What a pod of this data left when it gave up."""
@@ -332,7 +348,7 @@ class Pod:
         markers = [read_json(self._marker(item)) or {} for item in items]
         tests = [f"{item.key}.test" for item in items]
         manifest = assemble(self._settings, self._tmp, markers, tests, self._progress)
-        manifest |= origin(self._settings)
+        manifest |= {"content": self._content, **origin(self._settings)}
         publish(self._tmp, self._layout, self._settings.split_count, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",

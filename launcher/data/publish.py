@@ -31,8 +31,8 @@ def is_published(settings: DataSettings) -> bool:
     if manifest is None or manifest.get("dataDigest") != settings.data_digest:
         return False
     try:
-        sizes = _sizes(manifest, layout)
-        wrong = patient(layout.job, lambda: [path for path, size in sizes.items() if not _has(path, size)])
+        named = sizes(manifest, layout)
+        wrong = patient(layout.job, lambda: [path for path, size in named.items() if not _has(path, size)])
     except (KeyError, TypeError, ValueError):
         wrong = [layout.manifest]
     if wrong or manifest.get("splitCount") != settings.split_count:
@@ -47,16 +47,17 @@ def _has(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def _sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
-    sizes = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
-    sizes[layout.test] = int(manifest["test"]["bytes"])
+def sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
+    """Return the bytes of each file that a manifest names. Raises KeyError and such for a damaged one."""
+    found = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
+    found[layout.test] = int(manifest["test"]["bytes"])
     if "rows" in manifest:  # an older launcher's has none
-        sizes[layout.rows] = int(manifest["rows"]["bytes"])
+        found[layout.rows] = int(manifest["rows"]["bytes"])
     for shard in manifest["shards"]:
         folder = layout.shard(int(shard["index"]))
         for piece in pieces(layout, shard):
-            sizes[folder / str(piece["name"])] = int(piece["bytes"])
-    return sizes
+            found[folder / str(piece["name"])] = int(piece["bytes"])
+    return found
 
 
 def origin(settings: DataSettings) -> dict[str, Any]:

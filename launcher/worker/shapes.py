@@ -82,13 +82,16 @@ def check_broadcasts(program: Program, main: Any) -> None:
             sources[name] = frozenset().union(*found)
 
 
-def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], batch: Arrays) -> None:
+def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], batch: Arrays) -> list[str]:
     """Predict one batch of rows, and call metrics() with it.
 
     Args:
         program: the user's program.
         predict: the network's prediction of a batch.
         batch: some rows.
+
+    Returns:
+        The names of the scores; empty when these rows do not have them.
 
     Raises:
         SettingsError: the prediction does not have a row for each row, or metrics() gives no numbers.
@@ -106,7 +109,7 @@ def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], bat
         found = program.module.metrics(prediction, labels)
     except (ValueError, ArithmeticError) as error:
         if (labels == labels[0]).all():
-            return  # such as an AUC, which rows of one class do not have
+            return []  # such as an AUC, which rows of one class do not have
         raise _metrics_failed(program, prediction, labels, error) from error
     except Exception as error:
         raise _metrics_failed(program, prediction, labels, error) from error
@@ -118,6 +121,7 @@ def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], bat
             f"metrics() of the program {program.path} gave {shown}, but must give {{name: number}}, one or "
             "more. Fix: return such as {'error': float(…)}."
         )
+    return [str(name) for name in values]
 
 
 def _metrics_failed(program: Program, prediction: Any, labels: Any, error: Exception) -> SettingsError:

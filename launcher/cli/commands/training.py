@@ -163,6 +163,7 @@ def sweep(
         yes=yes,
         base_release=base_release,
         keep=Path(),
+        by=by,
     )
     combinations = recipe.combinations(grid)
     made = launching.prepare(asked, helm, say, combinations)
@@ -183,7 +184,7 @@ def sweep(
     terminal = out if output is Output.text and out.is_terminal else None
     lines = say if output is Output.json else live.to_stdout
     with sweeping.interrupted(trials, say), sweeping.shower(trials, terminal, lines) as (show, line):
-        sweeping.train(trials, parallel, launch, show, line)
+        sweeping.train(trials, parallel, launch, show, line, by=by)
     try:
         best, why = sweeping.best(trials, by, highest)
     except CliError:

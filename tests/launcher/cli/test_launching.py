@@ -274,3 +274,21 @@ def test_run_names_its_own_options(here: Path) -> None:
     (here / "My Line").rename(here / "output")
     with pytest.raises(UsageError, match=r"^output is the name of a folder .* Rename it\.$"):
         launching.prepare(asked(program=Path("output")), Helm(CHART, "paddle"), print)
+
+
+@paddle_is_here
+def test_a_sweep_by_a_score_that_the_program_lacks_is_refused_before_anything_is_sent(
+    cli: Cli, here: Path
+) -> None:
+    program = here / "shop" / "trainer_config.py"
+    program.parent.mkdir()
+    text = (ROOT / "launcher" / "programs" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    program.write_text(text)
+    (here / "rows.txt").write_text("1\t12\tred shoes\n0\t1\tweather\n")
+    for data in ("rows.txt", "s3://elsewhere/rows"):
+        given = ("shop", "--data", data, "--grid", "width=4,8", "--by", "mae", "--kubeconfig", "not-there")
+        code, _, err = cli("sweep", *given)
+        assert (code, "--by mae: the program has no such score, but error. Nothing was sent." in err) == (
+            64,
+            True,
+        )

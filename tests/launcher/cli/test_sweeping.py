@@ -90,3 +90,35 @@ def test_a_grid_is_all_combinations_and_the_last_key_changes_fastest() -> None:
     ]
     with pytest.raises(UsageError, match="names no values"):
         recipe.combinations(["a="])
+
+
+def test_a_score_that_there_is_not_ends_the_sweep_after_the_first_training_that_has_scores() -> None:
+    trials = [Trial(f"t-{n}", (), f"t-{n}") for n in range(3)]
+    happened: list[str] = []
+
+    def launch(trial: Trial) -> Session:
+        return Session(trial.release, "complete", {"error": 0.3}, happened)
+
+    with pytest.raises(UsageError, match="--by mae: t-0 has no such score, but error"):
+        sweeping.train(trials, 1, launch, lambda: None, lambda _: None, by="mae", sleep=lambda _: None)
+    assert happened == ["t-0 ends"]
+
+
+def test_the_others_wait_until_the_first_one_has_its_data() -> None:
+    trials = [Trial(f"t-{n}", (), f"t-{n}") for n in range(3)]
+    launched: list[str] = []
+    states = iter(["preparing", "preparing", "rendezvous"])
+
+    class Preparing(Session):
+        def glance(self) -> View:
+            if self.name != "t-0" or (state := next(states, None)) is None:
+                return super().glance()
+            assert launched == ["t-0"], "its data Job would make the same data at the same time"
+            return View(self.name, self.name, state)
+
+    def launch(trial: Trial) -> Session:
+        launched.append(trial.release)
+        return Preparing(trial.release, "complete", {"error": 0.3}, [])
+
+    sweeping.train(trials, 3, launch, lambda: None, lambda _: None, sleep=lambda _: None)
+    assert launched == ["t-0", "t-1", "t-2"]

@@ -47,7 +47,7 @@ class Pod:
 
     @property
     def job(self) -> Path:
-        return self.storage / "job"
+        return self.storage / self.environ["JOB_NAME"]
 
     def source(self, content: bytes, name: str = "in.txt") -> str:
         """Puts a file into sources/ and makes it the source."""
