@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from launcher import errors
+from launcher.cli import problems
 from launcher.cli.main import typer_app
 from launcher.cli.problems import EXIT_CODES
 
@@ -29,6 +30,8 @@ def test_the_table_of_exit_codes_has_those_of_the_commands() -> None:
     section = page.partition("## Exit codes\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (\d+) \|([^|]*)\|([^|]*)\|", section, re.MULTILINE)
     assert {int(code): typed.strip() for code, typed, _ in rows if typed.strip()} == EXIT_CODES
+    typed = {value for name, value in vars(problems).items() if re.fullmatch(r"EXIT_(?!CODES).*", name)}
+    assert typed == set(EXIT_CODES)
     of_pods = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
     assert {int(code) for code, _, pods in rows if pods.strip()} == of_pods
     told = " ".join(CliRunner().invoke(typer_app, ["--help"]).output.split())
