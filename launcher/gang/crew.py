@@ -14,7 +14,7 @@ from launcher.gang.deadlines import FIXES, deadline
 from launcher.gang.messages import Failure
 from launcher.gang.network import Network, accepts
 from launcher.gang.status import number
-from launcher.reporting.ending import describe_exit, last_lines
+from launcher.reporting.ending import describe_exit, quote_log
 from launcher.reporting.log import log
 from launcher.runtimes.base import Gang, ProcessSpec, Runtime
 from launcher.settings import TrainSettings
@@ -157,7 +157,8 @@ class Crew:
             spec, text, seen = self._fatal
             if now - seen >= self._timings.echo:
                 raise ProcessError(
-                    f"{spec.name} cannot go on: its log says {text!r}{_quote(spec)}", process=spec.name
+                    f"{spec.name} cannot go on: its log says {text!r}{quote_log(spec.log)}",
+                    process=spec.name,
                 )
         if self.phase == "serving":
             self._waiting = [p for p in self._waiting if not accepts(self._network, self._gang.host, p)]
@@ -167,7 +168,8 @@ class Crew:
                 spec = next(c.spec for c in self._servers if self._waiting[0] in c.spec.ready_ports)
                 raise DeadlineError(
                     f"{spec.name} does not accept connections on {self._gang.host}:"
-                    f"{', '.join(map(str, self._waiting))} after {self._timings.ready:.0f} s{_quote(spec)}"
+                    f"{', '.join(map(str, self._waiting))} after {self._timings.ready:.0f} s"
+                    f"{quote_log(spec.log)}"
                 )
         elif self.phase == "training":
             self._check_stall(now)
@@ -194,13 +196,15 @@ class Crew:
                 return
             raise ProcessError(
                 f"{child.spec.name} ended with exit code 0, but {self._timings.server_early:.0f} s later not "
-                f"all trainers are done: they would wait for it for ever{_quote(child.spec)}",
+                f"all trainers are done: they would wait for it for ever{quote_log(child.spec.log)}",
                 process=child.spec.name,
             )
         if code == -signal.SIGKILL and memory.oom_kills() > self._oom_kills:
             raise ProcessError(_out_of_memory(child.spec.name), code, child.spec.name)
         raise ProcessError(
-            f"{child.spec.name} ended with {describe_exit(code)}{_quote(child.spec)}", code, child.spec.name
+            f"{child.spec.name} ended with {describe_exit(code)}{quote_log(child.spec.log)}",
+            code,
+            child.spec.name,
         )
 
     def _check_stall(self, now: float) -> None:
@@ -229,7 +233,7 @@ class Crew:
             return
         what = {"training": "no batch", "done": "done, but not ended"}.get(state, f"still {state}")
         fix = FIXES.get(state, "the last lines of its log say what it did")
-        quote = _quote(self._trainer.spec) if self._trainer is not None else ""
+        quote = quote_log(self._trainer.spec.log) if self._trainer is not None else ""
         raise ProcessError(
             f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
             f"batch {place[1]}. Fix: {fix}{quote}",
@@ -315,8 +319,3 @@ def _out_of_memory(name: str) -> str:
         f"{name} was killed by the kernel (SIGKILL): this pod's processes reached its memory limit{size} "
         "(resources.limits.memory). Raise it, or make training.batchSize or the tables smaller."
     )
-
-
-def _quote(spec: ProcessSpec) -> str:
-    lines = last_lines(spec.log)
-    return f"; the last lines of {spec.log.name}:\n{lines}" if lines else f"; {spec.log.name} is empty"

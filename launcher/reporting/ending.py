@@ -60,3 +60,13 @@ def last_lines(path: Path, lines: int = 20, limit: int = 2500) -> str:
     if size > limit:
         text = text.partition("\n")[2] or text
     return "\n".join(text.splitlines()[-lines:])
+
+
+def quote_log(log: Path) -> str:
+    """Return why a process ended, to follow `ended with …`: the text after `error: ` at the start of a line
+    of its log, or the log's last lines."""
+    said = last_lines(log)
+    _, found, cause = f"\n{said}".rpartition("\nerror: ")
+    if found:
+        return f": {cause}"
+    return f"; the last lines of {log.name}:\n{said}" if said else f"; {log.name} is empty"

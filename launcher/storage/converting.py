@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from launcher.children import attend
 from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitError
-from launcher.reporting.ending import describe_exit, last_lines
+from launcher.reporting.ending import describe_exit, quote_log
 from launcher.reporting.log import log
 from launcher.runtimes.base import ProcessSpec
 from launcher.timings import Timings
@@ -26,9 +26,7 @@ def convert(
     code = attend(spec, wake=wake, pause=pause, timings=timings, apart=True) or 0
     if code == 0:
         return
-    said = last_lines(spec.log)
-    cause = said.rpartition("error: ")[2] if "error: " in said else f"its last lines:\n{said}"
-    text = f"the {spec.name} ended with {describe_exit(code)}: {cause}"
+    text = f"the {spec.name} ended with {describe_exit(code)}{quote_log(spec.log)}"
     if code in (*FINAL, EXIT_GANG):
         raise ProcessError(text, code, spec.name)
     if code != EXIT_UNFIT:

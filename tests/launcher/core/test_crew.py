@@ -153,6 +153,17 @@ def test_a_line_that_says_that_a_pserver_is_lost_ends_the_attempt_at_once(make: 
     polled(crew, lambda: not crew.running)
 
 
+def test_what_a_trainer_says_of_its_error_is_the_cause_without_paddles_lines_before_it(make: Make) -> None:
+    said = (
+        "print('fl-ps > coordinator addr: []\\n\\nerror: the loss is nan. Fix: lower the rate.', flush=True)"
+    )
+    crew = trained(make(Scripts([STAY], f"{said}; raise SystemExit(65)")))
+    polled(crew, lambda: crew.failure)
+    assert crew.failure is not None
+    assert crew.failure.text.endswith("ended with exit code 65: the loss is nan. Fix: lower the rate.")
+    assert "fl-ps" not in crew.failure.text
+
+
 def test_a_pserver_that_ends_is_the_cause_although_the_trainer_says_so_first(make: Make) -> None:
     first = "print('pull failed', flush=True); import time; time.sleep(600)"
     then = "import time; time.sleep(1.5); raise SystemExit(3)"
