@@ -180,6 +180,11 @@ class Output:
         return self.root / "curve.png"
 
     @property
+    def checkpoint_request(self) -> Path:
+        """Asks the training for a checkpoint; trainer 0 removes it once one is saved."""
+        return self.root / ".checkpoint-request"
+
+    @property
     def model(self) -> Path:
         return self.root / "model"
 

@@ -1,8 +1,8 @@
 """What runs in the command line's short-lived pod.
 
 `python3 -m launcher reader` sleeps until its deadline. The command line then starts the subcommands `tar`,
-`untar`, `cat`, `ls`, `sums` and `remove` in that pod; with `--path` it starts the same ones on its own
-machine. Payload goes over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people
+`untar`, `cat`, `ls`, `sums`, `remove` and `checkpoint` in a pod; with `--path` it starts the same ones on its
+own machine. Payload goes over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people
 over stderr; the exit code says whether it worked. Only the standard library is used: this runs in the image.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from launcher.files import folder_files, sha256_file
+from launcher.layout import Output, position
 from launcher.tarstream import COPY_BYTES, ReaderError, checked_name, save_tar, select, write_tar
 
 FINAL_STATES = ("complete", "failed")
@@ -127,7 +128,7 @@ def follow(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause
     try:
         while time.monotonic() < deadline:
             over = (
-                until is not None and _state(until) in FINAL_STATES
+                until is not None and _json_object(until).get("state") in FINAL_STATES
             )  # read before the file: no line is missed
             if current is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -148,6 +149,43 @@ def follow(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause
             current.close()
 
 
+def ask_for_checkpoint(output: Output, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
+    """Ask the training for a checkpoint, and write a JSON line every `pause` until it is saved.
+
+    Lines are {"state", "pass", "batch"} of status.json. The last one also has "saved": the checkpoint's
+    folder, or null after `seconds` or when the run is over.
+
+    Raises:
+        ReaderError: the run's runtime saves at the end of a pass only.
+    """
+    fingerprint = _json_object(output.run_json).get("fingerprint")
+    if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
+        raise ReaderError("runtime v1 saves only at the end of a pass (training.savingPeriod)")
+    request, deadline = output.checkpoint_request, time.monotonic() + seconds
+    temporary = request.with_name(f"{request.name}.{secrets.token_hex(4)}.tmp")
+    temporary.write_text(secrets.token_hex(8), "utf-8")
+    temporary.replace(request)
+    saved = None
+    line: dict[str, object] = {}
+    try:
+        while time.monotonic() < deadline:
+            if not request.exists():
+                found = [position(path.parent.name) for path in output.root.glob("pass-*/done")]
+                saved = max(filter(None, found), default=None)
+                break
+            status = _json_object(output.status_json)
+            line = {key: status.get(key) for key in ("state", "pass", "batch")}
+            if line["state"] in FINAL_STATES:
+                break
+            out.write(json.dumps(line).encode() + b"\n")
+            out.flush()
+            time.sleep(pause)
+    finally:
+        with contextlib.suppress(OSError):
+            request.unlink(missing_ok=True)
+    out.write(json.dumps({**line, "saved": saved.folder if saved else None}).encode() + b"\n")
+
+
 def _other_file(opened: BinaryIO, path: Path) -> bool:
     try:
         now = path.stat()
@@ -156,12 +194,13 @@ def _other_file(opened: BinaryIO, path: Path) -> bool:
     return now.st_ino != os.fstat(opened.fileno()).st_ino or now.st_size < opened.tell()
 
 
-def _state(status: Path) -> str | None:
+def _json_object(file: Path) -> dict[str, object]:
+    """The JSON object in a file, or {}."""
     try:
-        state = json.loads(status.read_bytes()).get("state")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return state if isinstance(state, str) else None
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def sleep_until_deadline(seconds: float) -> None:
@@ -174,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launcher reader", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="how long the pod lives")
     commands = parser.add_subparsers(dest="command")
-    for name in ("tar", "untar", "cat", "ls", "sums", "remove"):
+    for name in ("tar", "untar", "cat", "ls", "sums", "remove", "checkpoint"):
         command = commands.add_parser(name)
         command.add_argument("--root", type=Path, required=True)
         if name == "tar":
@@ -193,6 +232,8 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("path")
         elif name == "remove":
             command.add_argument("paths", nargs="+")
+        elif name == "checkpoint":
+            command.add_argument("--wait", type=float, required=True, metavar="SECONDS")
         else:
             command.add_argument("path", nargs="?", default="")
     return parser
@@ -216,6 +257,8 @@ def _run(options: argparse.Namespace) -> None:
         out.write(json.dumps(sums(root / checked_name(options.path), options.bytes)).encode())
     elif options.command == "remove":
         out.write(json.dumps(remove(root, options.paths)).encode())
+    elif options.command == "checkpoint":
+        ask_for_checkpoint(Output(root / "output"), out, options.wait)
     else:
         file = root / checked_name(options.path)
         if options.follow > 0:

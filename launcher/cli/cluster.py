@@ -186,6 +186,11 @@ class Cluster:
         """Make a Job in this namespace."""
         self._json("create_namespaced_job", "make the Job again", self.namespace, job)
 
+    def suspend_job(self, name: str, suspended: bool) -> None:
+        """Stop a Job's pods, or let it make them again."""
+        doing = f"{'suspend' if suspended else 'resume'} job {name}"
+        self._json("patch_namespaced_job", doing, name, self.namespace, {"spec": {"suspend": suspended}})
+
     def create_pod(self, pod: Object) -> None:
         """Make a pod in this namespace."""
         self._json("create_namespaced_pod", "start the reader pod", self.namespace, pod)

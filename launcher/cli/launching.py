@@ -243,8 +243,7 @@ def interrupted(session: ClusterSession, say: Callable[[str], None]) -> Iterator
             at = session.options()
             say(
                 f"\nthe training goes on. Look again: {command('status', *at)}; follow it: "
-                f"{command('wait', *at)}; end it: helm uninstall {session.release} -n "
-                f"{session.cluster.namespace}"
+                f"{command('wait', *at)}; stop it: {command('stop', *at)} (resume continues it)"
             )
         raise
 

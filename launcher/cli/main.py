@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from launcher.cli.commands import bringing, keeping, looking, modelling, training
+from launcher.cli.commands import bringing, keeping, looking, modelling, stopping, training
 from launcher.cli.options import say
 from launcher.cli.problems import EXIT_CODES, EXIT_USAGE, CliError
 from launcher.cli.words import INSTALLED, called
@@ -27,7 +27,7 @@ typer_app = typer.Typer(
     + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
     + ".",
 )
-for part in (training, looking, keeping, bringing, modelling):
+for part in (training, looking, stopping, keeping, bringing, modelling):
     typer_app.add_typer(part.app)
 
 

@@ -26,7 +26,7 @@ KNOWN_BY = 160  # characters at the begin of a sentence that tell it from others
 BLOCKS = "▁▂▃▄▅▆▇█"
 _RESTING = {
     "stopped": "the run's pods to come back; it goes on from its newest save then",
-    "suspended": "the run's Job to be resumed; it goes on from its newest save then",
+    "suspended": "the run's Job to be resumed (by `resume`); it goes on from its newest save then",
 }
 
 

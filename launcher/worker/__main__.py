@@ -20,7 +20,7 @@ from launcher.worker.settings import WorkerSettings
 def pserver(settings: WorkerSettings) -> None:
     """Serves until trainer 0 is done. The job's first pserver also keeps the trainers' meeting place."""
     meeting = (
-        store.start(settings.store_host, settings.store_port)
+        store.start(settings.store_host, settings.store_port, Output(settings.output_dir).checkpoint_request)
         if (settings.rank, settings.server) == (0, 0)
         else None
     )

@@ -11,7 +11,7 @@ import numpy as np
 from launcher import best, files
 from launcher.errors import DataError
 from launcher.layout import Output, Position
-from launcher.worker import convert, exporting, outputs, shapes
+from launcher.worker import convert, exporting, outputs, shapes, store
 from launcher.worker.books import Log, Meter, Progress, Sums, add_metrics
 from launcher.worker.keeping import Keeper
 from launcher.worker.program import Program
@@ -52,12 +52,18 @@ class Loop:
         self.tester = Tester(program, self.trainer, settings.rank, self.test[0] if tests else None)
         self.config = settings.program_dir / settings.config_file
         self.keeper = Keeper(settings, self.trainer, log, self.config, self.seed)
-        self.schedule = Schedule(settings.save_every_batches, settings.save_every_minutes, self._slowest)
+        self.schedule = Schedule(
+            settings.save_every_batches, settings.save_every_minutes, self._slowest, self._ask
+        )
         self.spent = 0.0
         """Seconds of all steps of this attempt."""
 
     def _slowest(self, value: float) -> float:
         return float(self.trainer.gather([value]).max())
+
+    def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
+        s = self.settings
+        return store.ask(s.store_host, s.store_port, f"/ask/{s.attempt}/{step}", proposed)
 
     def _read(self) -> list[Records]:
         """The rows to train with and, on the first rank at least, those to test with."""
@@ -209,6 +215,11 @@ class Loop:
         self.progress.set(state="saving")
         self.keeper.save(at, sums, self.steps)
         self._note_save(at)
+        if self.first:
+            try:
+                Output(self.settings.output_dir).checkpoint_request.unlink(missing_ok=True)
+            except OSError as error:  # who asked finds the checkpoint, but waits in vain for this
+                self.log.line(f"cannot remove the request for a checkpoint: {error}")
 
     def _model_source(self, done: int) -> Position | None:
         """The checkpoint that the model is yet to be made from; None: it is there. Raises `DataError`."""

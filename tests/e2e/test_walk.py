@@ -96,7 +96,10 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
     assert '"words":["' in said["Use it"].replace(" ", ""), "the server's own words"
     assert "kept: release moods-" in said["Try settings"]
     left = cluster.get("configmaps", first.namespace, "-l", "app.kubernetes.io/name=paddle-training")
-    assert left == [], "no release is left"
+    names = [entry["metadata"]["name"] for entry in left]
+    assert names == ["paddle-training-run"], "the sweep's release is gone, and no other"
+    assert not list(cluster.shared.glob("moods-*")), "the sweep's folders are gone"
+    assert (cluster.shared / "moods" / "output" / "model").is_dir()
 
 
 def assert_taken(here: Path, there: Path) -> None:

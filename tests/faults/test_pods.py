@@ -142,6 +142,27 @@ def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> No
     run.ends_whole(*run.ends())
 
 
+def test_a_run_that_is_stopped_by_hand_loses_nothing_of_its_only_pass(begin: Begin) -> None:
+    """`stop` saves inside the pass without training.saveEvery, and `resume` continues there."""
+    run = begin(training={"passes": 1, "batchSize": 2})  # 3472 batches
+    place = "--release", run.training.release, "-n", run.training.namespace
+    run.reach(0, batch=200)
+    said = run.cluster.launcher("stop", *place)
+    assert "checkpoint: pass 1, batch " in said
+    assert run.processes() == []
+    [saved] = [path.parent.name for path in run.output.glob("pass-*/done")]
+    assert saved in said
+    assert run.json("run.json")["state"] == "stopped"
+    run.broken()
+    run.cluster.launcher("resume", *place)
+    run.recovered()
+    passes, batches = run.json("run.json")["resume"]
+    assert (passes, f"{batches:07d}") == (0, saved[-7:])
+    assert batches >= 200
+    run.training.complete()
+    run.keep(0, "complete; nothing that was trained before `stop` is trained again but for a few batches")
+
+
 def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None:
     run = begin()
     run.reach(1, batch=100)

@@ -223,3 +223,31 @@ def test_a_dead_server_shows_in_the_trainers_log_by_one_of_the_runtimes_words(
 
     gang.run(60, watch=watch)
     assert seen
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+def test_a_checkpoint_is_saved_when_somebody_asks_and_the_run_goes_on(
+    tmp_path: Path, staged: Staged, port: int, mode: str
+) -> None:
+    """Three ranks, each of its own speed, without training.saveEvery."""
+    gang = started(
+        tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2", EXTRA_ARGS="[]"
+    )
+    request, seen = gang.output.checkpoint_request, []
+
+    def watch(_: object) -> None:
+        trains = (gang.root / "work0" / "progress.json").is_file() and progress(gang)["state"] == "training"
+        if trains and not seen:
+            seen.append("asked")
+            request.write_text("one")
+        if seen == ["asked"] and not request.exists():
+            seen.append("answered")
+
+    codes = gang.run(watch=watch)
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}"
+    saved = [line.split("pass-")[1].split(" ")[0] for line in gang.log().splitlines() if "saved /" in line]
+    assert len(saved) == 2, f"one that was asked for, one at the end: {saved}"
+    assert "-batch-" in saved[0]
+    assert not request.exists()
+    assert seen == ["asked", "answered"], "the request was answered while the run went on"
+    assert len(outputs.contents(gang.output.root / f"pass-{saved[0]}")["ranks"]) == 3

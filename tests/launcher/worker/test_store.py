@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
 
+from launcher.errors import DeadlineError
+from launcher.worker import store
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -39,8 +42,8 @@ def call(method: str, port: int, key: str, body: bytes | None = None) -> bytes:
 
 
 PARENT = (
-    "import sys, time; from launcher.worker import store; "
-    "store.start('127.0.0.1', int(sys.argv[1])); time.sleep(60)"
+    "import sys, time; from pathlib import Path; from launcher.worker import store; "
+    "store.start('127.0.0.1', int(sys.argv[1]), Path('/nowhere/request')); time.sleep(60)"
 )
 
 
@@ -77,3 +80,39 @@ def test_a_port_in_use_ends_the_pserver_with_a_message() -> None:
     assert parent.returncode == -signal.SIGTERM
     assert f"cannot listen on 127.0.0.1:{port}" in said
     assert "portsNumSparse" in said
+
+
+def test_all_who_ask_at_one_batch_hear_what_the_first_one_heard_and_a_request_is_granted_once(
+    tmp_path: Path,
+) -> None:
+    request = tmp_path / "request"
+    port = free_port()
+    with store.Store("127.0.0.1", port, request) as served:
+        threading.Thread(target=served.serve_forever, args=(0.05,), daemon=True).start()
+
+        def ask(step: int, proposed: int = 9) -> tuple[bool, int]:
+            return store.ask("127.0.0.1", port, f"/ask/0/{step}", proposed)
+
+        assert ask(1, 2) == (False, 2)
+        request.write_text("a")
+        steps = iter(range(2, 1000))
+        last = [0]
+
+        def granted() -> bool:
+            last[0] = next(steps)
+            return ask(last[0])[0]
+
+        until(granted, "the request to be seen")
+        assert ask(1, 7) == (False, 2), "the decision of a batch stays, with the first one's proposal"
+        assert ask(last[0]) == (True, 9)
+        assert not ask(1001)[0], "the same request, whose file is still there"
+        request.write_text("b")
+        until(granted, "the next request to be seen")
+        request.unlink()
+        served.shutdown()
+
+
+def test_without_an_answer_a_trainer_ends_and_does_not_guess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ASK_SECONDS", 0.0)
+    with pytest.raises(DeadlineError, match="did not say within 0 s whether to save a checkpoint"):
+        store.ask("127.0.0.1", free_port(), "/ask/0/1", 2)
