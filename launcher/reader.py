@@ -1,9 +1,10 @@
 """What runs in the command line's short-lived pod.
 
 `python3 -m launcher reader` sleeps until its deadline. The command line then starts the subcommands `tar`,
-`untar`, `cat`, `ls`, `sums`, `remove` and `checkpoint` in a pod; with `--path` it starts the same ones on its
-own machine. Payload goes over stdin and stdout (archives as in `launcher.tarstream`), one sentence for people
-over stderr; the exit code says whether it worked. Only the standard library is used: this runs in the image.
+`untar`, `cat`, `ls`, `sums`, `sizes`, `remove` and `checkpoint` in a pod; with `--path` it starts the same
+ones on its own machine. Payload goes over stdin and stdout (archives as in `launcher.tarstream`), one
+sentence for people over stderr; the exit code says whether it worked. Only the standard library is used: this
+runs in the image.
 """
 
 from __future__ import annotations
@@ -106,15 +107,24 @@ def sums(path: Path, size: int) -> dict[str, str] | None:
     return {file.relative_to(root).as_posix(): sha256_file(file) if read else "" for file in found}
 
 
+def sizes(root: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of these files, and of all files in these folders."""
+    found = {name: root / checked_name(name) for name in names}
+    return {
+        name: sum(file.lstat().st_size for file in (folder_files(path) if path.is_dir() else [path]))
+        for name, path in found.items()
+    }
+
+
 def remove(root: Path, names: Sequence[str]) -> dict[str, int]:
-    """Removes folders; each is gone from its name in one step. Returns the bytes that each had."""
+    """Removes files and folders; each is gone from its name in one step. Returns the bytes that each had."""
     freed = {}
     for name in names:
-        folder = root / checked_name(name)
-        aside = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
-        folder.rename(aside)
-        freed[name] = sum(file.stat().st_size for file in folder_files(aside))
-        shutil.rmtree(aside)
+        path = root / checked_name(name)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+        path.rename(aside)
+        freed[name] = sizes(aside.parent, [aside.name])[aside.name]
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
     return freed
 
 
@@ -213,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="launcher reader", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--seconds", type=float, default=600.0, help="how long the pod lives")
     commands = parser.add_subparsers(dest="command")
-    for name in ("tar", "untar", "cat", "ls", "sums", "remove", "checkpoint"):
+    for name in ("tar", "untar", "cat", "ls", "sums", "sizes", "remove", "checkpoint"):
         command = commands.add_parser(name)
         command.add_argument("--root", type=Path, required=True)
         if name == "tar":
@@ -230,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         elif name == "sums":
             command.add_argument("--bytes", type=int, required=True)
             command.add_argument("path")
-        elif name == "remove":
+        elif name in ("sizes", "remove"):
             command.add_argument("paths", nargs="+")
         elif name == "checkpoint":
             command.add_argument("--wait", type=float, required=True, metavar="SECONDS")
@@ -255,6 +265,8 @@ def _run(options: argparse.Namespace) -> None:
         out.write(json.dumps(listing(folder)).encode())
     elif options.command == "sums":
         out.write(json.dumps(sums(root / checked_name(options.path), options.bytes)).encode())
+    elif options.command == "sizes":
+        out.write(json.dumps(sizes(root, options.paths)).encode())
     elif options.command == "remove":
         out.write(json.dumps(remove(root, options.paths)).encode())
     elif options.command == "checkpoint":

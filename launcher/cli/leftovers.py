@@ -134,22 +134,12 @@ def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping
     Each would replace the other's data and move its output aside. `base` is YAML of chart values, `values` go
     over it. Releases of namespaces that this user may not list are not seen.
     """
-    selector = f"{NAME_LABEL}={CHART}"
-    try:
-        maps = cluster.items("config_map", "look for releases", selector, everywhere=True)
-    except CliError:
-        maps = cluster.items("config_map", "look for releases", selector)
-    own = _storage(recipe.merged(yaml.safe_load(base) or {}, values), cluster.namespace)
-    for place, name in view.known_runs(maps):
-        there = next(
-            entry.get("data") or {}
-            for entry in maps
-            if (entry["metadata"]["namespace"], entry["metadata"]["name"]) == (place, f"{name}-run")
-        )
-        job = json.loads(there.get("run.json") or "{}").get("jobName")
+    own = _volume(recipe.merged(yaml.safe_load(base) or {}, values), cluster.namespace)
+    for place, name, there in release_maps(cluster):
+        job = json.loads(there["run.json"]).get("jobName")
         if (place, name) == (cluster.namespace, release) or job != values["jobName"]:
             continue
-        if _storage(yaml.safe_load(there.get("base.yaml") or "") or {}, place) == own:
+        if storage_of(there.get("base.yaml") or "", place) == own:
             raise UsageError(
                 f"jobName {job!r} is taken: release {name} in namespace {place} has a job of that name on "
                 f"the same storage, and release {release} would replace its data and its output. Fix: --set "
@@ -158,8 +148,24 @@ def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping
             )
 
 
-def _storage(values: Mapping[str, Any], namespace: str) -> Any:
-    """What tells whether two releases write to the same volume."""
+def release_maps(cluster: Cluster) -> list[tuple[str, str, dict[str, str]]]:
+    """Return (namespace, release, data of its ConfigMap) of all releases that this user may list."""
+    selector = f"{NAME_LABEL}={CHART}"
+    try:
+        maps = cluster.items("config_map", "look for releases", selector, everywhere=True)
+    except CliError:
+        maps = cluster.items("config_map", "look for releases", selector)
+    data = {(one["metadata"].get("namespace"), reasons.name(one)): one.get("data") or {} for one in maps}
+    found = [(place, name, data[place, f"{name}-run"]) for place, name in view.known_runs(maps)]
+    return [one for one in found if "run.json" in one[2]]
+
+
+def storage_of(base: str, namespace: str) -> Any:
+    """What tells whether two releases write to the same volume; `base`: YAML of a release's chart values."""
+    return _volume(yaml.safe_load(base) or {}, namespace)
+
+
+def _volume(values: Mapping[str, Any], namespace: str) -> Any:
     storage = values.get("storage") or {}
     kind = str(storage.get("type"))
     place = storage.get("efsCsi" if kind == "efs-csi" else kind)

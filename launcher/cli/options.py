@@ -35,6 +35,14 @@ JobOption = Annotated[
     str | None,
     typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
 ]
+ClaimOption = Annotated[
+    str | None,
+    typer.Option("--claim", metavar="NAME", help="Read through this claim; for a release that is gone."),
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option("--image", help="Image to read with; by default that of a release of the namespace."),
+]
 Release = Annotated[str, typer.Option(help="Helm release.")]
 Namespace = Annotated[
     str,

@@ -17,7 +17,8 @@ from launcher.best import of_run
 from launcher.cli import render
 from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
-from launcher.cli.storage import Storage, buffered, json_file, small_files
+from launcher.cli.storage import Storage, json_file, small_files
+from launcher.cli.sweeping import HIGHER
 from launcher.reporting import curve, figures
 
 RUNS = "runs"
@@ -156,8 +157,29 @@ def program_diff(one: Past, other: Past) -> list[str]:
     return lines or ["the programs differ, but the text in which they do was not kept"]
 
 
+def best(pasts: Sequence[Past], by: str) -> Past | None:
+    """Return the run with the best score `by`, "" for the first one of the newest; None: no run has a score.
+
+    Raises UsageError for a score that no run has.
+    """
+    scored = [past.run["score"] for past in pasts if past.run.get("score")]
+    name = by or next((next(iter(score)) for score in scored), "")
+    those = [past for past in pasts if isinstance((past.run.get("score") or {}).get(name), int | float)]
+    if by and not those:
+        known = ", ".join(dict.fromkeys(key for score in scored for key in score)) or "none"
+        raise UsageError(f"--by {by}: no run has such a score. There are: {known}.")
+    more = any(word in name.lower() for word in HIGHER)
+    return (max if more else min)(those, key=lambda past: past.run["score"][name], default=None)
+
+
 def unused(
-    pasts: Sequence[Past], keep: int, older_than_days: float, used: Iterable[str], now: float | None = None
+    pasts: Sequence[Past],
+    keep: int,
+    older_than_days: float,
+    used: Iterable[str],
+    *,
+    now: float | None = None,
+    best: Past | None = None,
 ) -> tuple[list[Past], list[tuple[Past, str]]]:
     """(what may go, what must stay and why), of `runs/` only; `used` are names that something reads."""
     now = time.time() if now is None else now
@@ -174,6 +196,8 @@ def unused(
             staying.append((past, "a pod reads it"))
         elif past.folder in first:
             staying.append((past, "the present run began with its model (training.initFrom)"))
+        elif past is best:
+            staying.append((past, "the best one (--keep-best)"))
         elif place < keep:
             staying.append((past, f"one of the newest {keep} (--keep)"))
         elif age < older_than_days:
@@ -198,16 +222,6 @@ def read_by_pods(session: Session, pasts: Sequence[Past]) -> set[str]:
     return {
         past.name for past in pasts if any(f"{past.folder}/" in s or f'{past.folder}"' in s for s in told)
     }
-
-
-def remove(storage: Storage, pasts: Sequence[Past]) -> int:
-    """Removes these outputs from the storage; returns the bytes that became free."""
-    answer = storage.run(
-        ["remove", "--root", str(storage.job), *(past.folder for past in pasts)], idle=1800.0
-    )
-    told = buffered(answer).read()
-    answer.result()
-    return sum(json.loads(told).values())
 
 
 def runs_table(pasts: Sequence[Past]) -> RenderableType:

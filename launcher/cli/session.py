@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.cli import assemble, reasons, view
+from launcher.cli import assemble, reasons, uninstalled, view
 from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.readerpod import reader
@@ -69,12 +69,17 @@ class FolderSession:
     def storage(
         self,
         seconds: int = READ_SECONDS,
+        *,
         writable: bool = False,
         fresh: bool = False,
         job: str | None = None,
+        claim: str | None = None,
+        image: str | None = None,
     ) -> Iterator[Storage]:
         """As of a `ClusterSession`."""
         del seconds, writable, fresh  # a folder is simply there
+        if claim or image:
+            raise UsageError("--path reads a folder: leave out --claim and --image.")
         yield of_job(self._storage, job)
 
 
@@ -85,6 +90,7 @@ class ClusterSession:
         self.cluster, self.release, self.say = cluster, release, say
         self._read: Mapping[str, Any] = {}
         self._read_at = float("-inf")
+        self._stored: Run | None = None
 
     def is_there(self) -> bool:
         """Whether the namespace has this release."""
@@ -230,21 +236,33 @@ class ClusterSession:
     def storage(
         self,
         seconds: int = READ_SECONDS,
+        *,
         writable: bool = False,
         fresh: bool = False,
         job: str | None = None,
+        claim: str | None = None,
+        image: str | None = None,
     ) -> Iterator[Storage]:
         """The job's folder, or that of another `job` on the same storage.
 
-        Through a running pod of the run, or (always when `fresh`) through a reader pod.
+        Through a running pod of the run, or (always when `fresh`) through a reader pod. Where the release is
+        gone, or a `claim` is named, through a pod with that claim and `image`; see `uninstalled.find`.
         """
-        run = self.run()
-        running = None if fresh or writable else through_running(self.cluster, run, self.pods())
+        known = None if claim else self.known_run()
+        run = self._stored = known or uninstalled.find(self.cluster, self.release, claim, image)
+        running = None
+        if known and not (fresh or writable):
+            running = through_running(self.cluster, run, self.pods())
         if running is not None:
             yield of_job(running, job)
             return
         with reader(self.cluster, run, seconds, writable, self.say) as opened:
-            yield of_job(opened, job)
+            named = of_job(opened, job)
+            yield named if known or job else uninstalled.own_job(named, self.release)
+
+    def stored_run(self) -> Run:
+        """The run whose storage was opened, else the release's."""
+        return self._stored or self.run()
 
 
 Session = FolderSession | ClusterSession

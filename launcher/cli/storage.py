@@ -46,7 +46,7 @@ class Storage(Protocol):
         ...
 
     def sibling(self, job: str) -> Storage:
-        """The folder of another job beside this one."""
+        """The folder of another job beside this one; ".": the folder of all."""
         ...
 
 
@@ -184,6 +184,14 @@ def entries(storage: Storage, folder: str) -> list[str]:
         with suppress(CliError):
             answer.result()
     return [str(entry["name"]) for entry in json.loads(found or b"[]")]
+
+
+def json_of(storage: Storage, *argv: str) -> Any:
+    """Return the JSON answer of a reader command that may have to look at millions of files."""
+    answer = storage.run(argv, idle=1800.0)
+    told = buffered(answer).read()
+    answer.result()
+    return json.loads(told)
 
 
 def json_file(content: bytes | None) -> dict[str, Any] | None:

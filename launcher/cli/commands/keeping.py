@@ -1,5 +1,6 @@
 """`runs`, `compare`, `clean`: the trainings of one job beside each other; `leftovers` of a release."""
 
+# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import sys
@@ -8,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli import cleaning, reasons, render
 from launcher.cli import leftovers as left
-from launcher.cli import reasons, render
 from launcher.cli import runs as runs_of
-from launcher.cli.options import Format, JobOption, Output, on_a_session, say
+from launcher.cli.options import ClaimOption, Format, ImageOption, JobOption, Output, on_a_session, say
 from launcher.cli.problems import UsageError
 from launcher.cli.session import COPY_SECONDS, ClusterSession, Session
 
@@ -23,10 +24,12 @@ app = typer.Typer()
 def runs(
     session: Session,
     job: JobOption = None,
+    claim: ClaimOption = None,
+    image: ImageOption = None,
     output: Format = Output.text,
 ) -> None:
     """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
-    with session.storage(job=job) as storage:
+    with session.storage(job=job, claim=claim, image=image) as storage:
         found = runs_of.load(storage)
     if output is Output.json:
         render.print_json([past.as_json() for past in found])
@@ -60,28 +63,59 @@ def compare(
 @on_a_session
 def clean(
     session: Session,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME…]", help="With --sources: which ones; default: all.")
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", metavar="NAME", help="Remove this job's whole folder instead.")
+    ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Remove pushed data files that no release refers to instead.")
+    ] = False,
     keep: Annotated[int, typer.Option(min=0, metavar="N", help="Keep the newest N of them.")] = 5,
     older_than: Annotated[
         float, typer.Option(min=0, metavar="DAYS", help="Keep those that ended within so many days.")
     ] = 0.0,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Keep the run with the best score, too.")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(metavar="SCORE", help="Which score --keep-best takes; default: the first one.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    claim: ClaimOption = None,
+    image: ImageOption = None,
 ) -> None:
-    """Remove runs that were moved aside; never one that a pod uses, nor the present output."""
-    with session.storage(seconds=COPY_SECONDS, writable=True) as storage:
-        found = runs_of.load(storage)
-        going, staying = runs_of.unused(found, keep, older_than, runs_of.read_by_pods(session, found))
-        for past, why in staying:
-            say(f"keeps {past.name}: {why}")
+    """Remove runs that were moved aside, a whole job, or data files; never what a live run uses."""
+    if job is not None and sources:
+        raise UsageError("--job and --sources: name one of them.")
+    if names and not sources:
+        raise UsageError(f"{' '.join(names)}: names are of --sources. A run's job is named with --job NAME.")
+    chosen = cleaning.SOURCES if sources else job
+    with session.storage(COPY_SECONDS, writable=True, job=chosen, claim=claim, image=image) as storage:
+        if sources:
+            found = cleaning.sources(session, storage, names or [])
+        elif job is not None:
+            found = cleaning.job(session, storage)
+        else:
+            found = cleaning.old_runs(session, storage, keep, older_than, by if keep_best else None)
+        for one in found:
+            if one.kept:
+                say(f"keeps {one.path}: {one.kept}")
+        root = storage.sibling(".")
+        going = cleaning.with_sizes(root, found)
+        if (job or names) and len(going) < len(found):
+            raise UsageError("nothing was removed: something of it is in use, see above.")
         if not going:
             say("nothing to remove")
             return
-        names = ", ".join(past.name for past in going)
-        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {names}?", err=True)):
-            raise UsageError(
-                f"{names} would be removed for good; nothing was. Say --yes where nobody can be asked."
-            )
-        freed = runs_of.remove(storage, going)
-    print(f"removed {names}: {freed:,} bytes are free")
+        for one in going:
+            say(f"removes {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
+        what = ", ".join(one.path for one in going)
+        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {what}?", err=True)):
+            raise UsageError(f"{what} would be removed for good; nothing was. Fix: --yes in scripts.")
+        freed = cleaning.remove(root, going)
+    print(f"removed {what}: {freed:,} bytes are free")
 
 
 @app.command()

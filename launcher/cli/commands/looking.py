@@ -14,7 +14,7 @@ from launcher.cli import live, render
 from launcher.cli import logs as logs_of
 from launcher.cli import results as results_of
 from launcher.cli import runs as runs_of
-from launcher.cli.options import Format, JobOption, Output, on_a_session, say
+from launcher.cli.options import ClaimOption, Format, ImageOption, JobOption, Output, on_a_session, say
 from launcher.cli.session import COPY_SECONDS, OUTPUT, Session
 from launcher.layout import Output as LayoutOutput
 from launcher.reporting import figures
@@ -108,10 +108,14 @@ def results(
         typer.Option("--run", metavar="NAME", help="One that was moved aside, as `runs` shows it."),
     ] = None,
     job: JobOption = None,
+    claim: ClaimOption = None,
+    image: ImageOption = None,
     output: Format = Output.text,
 ) -> None:
     """Score and table of passes; with --to a verified copy of model, curve, report, metrics and logs."""
-    with session.storage(seconds=COPY_SECONDS, fresh=to is not None, job=job) as storage:
+    with session.storage(
+        seconds=COPY_SECONDS, fresh=to is not None, job=job, claim=claim, image=image
+    ) as storage:
         folder = OUTPUT
         if run is not None:
             folder = LayoutOutput(Path(runs_of.find(runs_of.load(storage), run).folder))

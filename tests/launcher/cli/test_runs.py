@@ -163,8 +163,8 @@ def test_clean_keeps_the_newest_and_what_is_in_use_and_says_what_became_free(cli
     code, out, err = cli("clean", "--path", job, "--keep", "1", "--yes")
     assert code == 0
     assert names(job) == ["quick-start-aaaa", "quick-start-cccc"]
-    assert out.startswith("removed quick-start-bbbb: 1,")
-    assert "keeps quick-start-cccc: a run writes there" in err
+    assert out.startswith("removed quick-start/runs/quick-start-bbbb: 1,")
+    assert "keeps quick-start/runs/quick-start-cccc: a run writes there" in err
     assert (job / "output" / "model").is_dir()
 
 
