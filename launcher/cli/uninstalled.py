@@ -46,8 +46,8 @@ def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -
         )
         raise UsageError(
             f"namespace {cluster.namespace} on {cluster.name} has {wanted}. Its claims: {listed or 'none'}. "
-            "Fix: --claim NAME, or --release NAME of one on the same storage with --job NAME. Without a claim: "
-            "install a release with the same storage, or read the volume's folder with --path DIR."
+            "Fix: --claim NAME, or --release NAME of one on the same storage with --job NAME. Without a "
+            "claim: install a release with the same storage, or read the volume's folder with --path DIR."
         )
     like = next((other for other in others if other.claim == fit[0]), others[0] if others else None)
     if image is None and like is None:
