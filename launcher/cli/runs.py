@@ -13,12 +13,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from launcher.best import of_run
+from launcher.best import higher_is_better, of_run
 from launcher.cli import render
 from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
 from launcher.cli.storage import Storage, json_file, small_files
-from launcher.cli.sweeping import HIGHER
 from launcher.reporting import curve, figures
 
 RUNS = "runs"
@@ -168,7 +167,7 @@ def best(pasts: Sequence[Past], by: str) -> Past | None:
     if by and not those:
         known = ", ".join(dict.fromkeys(key for score in scored for key in score)) or "none"
         raise UsageError(f"--by {by}: no run has such a score. There are: {known}.")
-    more = any(word in name.lower() for word in HIGHER)
+    more = higher_is_better(name)
     return (max if more else min)(those, key=lambda past: past.run["score"][name], default=None)
 
 

@@ -147,7 +147,7 @@ def test_a_run_that_is_stopped_by_hand_loses_nothing_of_its_only_pass(begin: Beg
     run = begin(training={"passes": 1, "batchSize": 2})  # 3472 batches
     place = "--release", run.training.release, "-n", run.training.namespace
     run.reach(0, batch=200)
-    said = run.cluster.launcher("stop", *place)
+    said = run.cluster.launcher("stop", *place).stdout
     assert "checkpoint: pass 1, batch " in said
     assert run.processes() == []
     [saved] = [path.parent.name for path in run.output.glob("pass-*/done")]
