@@ -118,6 +118,7 @@ def check(
             batch_size=training["batchSize"],
             delta_saves=training["deltaSaves"],
         )
+    shapes.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(
             f"--by {by}: the program has no such score, but {', '.join(scores)}. Nothing was sent."

@@ -82,16 +82,17 @@ class Loop:
         """Everything, from meeting the servers to leaving them."""
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         sums = self._join()
-        if self.first and self.settings.keep_best and not self.keeper.scores:
-            self.tester.check_metric(self.settings.keep_best)
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(
             f"training begins at pass {start.passes + 1}, batch {start.batches}: {self.steps} batches a "
             f"pass, {self.settings.trainer_count} thread(s) a trainer"
         )
-        if self.first and self.settings.resume is None:
-            shapes.check_batch(self.program, trainer.predict, next(self.train.blocks(shapes.ROWS)))
+        metric = self.settings.keep_best
+        if self.first and (self.settings.resume is None or (metric and not self.keeper.scores)):
+            sample = next(self.train.blocks(shapes.ROWS))
+            found = shapes.check_batch(self.program, trainer.predict, sample)
+            shapes.check_metric(self.program, metric, found)
         if self.settings.init_from and self.settings.resume is None:
             self._test_first()
         done = start.passes
@@ -185,6 +186,8 @@ class Loop:
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
         """Notes trainer 0's score on every rank, as metrics.csv has it. Returns whether it is the best."""
         metric, scores = self.settings.keep_best, self.keeper.scores
+        if self.first:  # the few rows before training may not have given any score
+            shapes.check_metric(self.program, metric, tests)
         value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
         scores.append((done, float(self.trainer.gather([value])[0, 0])))
         return best.ranked(metric, scores)[:1] == [done]

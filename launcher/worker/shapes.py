@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import SettingsError
+from launcher.errors import SettingsError, setting
 from launcher.worker.program import Program, own_line
 from launcher.worker.samples import Arrays
 
@@ -122,6 +122,20 @@ def check_batch(program: Program, predict: Callable[[Arrays], NDArray[Any]], bat
             "more. Fix: return such as {'error': float(…)}."
         )
     return [str(name) for name in values]
+
+
+def check_metric(program: Program, keep_best: str, scores: Collection[str]) -> None:
+    """Raise `SettingsError` when there are scores, and `training.keepBest` is set, but to none of them."""
+    if keep_best and scores and keep_best not in scores:
+        raise SettingsError(
+            setting(
+                "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",
+                keep_best,
+                f"one of {', '.join(scores)}",
+                f"metrics() of the program {program.path} gives no other score of the test set",
+                "Set one of them, or leave training.keepBest and training.patience out",
+            )
+        )
 
 
 def _metrics_failed(program: Program, prediction: Any, labels: Any, error: Exception) -> SettingsError:

@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import SettingsError, setting
 from launcher.worker.program import Program
 from launcher.worker.records import Records
 from launcher.worker.samples import Arrays
@@ -36,23 +35,6 @@ class Tester:
         self._program, self._trainer, self._rank, self._test = program, trainer, rank, test
         self._shared: bool | None = None
 
-    def check_metric(self, name: str) -> None:
-        """Raises `SettingsError` unless metrics() of some test rows gives this metric. For trainer 0."""
-        known: list[str] = []
-        if self._test is not None:
-            rows = min(self._test.rows, CHUNK)
-            known = list(self._metrics(self._predicted(self._test, 0, rows), rows))
-        if name not in known:
-            raise SettingsError(
-                setting(
-                    "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",
-                    name,
-                    f"one of {', '.join(known)}" if known else "empty without a test set",
-                    f"metrics() of the program {self._program.path} gives no other score of the test set",
-                    "Set one of them" if known else "Leave it out, or set data.testFraction above 0",
-                )
-            )
-
     def score(self) -> dict[str, float]:
         """{metric: value} with the parameters as they are now, on trainer 0; empty elsewhere."""
         if self._shared is None:
@@ -60,12 +42,7 @@ class Tester:
         predictions = self._merged() if self._shared else self._own()
         if self._rank or self._test is None:
             return {}
-        return self._metrics(predictions, self._test.rows)
-
-    def _metrics(self, predictions: NDArray[np.float32] | None, rows: int) -> dict[str, float]:
-        """The program's metrics of the predictions of the first `rows` rows."""
-        assert self._test is not None  # noqa: S101 - its predictions are there
-        labels = np.concatenate([block[self._program.label] for block in self._test.blocks(CHUNK, 0, rows)])
+        labels = np.concatenate([block[self._program.label] for block in self._test.blocks(CHUNK)])
         with self._program.calling("metrics()"):
             found = self._program.module.metrics(predictions, labels)
         return {name: float(value) for name, value in found.items()}

@@ -25,7 +25,7 @@ DATA = {
     "member": "",
     "tables": [],
 }
-TRAINING = {"mode": "async", "batchSize": 256, "deltaSaves": 0, "extraArgs": []}
+TRAINING = {"mode": "async", "batchSize": 256, "deltaSaves": 0, "keepBest": "", "extraArgs": []}
 ROWS = "".join(f"{i % 2}\t{i}\t{['red', 'blue', 'green'][i % 3]} shoes\n" for i in range(100))
 SHOP = (PROGRAMS / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
 SCORE = 'fc(hidden, 1, name="score")'
@@ -101,6 +101,7 @@ def test_a_program_that_cannot_be_trained_is_one_message(
         ({"batchSize": 10**7}, {}, "training.batchSize .* is 10000000, but must be at most"),
         ({"deltaSaves": 2}, {'"word", pool': '"word", evict=2, pool'}, "training.deltaSaves .* is 2"),
         ({"extraArgs": ["--widht=3"]}, {}, "did you mean width"),
+        ({"keepBest": "auc"}, {}, "training.keepBest .* is 'auc', but must be one of error: metrics"),
     ],
 )
 def test_settings_that_the_network_cannot_have_are_found(
