@@ -182,8 +182,8 @@ def test_a_served_model_answers_until_it_is_told_to_stop(made: SimpleNamespace) 
         until(healthy, "an answer", 60, 0.1)
         body = json.dumps({"rows": ROWS}).encode()
         asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"}
-        )
+            f"http://127.0.0.1:{port}/predict", iter([body[:9], body[9:]]), JSON
+        )  # an iterator's length is not known: it goes in chunks
         found = json.loads(urllib.request.urlopen(asked, timeout=30).read())  # noqa: S310
         assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
         process.send_signal(signal.SIGTERM)
