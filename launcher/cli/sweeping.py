@@ -164,5 +164,5 @@ def interrupted(trials: Sequence[Trial], say: Callable[[str], None]) -> Iterator
         begun = [trial.release for trial in trials if trial.session is not None]
         left = [" ".join(trial.settings) for trial in trials if trial.session is None]
         say(f"\nthe releases go on: {', '.join(begun) or 'none'}. Not begun: {', '.join(left) or 'none'}.")
-        say("The same command again goes on from there; helm uninstall ends a release.")
+        say("The same command again goes on from there; `stop --release NAME` stops one.")
         raise

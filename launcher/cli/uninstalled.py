@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 from launcher.cli import reasons
 from launcher.cli.cluster import CHART, NAME_LABEL, RELEASE_LABEL, Cluster
@@ -50,29 +51,24 @@ def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -
             "claim: install a release with the same storage, or read the volume's folder with --path DIR."
         )
     like = next((other for other in others if other.claim == fit[0]), others[0] if others else None)
-    if image is None and like is None:
+    if like is not None:
+        return replace(
+            like, release=release, job_name=NO_JOB, claim=fit[0], image=image or like.image, k8s_data_job=""
+        )
+    if image is None:
         raise UsageError(
             f"claim {fit[0]} is there, but namespace {cluster.namespace} has no release whose image could "
             "read it. Fix: --image IMAGE, the launcher's image."
         )
-    return Run(
-        release=release,
-        namespace=cluster.namespace,
-        job_name=NO_JOB,
-        job_path=like.job_path if like else "/home/jobpath",
-        claim=fit[0],
-        image=image or (like.image if like else ""),
-        image_pull_policy=like.image_pull_policy if like else "IfNotPresent",
-        image_pull_secrets=like.image_pull_secrets if like else [],
-        service_account=like.service_account if like else "default",
-        trainers=0,
-        passes=0,
-        k8s_job=like.k8s_job if like else release,
-        k8s_data_job="",
-        data_digest="",
-        uid=like.uid if like else 10001,
-        gid=like.gid if like else 10001,
-    )
+    about = {
+        "jobName": NO_JOB,
+        "claim": fit[0],
+        "image": image,
+        "trainers": 0,
+        "passes": 0,
+        "k8sJob": release,
+    }
+    return Run.of(release, cluster.namespace, about)
 
 
 def own_job(storage: Storage, release: str) -> Storage:
