@@ -9,6 +9,7 @@ LauncherError                 70  anything below; `exit_code` is what the proces
 │   └── DeadlineError             something that was waited for did not come
 ├── TwinError                 69  another pod of this rank is alive, or has taken its place
 ├── UnfitError                71  this launcher cannot go on; another pod of its rank may
+│   ├── CheckpointError           a checkpoint is damaged: the next attempt takes the one before it
 │   └── StorageFailedError        the storage answers with errors that may pass (EIO, ESTALE, ETIMEDOUT)
 ├── StorageError              75  no space, or storage that refuses to be written
 ├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
@@ -88,6 +89,10 @@ class UnfitError(LauncherError):
     """This launcher cannot go on, though the run can."""
 
     exit_code = EXIT_UNFIT
+
+
+class CheckpointError(UnfitError):
+    """A checkpoint cannot be resumed from; the message says what is wrong with it."""
 
 
 class StorageFailedError(UnfitError):

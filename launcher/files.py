@@ -6,6 +6,7 @@ What the operating system says decides what becomes of the run:
     ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (75): final, a person must act
     EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (71): it may pass. Reads are tried
                                                  again for 20 s, then another pod may do better
+    EISDIR, ELOOP                                StorageError (75): a folder or link in a file's place
     anything else                                the OSError as it is: a fault of the launcher
 """
 
@@ -22,11 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from launcher import schema
 from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.reporting.log import log
 
 T = TypeVar("T")
 
+CHECKSUM = "checksum"  # the key of a sealed file
 BLOCK = 1 << 20  # bytes read at once: large enough for a network file system, small enough for 60 MB resident
 WAITS = (
     0.25,
@@ -41,11 +44,12 @@ WAITS = (
 ABSENT = (FileNotFoundError, NotADirectoryError)
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_MISPLACED = {errno.EISDIR, errno.ELOOP}
 _FLAKY = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO}
 
 
 class UnreadableError(DataError):
-    """A file is there and can be read, but what is in it is no JSON object."""
+    """A file is there and can be read, but what is in it is no JSON object, or not as it was written."""
 
 
 @contextlib.contextmanager
@@ -69,6 +73,10 @@ def storage(path: Path) -> Iterator[None]:
                 f"{os.getuid()}:{os.getgid()}; {_owner(path)}. Mend: on the storage, chown that folder to "
                 f"{os.getuid()}:{os.getgid()} (the chart's podSecurity.runAsUser and fsGroup), and see "
                 "that it is not mounted read-only."
+            ) from error
+        if error.errno in _MISPLACED:
+            raise StorageError(
+                f"cannot read or write {where}: {error.strerror}, but it must be a file. Fix: move it away."
             ) from error
         if error.errno in _FLAKY:
             raise StorageFailedError(
@@ -102,20 +110,40 @@ def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes
 
 
 def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
-    """The object in `path`; None when the file is absent, and only then.
-
-    Raises `UnreadableError` for content that is no JSON object, else as `read_bytes`.
-    """
+    """The object in `path`; None when the file is absent, and only then. Raises as the two functions here."""
     content = read_bytes(path, sleep)
-    if content is None:
-        return None
+    return None if content is None else parse_object(path, content)
+
+
+def parse_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON object in a file's content, without its checksum.
+
+    Args:
+        name: the file, for messages.
+        content: its bytes.
+        shape: the type that the object must have (`schema.mismatch`).
+
+    Raises:
+        UnreadableError: it is no JSON object, not what its checksum was made of, or of another shape.
+    """
     try:
         value = json.loads(content)
     except ValueError as error:
-        raise UnreadableError(f"{path} is there ({len(content)} bytes), but is no JSON: {error}.") from error
+        raise UnreadableError(f"{name} is there ({len(content)} bytes), but is no JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise UnreadableError(f"{path} is there, but holds no JSON object: {content[:60]!r}.")
+        raise UnreadableError(f"{name} is there, but holds no JSON object: {content[:60]!r}.")
+    written = value.pop(CHECKSUM, None)
+    if written is not None and sealed(value)[CHECKSUM] != written:
+        raise UnreadableError(f"{name} is damaged: its {CHECKSUM} is not that of its other fields.")
+    if why := schema.mismatch(value, shape):
+        raise UnreadableError(f"{name} is damaged: {why}.")
     return value
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` with a checksum, which every read verifies: the sha256 of its canonical JSON."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return {**value, CHECKSUM: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def names(folder: Path, sleep: Callable[[float], None] = time.sleep) -> list[str]:
@@ -260,6 +288,14 @@ def folder_sha256(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it, a file, or a link but not what it points to; or nothing."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
 def copy_folder(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
     """Replaces `target` by a copy of `source` (contents only, Python's caches left out)."""
     temp = temp_name(target)
@@ -271,10 +307,7 @@ def copy_folder(source: Path, target: Path, check: Callable[[], None] = lambda: 
                 copy = temp / path.relative_to(source)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 copy_file(path, copy, check)
-            if target.is_symlink() or target.is_file():
-                target.unlink()
-            elif target.exists():
-                shutil.rmtree(target)
+            remove(target)
             temp.rename(target)
         except BaseException:
             shutil.rmtree(temp, ignore_errors=True)

@@ -12,7 +12,8 @@
     ├── tables/<name>                    side tables, once for all shards
     ├── <TRAIN_CONFIG_DIR>/              a person's own program
     ├── output/
-    │   ├── run.lock, run.json, status.json, program.json, metrics.csv, curve.png, report.html, model/
+    │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, curve.png, report.html,
+    │   ├── model/
     │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
     │   ├── pass-<NNNNN>/{…,done}                    a finished pass
     │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a save inside a pass
@@ -152,6 +153,11 @@ class Output:
     @property
     def run_json(self) -> Path:
         return self.root / "run.json"
+
+    @property
+    def run_copy(self) -> Path:
+        """A copy of run.json, read when that is damaged."""
+        return self.root / "run.copy.json"
 
     @property
     def status_json(self) -> Path:

@@ -16,7 +16,7 @@ from launcher.best import of_run
 from launcher.cli import render
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import OUTPUT
-from launcher.cli.storage import Storage, buffered, entries, json_file, small_files
+from launcher.cli.storage import Storage, buffered, entries, json_file, run_record, small_files
 from launcher.cli.view import exported_to
 from launcher.layout import Output
 from launcher.reader import place
@@ -52,9 +52,10 @@ class Results:
 
 def load(storage: Storage, where: str, output: Output = OUTPUT) -> Results:
     """Read the small files. Raises CliError when the run has left nothing yet."""
-    names = [path.as_posix() for path in (output.run_json, output.status_json, output.metrics_csv)]
+    read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
+    names = [path.as_posix() for path in read]
     found = small_files(storage, names)
-    run, status = json_file(found.get(names[0])), json_file(found.get(names[1]))
+    run, status = run_record(found, output), json_file(found.get(names[1]))
     if run is None and status is None and names[2] not in found:
         raise CliError(
             f"no results in {where}: no training has written there yet (`status` tells what it waits for), "

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -17,7 +17,8 @@ from launcher.best import higher_is_better, of_run
 from launcher.cli import render
 from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
-from launcher.cli.storage import Storage, json_file, small_files
+from launcher.cli.storage import Storage, json_file, run_record, small_files
+from launcher.layout import Output
 from launcher.reporting import curve, figures
 
 RUNS = "runs"
@@ -90,14 +91,15 @@ def pod_hours(past: Past) -> float | None:
 
 def load(storage: Storage) -> list[Past]:
     """All outputs of the job, the newest first."""
-    names = (OUTPUT.run_json.name, OUTPUT.metrics_csv.name, OUTPUT.lock.name, OUTPUT.program_json.name)
+    kept = (OUTPUT.run_json, OUTPUT.metrics_csv, OUTPUT.lock, OUTPUT.program_json, OUTPUT.run_copy)
+    names = [path.name for path in kept]
     found = small_files(storage, [f"{place}/{name}" for place in (CURRENT, f"{RUNS}/*") for name in names])
     folders = sorted({str(PurePosixPath(name).parent) for name in found})
     pasts = []
     for folder in folders:
         rows = curve.parse_metrics(found.get(f"{folder}/{names[1]}", b"").decode(errors="replace"))
         program = json_file(found.get(f"{folder}/{names[3]}")) or {}
-        run = figures.with_options(json_file(found.get(f"{folder}/{names[0]}")) or {}, program)
+        run = figures.with_options(run_record(found, Output(Path(folder))) or {}, program)
         locked = f"{folder}/{names[2]}" in found
         pasts.append(Past(folder, run, curve.pass_table(rows), locked, program.get("files") or {}))
     return sorted(pasts, key=lambda past: (past.folder == CURRENT, past.started), reverse=True)

@@ -13,7 +13,15 @@ from launcher.cli import assemble, reasons, uninstalled, view
 from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.readerpod import reader
-from launcher.cli.storage import FolderStorage, PodStorage, Storage, json_file, of_job, small_files
+from launcher.cli.storage import (
+    FolderStorage,
+    PodStorage,
+    Storage,
+    json_file,
+    of_job,
+    run_record,
+    small_files,
+)
 from launcher.cli.view import Run, View
 from launcher.layout import Layout, Output
 from launcher.reporting import curve
@@ -40,12 +48,12 @@ def status_files(storage: Storage, run_id: str = "") -> dict[str, Any]:
     """
     metrics = OUTPUT.metrics_csv.as_posix()
     moved = [Output(_HERE.run(f"{run_id}{end}")).run_json.as_posix() for end in ("", ".*")] if run_id else []
-    found = small_files(storage, [*STATUS_FILES.values(), metrics, *moved])
+    found = small_files(storage, [*STATUS_FILES.values(), OUTPUT.run_copy.as_posix(), metrics, *moved])
     rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
     files = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
     last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
     record = json_file(found[str(last / OUTPUT.run_json.name)]) if last else None
-    return {**files, "passes": curve.pass_table(rows), "moved": record}
+    return {**files, "run": run_record(found, OUTPUT), "passes": curve.pass_table(rows), "moved": record}
 
 
 class FolderSession:

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
@@ -20,6 +20,8 @@ from typing import IO, Any, Protocol, cast
 import launcher
 from launcher.cli.cluster import Cluster
 from launcher.cli.problems import CliError, UsageError
+from launcher.files import UnreadableError, parse_object
+from launcher.layout import Output
 from launcher.tarstream import read_tar
 
 IDLE_SECONDS = 60.0  # without a byte before a copy is given up
@@ -195,12 +197,17 @@ def json_of(storage: Storage, *argv: str) -> Any:
 
 
 def json_file(content: bytes | None) -> dict[str, Any] | None:
-    """The JSON object in a file of `small_files`; None when it is absent or no object."""
+    """The JSON object in a file of `small_files`; None when it is absent or damaged."""
     try:
-        value = json.loads(content or b"")
-    except ValueError:
+        return parse_object("it", content or b"")
+    except UnreadableError:
         return None
-    return value if isinstance(value, dict) else None
+
+
+def run_record(found: Mapping[str, bytes], output: Output) -> dict[str, Any] | None:
+    """Return an output's run record from what `small_files` found: run.json, or its copy if it is damaged."""
+    names = (output.run_json.as_posix(), output.run_copy.as_posix())
+    return next(filter(None, (json_file(found.get(name)) for name in names)), None)
 
 
 def stream_file(storage: Storage, name: str, follow_seconds: float, until: str | None) -> Iterator[bytes]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from launcher.data.pieces import pieces
 from launcher.errors import StorageError
-from launcher.files import UnreadableError, fsync_dir, patient, read_json, storage, write_json
+from launcher.files import UnreadableError, fsync_dir, patient, read_json, sealed, storage, write_json
 from launcher.layout import Layout
 from launcher.reporting.log import log
 from launcher.settings import DataSettings
@@ -101,7 +101,7 @@ def publish(tmp: Path, layout: Layout, shards: int, manifest: dict[str, Any]) ->
             if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
                 folder.rename(old / f"beyond-{folder.name}")
         fsync_dir(layout.job)
-    write_json(layout.manifest, manifest)
+    write_json(layout.manifest, sealed(manifest))
     with contextlib.suppress(OSError):
         layout.data_failed.unlink()
     remove(tmp)

@@ -43,7 +43,7 @@ from launcher.runtimes.base import Gang, Runtime
 from launcher.settings import TrainSettings
 from launcher.storage.converting import convert
 from launcher.storage.manifest import await_manifest
-from launcher.storage.output import fingerprint, make_room
+from launcher.storage.output import fingerprint, make_room, read_run
 from launcher.storage.probe import Probe
 from launcher.storage.stage import Staged, find_program, stage
 from launcher.timings import Timings
@@ -212,7 +212,7 @@ class Agent:
         a later start of the same run tries again.
         """
         try:
-            told = files.read_json(self.output.run_json) or {}
+            told = read_run(self.output) or {}
         except files.UnreadableError:  # rank 0 judges it
             return
         state = told.get("state")

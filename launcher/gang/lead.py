@@ -21,7 +21,7 @@ from launcher.runtimes.base import Runtime
 from launcher.settings import TrainSettings
 from launcher.storage.exporting import Exporter
 from launcher.storage.lock import Holder, RunLock
-from launcher.storage.output import adopt
+from launcher.storage.output import adopt, check_folders
 from launcher.timings import Timings
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class Leader:
 
         `lost` is called from a thread, should the lease end.
         """
+        check_folders(self._settings.layout)
         self.lock.acquire()
 
         def end(error: LauncherError) -> None:

@@ -25,6 +25,7 @@ from launcher.files import read_json, write_whole
 from launcher.layout import Output
 
 TEST = "test_"
+COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second", "train_loss")
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,38 @@ def parse_metrics(text: str) -> list[Row]:
     left out: the file may be read while it is written by an older launcher.
     """
     latest: dict[tuple[int, int], Row] = {}
-    for line in csv.DictReader(io.StringIO(text)):
-        row = _row(line)
+    header, *lines = metrics_lines(text)
+    if set(COLUMNS) - set(header) - {"attempt"}:  # damaged: the first columns are always the same
+        header = [*COLUMNS, *(name for name in header if name.startswith(TEST))]
+    for line in lines:
+        row = _row(dict(zip(header, line, strict=False)))
         if row is None:
             continue
         key = (row.number, row.rank)
         if key not in latest or row.attempt >= latest[key].attempt:
             latest[key] = row
     return [latest[key] for key in sorted(latest)]
+
+
+def metrics_lines(text: str) -> list[list[str]]:
+    """Return the fields of each line of a metrics.csv, the header first; none of a line that is no CSV.
+
+    Line by line: a damaged quotation mark hides no line after its own.
+    """
+    return [_fields(line) for line in text.removesuffix("\n").split("\n")]
+
+
+def _fields(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def is_row(fields: Sequence[str]) -> bool:
+    """Whether these fields are a whole row: numbers, of which only scores may be left out."""
+    values = [_float(field) for field in fields if field]
+    return None not in values and _row(dict(zip(COLUMNS, fields, strict=False))) is not None
 
 
 def _row(line: dict[str, Any]) -> Row | None:
@@ -90,7 +115,7 @@ def _float(text: str) -> float | None:
 def read_metrics(path: Path) -> list[Row]:
     """`parse_metrics` of a file; no rows when it is absent."""
     try:
-        return parse_metrics(path.read_text("utf-8"))
+        return parse_metrics(path.read_text("utf-8", "replace"))
     except FileNotFoundError:
         return []
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -14,7 +13,7 @@ from string import Template
 from typing import Any
 
 from launcher import best
-from launcher.files import write_whole
+from launcher.files import UnreadableError, parse_object, write_whole
 from launcher.layout import Output
 from launcher.reporting import curve, drawing, figures
 
@@ -31,7 +30,7 @@ def make(root: Path) -> Path | None:
     Raises StorageError when the folder cannot be written.
     """
     output = Output(root)
-    run = _json(output.run_json)
+    run = _json(output.run_json) or _json(output.run_copy)
     if not run:
         return None
     run = figures.with_options(run, _json(output.program_json))
@@ -47,12 +46,11 @@ def make(root: Path) -> Path | None:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """What the file says; {} when it is absent or no JSON object, which the page simply leaves out."""
+    """What the file says; {} when it is absent or damaged, which the page simply leaves out."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return parse_object(path, path.read_bytes())
+    except (OSError, UnreadableError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def html(

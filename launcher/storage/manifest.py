@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher import schema
 from launcher.errors import DataError
 from launcher.files import UnreadableError, read_json
 from launcher.reporting.log import log
@@ -14,6 +15,7 @@ from launcher.settings import TrainSettings
 from launcher.timings import Timings
 
 VERSION = 2
+AGAIN = "Fix: delete it, then start the run again with another runId, which makes its data again."
 
 
 def await_manifest(
@@ -25,7 +27,8 @@ def await_manifest(
     """The manifest of this run's digest.
 
     Raises `DataError` when its data Job failed, or gave no sign of life for data.waitSeconds, and after
-    `timings.data_again` seconds without one when another release has replaced this run's data.
+    `timings.data_again` seconds without one when another release has replaced this run's data, or the
+    manifest is damaged.
     """
     timings = timings or Timings()
     layout = settings.layout
@@ -51,6 +54,8 @@ def await_manifest(
             alive, deadline = sign, now + settings.data_wait_seconds
         if alive is None and now - began >= timings.data_again and _is_replaced(manifest, settings):
             raise DataError(_conflict(manifest or {}, settings))
+        if alive is None and now - began >= timings.data_again and manifest == {}:
+            raise DataError(f"{seen}. {AGAIN}")
         if now >= deadline:
             raise DataError(
                 f"no data after {settings.data_wait_seconds} s (data.waitSeconds) without a sign of life of "
@@ -94,11 +99,14 @@ def _sign(path: Path) -> int | None:
 
 
 def _look(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
-    """What is at `path`, and in words what that is. A read that fails is no absence: it raises in the end."""
+    """What is at `path` ({}: it is damaged), and in words what that is.
+
+    A read that fails is no absence: it raises in the end.
+    """
     try:
         found = read_json(path, pause)
     except UnreadableError as error:  # the data Job that is waited for makes it again
-        return None, str(error).rstrip(".")
+        return {}, str(error).rstrip(".")
     if found is None:
         return None, f"there is no {path} yet"
     return found, f"the manifest there is of other data ({found.get('dataDigest')}, made by {maker(found)})"
@@ -125,10 +133,9 @@ def checked(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Set data.splitCount to trainers (or leave it out)."
         )
-    shards = manifest.get("shards")
-    if not isinstance(shards, list) or [s.get("index") for s in shards if isinstance(s, dict)] != list(
-        range(settings.trainers)
-    ):
+    if why := schema.mismatch(manifest, schema.Manifest):
+        raise DataError(f"{where} is damaged: {why}. {AGAIN}")
+    if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(f"{where} does not list the shards 0 to {settings.trainers - 1} in order")
     return manifest
 

@@ -6,6 +6,7 @@
     no readable run.json, no save → the same
     no readable run.json, saves   → refused: a run that cannot be told is never moved nor begun anew
 
+A damaged or missing run.json is read from its copy, run.copy.json.
 A read that fails is none of these: it is tried again, and then ends this launcher.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -21,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher import files
-from launcher.errors import DataError
+from launcher.errors import DataError, StorageError
 from launcher.layout import Layout, Output, position
 from launcher.reporting.log import log
+from launcher.schema import RunRecord
 from launcher.settings import TrainSettings
 from launcher.storage.lock import LockLostError, RunLock
 
@@ -59,6 +62,24 @@ class Adopted:
     """run.json as it was, or {}."""
 
 
+def check_folders(layout: Layout) -> None:
+    """Refuse to write to output/ or runs/ when that would follow a symbolic link, or is no folder.
+
+    Raises:
+        StorageError: with the path and the fix; also for a link directly in output/.
+    """
+    for path in (layout.output, layout.runs, *(layout.output / name for name in files.names(layout.output))):
+        with files.storage(path):
+            what = "a symbolic link" if path.is_symlink() else ""
+            if path.parent == layout.job and not what and path.exists() and not path.is_dir():
+                what = "a file"
+        if what:
+            raise StorageError(
+                f"{path} is {what}, but the launcher writes there and follows no link out of the job's "
+                "folder. Fix: remove it, or move what it points to into its place, then start the run again."
+            )
+
+
 def adopt(settings: TrainSettings, print_: dict[str, Any], lock: RunLock) -> Adopted:
     """With the lock held and kept: keeps `output/`, or moves it aside and begins (or brings back) another.
 
@@ -90,25 +111,50 @@ def _kept(name: str) -> bool:
 
 def _earlier(output: Output, pause: Callable[[float], None]) -> dict[str, Any] | None:
     """run.json; None when it is absent or no JSON object, and nothing can be lost by that."""
+    why = "is missing"
     try:
-        found = files.read_json(output.run_json, pause)
-        why = "is missing"
+        found = read_run(output, pause)
     except files.UnreadableError as error:
         found, why = None, f"cannot be used ({error})"
     saves = [name for name in files.names(output.root, pause) if name.startswith("pass-")]
     if found is None and saves:
         raise DataError(
             f"{output.run_json} {why}, but {output.root} holds saves ({saves[0]} to {saves[-1]}): whose they "
-            "are cannot be told, so nothing was moved nor begun anew. Put run.json back from a backup of the "
-            f"volume; or, to begin anew, move the folder away: mv {output.root} {output.root}-kept."
+            "are cannot be told, so nothing was moved nor begun anew. Put run.json or run.copy.json back "
+            "from a backup of the volume; or, to begin anew, move the folder away: "
+            f"mv {output.root} {output.root}-kept."
         )
     return found
 
 
-def _glance(path: Path, pause: Callable[[float], None]) -> dict[str, Any]:
-    """A file without which one can go on: {} when it is absent or no JSON object, never when a read fails."""
+def read_run(output: Output, pause: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
+    """Return an output's run record: run.json, else its copy; None when neither is there.
+
+    Raises:
+        UnreadableError: it is damaged, and there is no intact copy.
+        StorageError, StorageFailedError: as `files.read_bytes`.
+    """
+    damage = None
+    for path in (output.run_json, output.run_copy):
+        try:
+            content = files.read_bytes(path, pause)
+            found = None if content is None else files.parse_object(path, content, RunRecord)
+        except files.UnreadableError as error:
+            damage = damage or error
+            continue
+        if found is not None:
+            if damage is not None:
+                log.warning("%s Its copy %s is used, and run.json is written again.", damage, path.name)
+            return found
+    if damage is not None:
+        raise damage
+    return None
+
+
+def _glance(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """What can be done without: {} when it is absent or damaged, never when a read fails."""
     try:
-        return files.read_json(path, pause) or {}
+        return read() or {}
     except files.UnreadableError as error:
         log.warning("%s It counts as absent.", error)
         return {}
@@ -118,7 +164,7 @@ def _matching(layout: Layout, print_: dict[str, Any], pause: Callable[[float], N
     """The newest earlier run with this fingerprint, for a rollback."""
     found = []
     for name in files.names(layout.runs, pause):
-        run = _glance(Output(layout.run(name)).run_json, pause)
+        run = _glance(functools.partial(read_run, Output(layout.run(name)), pause))
         if run.get("fingerprint") == print_:
             found.append((float(run.get("started") or 0), name))
     return layout.run(max(found)[1]) if found else None
@@ -162,7 +208,10 @@ def _free_name(layout: Layout, run_id: str) -> Path:
 
 def _next_attempt(output: Output, earlier: dict[str, Any], pause: Callable[[float], None]) -> int:
     """One more than the newest that run.json or status.json knows."""
-    told = (earlier.get("attempt"), _glance(output.status_json, pause).get("attempt"))
+    told = (
+        earlier.get("attempt"),
+        _glance(lambda: files.read_json(output.status_json, pause)).get("attempt"),
+    )
     return 1 + max((number for number in told if isinstance(number, int)), default=0)
 
 
@@ -210,16 +259,15 @@ def write_run(
     exit_code: int | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """run.json. The score is trainer 0's (`model/score.json`), or what an earlier end wrote.
+    """Write run.json and its copy. The score is of `model/score.json`, or what an earlier end wrote.
 
     `state`: training|stopped|complete|failed. `restarts`: `{"attempt", "cause", "at": unix seconds}` each.
     `holder`: the lock's token. `plan`: what else a later rank 0 needs (`launcher/gang/lead.py: again`).
     `cause` and `exit_code` stand there only when they are given. `check` raises when the lease was lost
     (`RunLock.check`): the file is another's then.
     """
-    score = _glance(output.model / "score.json", time.sleep) or _glance(output.run_json, time.sleep).get(
-        "score"
-    )
+    score = _glance(lambda: files.read_json(output.model / "score.json"))
+    score = score or _glance(lambda: read_run(output)).get("score", {})
     end = {"cause": cause, "exitCode": exit_code}
     value = {
         "runId": settings.run_id,
@@ -238,16 +286,17 @@ def write_run(
         "holder": holder,
         **(plan or {}),
         **{key: told for key, told in end.items() if told is not None},
-        "score": score or {},
+        "score": score,
         "exported": exported,
     }
-    files.patient(output.run_json, lambda: files.write_json(output.run_json, value, check))
+    for path in (output.run_json, output.run_copy):
+        files.patient(path, functools.partial(files.write_json, path, files.sealed(value), check))
 
 
 def _best(output: Output, settings: TrainSettings) -> dict[str, Any]:
     """With `training.keepBest`: that, `training.patience`, and the pass (from 0) that the model is of."""
     if not settings.keep_best:
         return {}
-    at = position(str(_glance(output.model / "model.json", time.sleep).get("checkpoint")))
+    at = position(str(_glance(lambda: files.read_json(output.model / "model.json")).get("checkpoint")))
     of_model = {"modelPass": at.passes - 1} if at else {}
     return {"keepBest": settings.keep_best, "patience": settings.patience, **of_model}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import sys
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING
 from launcher import files
 from launcher.errors import DivergedError
 from launcher.layout import Output
+from launcher.reporting.curve import COLUMNS, is_row, metrics_lines
+from launcher.reporting.log import log
 
 if TYPE_CHECKING:
     from launcher.worker.samples import Arrays
 
-COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second", "train_loss")
 LEAST_SECONDS = 0.5  # between two writes of progress.json
 
 
@@ -217,10 +219,19 @@ def add_metrics(
 
 
 def _rows(path: Path, header: list[str], again: tuple[str, str]) -> list[list[str]]:
-    """The rows that are there, but those of the same pass and attempt: a second start writes them anew."""
-    if not path.is_file():
-        return []
-    rows = list(csv.reader(io.StringIO(path.read_text("utf-8"))))
-    if not rows or rows[0] != header:
-        return []
-    return [row for row in rows[1:] if len(row) == len(header) and (row[0], row[2]) != again]
+    """Return the rows of metrics.csv but those of the same pass and attempt: a second start writes them anew.
+
+    A damaged file is copied aside, with a warning, and its other rows stay.
+    """
+    content = files.read_bytes(path) or b""
+    there, *lines = metrics_lines(content.decode(errors="replace"))
+    rows = [line for line in lines if len(line) == len(header) and is_row(line)]
+    if content and (there != header or len(rows) != len(lines)):
+        names = (path.with_name(f"{path.name}.damaged-{n}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        files.write_whole(aside, content)
+        log.warning(
+            "%s is damaged: %d of its %d rows are kept, and %s is as it was",
+            path, len(rows), len(lines), aside.name,
+        )  # fmt: skip
+    return [row for row in rows if (row[0], row[2]) != again]

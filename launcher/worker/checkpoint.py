@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import files
-from launcher.errors import DataError, LauncherError, StorageError, StorageFailedError
+from launcher.errors import CheckpointError, LauncherError, StorageError, StorageFailedError
 from launcher.layout import Output, Position
 from launcher.worker import outputs
 
@@ -122,22 +122,21 @@ class Save:
             for name in (config.name, "path.txt"):
                 entries[name] = {"bytes": (self.folder / name).stat().st_size}
             place = {"pass": self.at.passes, "batch": self.at.batches}
-            files.write_json(
-                self.folder / outputs.CONTENTS,
-                {
-                    "version": outputs.DELTA_VERSION if "chain" in about else outputs.VERSION,
-                    "position": place,
-                    "attempt": self.attempt,
-                    **about,
-                    "files": entries,
-                    "rows": rows,
-                },
-            )
-            if (
-                self.final.exists()
-            ):  # refused, or never finished: a whole one here would have been gone on from
+            output_id = outputs.output_id(self.output.root)
+            contents = {
+                "version": outputs.DELTA_VERSION if "chain" in about else outputs.VERSION,
+                "position": place,
+                "attempt": self.attempt,
+                **({"outputId": output_id} if output_id else {}),
+                **about,
+                "files": entries,
+                "rows": rows,
+            }
+            files.write_json(self.folder / outputs.CONTENTS, files.sealed(contents))
+            # Refused, or never finished: an intact checkpoint here would have been resumed from.
+            if self.final.is_dir() and not self.final.is_symlink():
                 (self.final / "done").unlink(missing_ok=True)
-                shutil.rmtree(self.final)
+            files.remove(self.final)
             self.folder.rename(self.final)
             files.fsync_dir(self.final.parent)
         files.write_whole(self.final / "done", "")
@@ -168,14 +167,14 @@ class Save:
         return removed
 
     def _chain(self, at: Position) -> list[Path] | None:
-        """What a finished save continues; None when it was refused, or cannot be laid over that."""
+        """Return what a finished checkpoint continues; None when it cannot be resumed from."""
         folder = self.output.save(at)
-        if (folder / outputs.REFUSED).exists():
+        if outputs.refusal(folder):
             return None
         try:
             found = outputs.contents(folder)
-        except DataError:
-            return []
+        except CheckpointError:
+            return None
         return None if outputs.chain_fault(folder, found) else outputs.chain(folder, found)
 
 

@@ -150,7 +150,7 @@ def prepare(
         raise samples.no_rows(name, program, rows)
     _check_labels(folder, name, program, row, parts)
     index = {"version": VERSION, "key": key, "skipped": skipped, "files": [asdict(part) for part in parts]}
-    files.write_json(folder / INDEX, index)
+    files.write_json(folder / INDEX, files.sealed(index))
     seconds = time.monotonic() - began
     say(f"{name}: parsed {rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} a second)")
     return Records(folder, row, tuple(parts), skipped)

@@ -6,11 +6,9 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from launcher.errors import StorageFailedError
 from launcher.layout import Output, Position
 from launcher.served.model import table_folder
 from launcher.worker import checkpoint, model, outputs, parts, shares
@@ -78,14 +76,14 @@ def export(
 def _ids(settings: WorkerSettings, trainer: Trainer, at: Position) -> dict[str, list[shares.Keys]]:
     """Each table's ids, as every rank's servers saved them; mapped."""
     folder = Output(settings.output_dir).save(at)
-    contents: dict[str, Any] = outputs.contents(folder)
+    contents = outputs.contents(folder)
     names = {
         table: sorted(name for name in contents["files"] if name.startswith(f"ids/{about['folder']}-"))
         for table, about in contents["tables"].items()
     }
     every = [name for own in names.values() for name in own]
     if reason := checkpoint.check_files(folder, every[settings.rank :: settings.trainers], contents):
-        raise StorageFailedError(f"the model cannot be made from {folder.name}: {reason}")
+        raise checkpoint.refuse(folder, reason, settings.attempt)
     return {
         table.name: [_mapped(folder / name) for name in names[table.name]] for table in trainer.network.tables
     }

@@ -6,11 +6,12 @@ import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from launcher import best, files
-from launcher.errors import DataError
+from launcher.errors import CheckpointError, DataError
 from launcher.layout import Output, Position, position
+from launcher.schema import Contents
 
 CONTENTS = "contents.json"
 VERSION = 3  # of contents.json; 2 had as many shards as suited its number of servers
@@ -19,15 +20,37 @@ REFUSED = "refused.json"
 MODEL_PARTS = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
 
 
-def contents(folder: Path) -> dict[str, Any]:
-    """What a save says of itself. Raises `DataError` when it does not, and what the storage answers."""
-    found = files.read_json(folder / CONTENTS)
-    if found is None:
-        raise DataError(f"{CONTENTS} is missing")
-    if found.get("version") not in (VERSION, DELTA_VERSION):
-        raise DataError(
-            f"{CONTENTS} is of another version of the launcher ({found.get('version')}, not {VERSION})"
-        )
+def contents(folder: Path) -> Contents:
+    """Return a checkpoint's `contents.json`.
+
+    Raises:
+        CheckpointError: it is missing, damaged, of another version, or of another checkpoint.
+        StorageError, StorageFailedError: what the storage answers.
+    """
+    content = files.read_bytes(folder / CONTENTS)
+    if content is None:
+        raise CheckpointError(f"{CONTENTS} is missing")
+    try:
+        version = files.parse_object(CONTENTS, content).get("version")
+        if version not in (VERSION, DELTA_VERSION):
+            raise CheckpointError(
+                f"{CONTENTS} is of another version of the launcher ({version}, not {VERSION})"
+            )
+        found = cast(Contents, files.parse_object(CONTENTS, content, Contents))
+    except files.UnreadableError as error:
+        raise CheckpointError(str(error)) from error
+    at = Position(found["position"]["pass"], found["position"]["batch"])
+    if at != position(folder.name):
+        raise CheckpointError(f"{CONTENTS} is of {at}, not {position(folder.name)}: it was copied or renamed")
+    plausible = {
+        "chain": all(position(member["folder"]) for member in found.get("chain", ())),
+        "rows": all(len(rows["ids"]) == len(rows["values"]) for rows in found["rows"].values()),
+        "shards": found["shards"] > 0,
+        "scores": "scores" not in found
+        or all(len(score) == 2 and score[0] is not None for score in found["scores"]["passes"]),
+    }
+    if wrong := [key for key, fits in plausible.items() if not fits]:
+        raise CheckpointError(f"{CONTENTS} is damaged: its {wrong[0]} cannot be so")
     return found
 
 
@@ -46,9 +69,10 @@ def link(folder: Path) -> dict[str, str]:
 
 
 def fault(folder: Path) -> str | None:
-    """Why a finished save cannot be gone on from: it was refused, or a file is missing or shorter.
+    """Return why a finished checkpoint cannot be resumed from, None when it can.
 
-    A delta cannot be either when that is so of a save that it continues, or when another is there now.
+    It was refused, is of another output, or a file is missing or has another size; or a delta continues a
+    checkpoint of which that is so, or that another one has replaced.
     """
     if (own := _own_fault(folder)) is not None:
         return own
@@ -61,7 +85,7 @@ def fault(folder: Path) -> str | None:
     return None
 
 
-def chain_fault(folder: Path, of: Mapping[str, Any]) -> str | None:
+def chain_fault(folder: Path, of: Contents) -> str | None:
     """Why a delta cannot be laid over the saves that it names; their other files are not looked at."""
     for member, named in zip(chain(folder, of), of.get("chain", ()), strict=True):
         with files.storage(member):
@@ -73,23 +97,45 @@ def chain_fault(folder: Path, of: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _own_fault(folder: Path) -> str | None:
-    refused = files.read_json(folder / REFUSED)
-    if refused is not None:
-        return f"refused: {refused.get('reason')}"
+def refusal(folder: Path) -> str | None:
+    """Return why nothing in a checkpoint's folder counts: it is a link, or a load has refused it."""
     try:
-        listed = contents(folder)["files"]
-    except DataError as error:
+        with files.storage(folder):
+            if folder.is_symlink():
+                return "it is a symbolic link"
+        refused = files.read_json(folder / REFUSED)
+    except files.UnreadableError as error:
+        return f"refused, and {error}"
+    return None if refused is None else f"refused: {refused.get('reason')}"
+
+
+def _own_fault(folder: Path) -> str | None:
+    if (reason := refusal(folder)) is not None:
+        return reason
+    try:
+        found = contents(folder)
+    except CheckpointError as error:
         return str(error)
+    its, present = found.get("outputId"), output_id(folder.parent)
+    if its and present and its != present:
+        return f"{CONTENTS} is of output {its}, but run.json of {present}: it was copied from another run"
     with files.storage(folder):
-        for name, about in listed.items():
+        for name, about in found["files"].items():
             try:
                 size = (folder / name).stat().st_size
-            except FileNotFoundError:
+            except files.ABSENT:
                 return f"{name} is missing"
             if size != about["bytes"]:
                 return f"{name} has {size} bytes, but was saved with {about['bytes']}"
     return None
+
+
+def output_id(output_dir: Path) -> str | None:
+    """Return `outputId` of the run record; None when there is none, or it is damaged: rank 0 repairs it."""
+    try:
+        return (files.read_json(Output(output_dir).run_json) or {}).get("outputId")
+    except files.UnreadableError:
+        return None
 
 
 def finished(output_dir: Path) -> list[Position]:
@@ -149,9 +195,11 @@ def model_checkpoint(folder: Path) -> str | None:
 
     Empty for a model of a launcher that did not write it.
     """
-    if not model_whole(folder):
+    try:
+        about = files.read_json(folder / "model.json") if model_whole(folder) else None
+    except files.UnreadableError:  # it is made again
         return None
-    return str((files.read_json(folder / "model.json") or {}).get("checkpoint") or "")
+    return None if about is None else str(about.get("checkpoint") or "")
 
 
 def model_source(

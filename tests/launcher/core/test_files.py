@@ -75,7 +75,7 @@ def test_only_what_is_not_there_reads_as_none(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "whole.json" / "below-a-file.json") is None
     assert files.names(tmp_path / "absent") == []
     assert files.names(tmp_path) == ["whole.json"]
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(StorageError, match=r"Is a directory, but it must be a file. Fix: move it away"):
         files.read_json(tmp_path)
 
 

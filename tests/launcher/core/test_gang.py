@@ -39,6 +39,34 @@ def test_one_trainer_is_a_gang_too(tmp_path: Path) -> None:
         assert gang.start().wait() == [0], gang.pod_log(0)
 
 
+def test_an_output_that_is_a_link_ends_the_run_with_the_fix_and_nothing_is_written_there(
+    tmp_path: Path,
+) -> None:
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        (tmp_path / "elsewhere").mkdir()
+        gang.output.symlink_to(tmp_path / "elsewhere")
+        assert gang.start().wait() == [75], gang.pod_log(0)
+        assert f"{gang.output} is a symbolic link" in gang.termination(0)
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_storage_that_belongs_to_another_user_ends_the_run_with_the_owner_and_the_fix(
+    tmp_path: Path,
+) -> None:
+    """As with storage owned by root. Root without capabilities may not write there, as any other user."""
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        (gang.output / "node_0").mkdir(parents=True)
+        for folder in (gang.job, gang.output):
+            folder.chmod(0o555)
+        without = ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+        assert gang.start(prefix=without).wait() == [75]
+        folder = gang.output.stat()
+        assert f"belongs to {folder.st_uid}:{folder.st_gid} with mode 0555" in gang.termination(0)
+        assert "chown" in gang.termination(0)
+        for folder in (gang.job, gang.output):
+            folder.chmod(0o755)
+
+
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_trainer_that_is_killed_ends_all_ranks_with_70_and_its_signal(tmp_path: Path, rank: int) -> None:
     fake = {f"trainer:{rank}": {"do": "signal", "signal": int(signal.SIGKILL), "at": 1}}

@@ -239,10 +239,17 @@ def test_a_pod_that_comes_when_the_run_is_complete_ends_with_0(tmp_path: Path) -
 
 
 def test_a_failed_read_of_the_runs_books_loses_nothing(tmp_path: Path) -> None:
-    """A folder where run.json should be: no OSError may count as absence."""
+    """A damaged run.json is read from its copy; without both, nothing is moved nor trained."""
     with gang_of(tmp_path, PADDLE_LAUNCHER_PASSES="2") as gang:
         assert gang.start().wait() == [0, 0, 0]
-        (gang.output / "run.json").rename(gang.output / "run.json.kept")
+        run = gang.output / "run.json"
+        run.write_text(run.read_text().replace('"dataDigest": "d1"', '"dataDigest": "d0"'))
+        assert gang.start().wait() == [0, 0, 0]
+        assert "its checksum is not that of its other fields" in gang.pod_log(0)
+        assert gang.json("run.json") == gang.json("run.copy.json"), "it is written again"
+        assert not (gang.job / "runs").exists()
+        for name in ("run.json", "run.copy.json"):
+            (gang.output / name).rename(gang.output / f"{name}.kept")
         assert gang.start().wait() == [65, 65, 65]
         assert "holds saves" in gang.termination(0)
         assert (gang.output / "pass-00001" / "done").exists()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from launcher import files
-from launcher.errors import DataError, StorageFailedError
+from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.layout import Output
 from launcher.settings import TrainSettings
 from launcher.storage.lock import Holder, LockLostError, RunLock, holder_at
-from launcher.storage.output import Adopted, adopt, fingerprint, make_room, write_run
+from launcher.storage.output import Adopted, adopt, check_folders, fingerprint, make_room, write_run
 from launcher.timings import Timings
 from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
@@ -127,6 +127,86 @@ def test_saves_without_a_readable_run_json_are_neither_moved_nor_begun_anew(
         run.adopt()
     assert run.output.pass_dir(1).is_dir()
     assert not run.settings.layout.runs.exists()
+
+
+def test_every_flipped_bit_of_run_json_is_read_from_its_copy_and_no_output_is_moved(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    restarts = [{"attempt": 0, "cause": "x", "at": 5.0, "signature": None}]
+    run.write(attempt=4, restarts=restarts, plan={"crew": ("a", "b"), "fruitless": 0, "resume": (1, 0)})
+    run.passes(0)
+    whole = run.output.run_json.read_bytes()
+    as_written = run.adopt().earlier
+    for place in range(len(whole)):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << (place % 8)
+        run.output.run_json.write_bytes(flipped)
+        earlier = run.adopt().earlier
+        assert as_written.items() <= earlier.items(), "at most the name of the checksum is another"
+    assert run.output.pass_dir(0).is_dir()
+    assert not run.settings.layout.runs.exists()
+    run.output.run_copy.write_bytes(whole[:-9])
+    run.output.run_json.write_bytes(whole.replace(b'"fingerprint"', b'"fingerprins"'))
+    with pytest.raises(DataError, match=r"checksum is not that(.|\n)*Put run.json or run.copy.json back"):
+        run.adopt()
+    assert run.output.pass_dir(0).is_dir()
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "attempt", "restarts", "crew", "resume", "started"])
+def test_an_older_run_json_has_no_checksum_and_a_damaged_one_is_refused_by_its_field(
+    tmp_path: Path, field: str
+) -> None:
+    run = Run(tmp_path)
+    run.adopt()
+    run.write(attempt=4)
+    run.passes(0)
+    run.output.run_copy.unlink()
+    older = json.loads(run.output.run_json.read_text())
+    del older["checksum"]
+    run.output.run_json.write_text(json.dumps(older))
+    assert run.adopt().attempt == 5
+    run.output.run_json.write_text(json.dumps(older | {field: "x"}))
+    with pytest.raises(DataError, match=f"run.json is damaged: {field} is 'x'"):
+        run.adopt()
+    assert not run.settings.layout.runs.exists()
+
+
+def test_a_rollback_finds_an_earlier_run_by_the_copy_of_its_record(tmp_path: Path) -> None:
+    first, second = Run(tmp_path, "run-1", "p"), Run(tmp_path, "run-2", "q")
+    first.adopt()
+    first.write()
+    first.passes(0)
+    second.adopt()
+    second.write()
+    aside = Output(first.settings.layout.run("run-1"))
+    aside.run_json.write_text(aside.run_json.read_text().replace('"p"', '"q"'))
+    assert first.adopt().earlier["runId"] == "run-1"
+
+
+@pytest.mark.parametrize("name", ["output", "runs", "output/run.lock", "output/node_1", "output/pass-00007"])
+def test_a_link_where_the_launcher_writes_is_refused_and_not_followed(tmp_path: Path, name: str) -> None:
+    run = Run(tmp_path)
+    job, elsewhere = run.settings.layout.job, tmp_path / "elsewhere"
+    run.output.root.mkdir(parents=True)
+    check_folders(run.settings.layout)
+    elsewhere.mkdir()
+    if name == "output":
+        run.output.root.rmdir()
+    (job / name).symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=rf"{name} is a symbolic link.*Fix: remove it"):
+        check_folders(run.settings.layout)
+    (job / name).unlink()
+    (job / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        check_folders(run.settings.layout)
+
+
+def test_a_file_in_place_of_the_output_is_refused_at_once(tmp_path: Path) -> None:
+    layout = Run(tmp_path).settings.layout
+    layout.job.mkdir(parents=True)
+    layout.output.touch()
+    with pytest.raises(StorageError, match="output is a file, but"):
+        check_folders(layout)
 
 
 def test_an_unreadable_run_json_without_any_save_is_moved_aside(tmp_path: Path) -> None:

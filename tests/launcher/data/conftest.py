@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from launcher import files
 from launcher.data import prepare
 from launcher.retry import Retry
 from launcher.settings import DataSettings
@@ -77,7 +78,8 @@ class Pod:
         """Runs the preparation here and returns the manifest."""
         quick = Retry(tries=5, base=0.001)
         assert prepare.main(self.settings(**values), retry=quick, chunk=chunk, part_bytes=part_bytes) == 0
-        manifest: dict[str, Any] = json.loads((self.job / "manifest.json").read_text())
+        manifest = files.read_json(self.job / "manifest.json")
+        assert manifest is not None
         return manifest
 
     def lines(self, shard: int, name: str = "train.txt") -> list[bytes]:

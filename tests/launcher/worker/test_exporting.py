@@ -22,6 +22,7 @@ from launcher.worker.checkpoint import Save
 
 from .conftest import needs_paddle
 from .loopback import Loopback
+from .test_outputs import ABOUT
 
 pytestmark = needs_paddle
 IDS_A_ROW = 100
@@ -121,9 +122,13 @@ def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> Non
         save.add(rank, save.ids("000", rank, ids), {})
     config = tmp_path / "trainer_config.py"
     config.touch()
-    save.end(config, 3, {"tables": {"whole": {"folder": "000"}}})
+    save.end(
+        config, 3, ABOUT | {"tables": {"whole": {"folder": "000", "rows": None, "width": 1, "rule": "sgd"}}}
+    )
     table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="whole")]))
-    ranks = [SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2) for rank in (0, 1)]
+    ranks = [
+        SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
+    ]
     found = exporting._ids(ranks[0], table, Position(1))["whole"]
     assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
     flipped = Output(output).save(Position(1)) / "ids" / "000-0.npy"
@@ -131,6 +136,7 @@ def test_ids_that_are_not_those_of_the_save_make_no_model(tmp_path: Path) -> Non
     flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StorageFailedError, match=r"ids/000-0\.npy has other bytes than were saved"):
         exporting._ids(ranks[0], table, Position(1))
+    assert "other bytes" in str(outputs.fault(flipped.parents[1])), "the next attempt trains that pass again"
     exporting._ids(ranks[1], table, Position(1))  # each looks at its share of the files
 
 

@@ -26,7 +26,10 @@ from tests.launcher.core.faulty import faulty
 if TYPE_CHECKING:
     from launcher.settings import TrainSettings
 
-ABOUT = {"servers": 2, "ranks": [[0.0, 0.0, 0.0]]}
+ABOUT = {
+    "seed": 1, "batches": 20, "mode": "async", "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]],
+    "dense": "", "tables": {"words": {"folder": "000", "rows": None, "width": 1, "rule": "adam"}},
+}  # fmt: skip
 
 
 def write(

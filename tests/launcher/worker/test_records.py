@@ -294,6 +294,16 @@ def test_damaged_records_are_found_and_made_again_at_the_next_start(path: Path, 
     assert flat(numbers(made(path, tmp_path, 250).blocks(1000))) == list(range(250))
 
 
+def test_a_damaged_index_of_the_records_is_made_again(path: Path, tmp_path: Path) -> None:
+    made(path, tmp_path, 250)
+    index = tmp_path / "rec" / "index.json"
+    for old, new in ((b'"rows"', b'"rowt"'), (b'"bytes": 2', b'"bytes": 3'), (b'"rows": 1', b'"rows": 9')):
+        whole = index.read_bytes()
+        index.write_bytes(whole.replace(old, new, 1))
+        assert index.read_bytes() != whole
+        assert flat(numbers(made(path, tmp_path, 250).blocks(1000))) == list(range(250))
+
+
 def test_all_labels_are_judged_together(path: Path, tmp_path: Path) -> None:
     path.write_text(
         PROGRAM + "def check_labels(labels):\n"

@@ -138,9 +138,10 @@ def other_row(part: Path) -> None:
     part.write_bytes(gzip.compress(lines))
     entry = {"bytes": part.stat().st_size, "sha256": files.sha256_file(part)}
     path = part.parents[2] / "contents.json"
-    contents = json.loads(path.read_text())
+    contents = files.read_json(path)
+    assert contents is not None
     contents["files"][NAME] = entry
-    path.write_text(json.dumps(contents))
+    files.write_json(path, files.sealed(contents))
 
 
 def no_rows(part: Path) -> None:
