@@ -69,7 +69,7 @@ class Contents(TypedDict):
 
 
 class DataFile(TypedDict):
-    """The test set in the manifest; older manifests have no sums."""
+    """The test set, or rows.json, in the manifest; older manifests have no sums."""
 
     bytes: int
     sha256: NotRequired[str | None]
@@ -95,6 +95,7 @@ class Manifest(TypedDict):
 
     shards: list[Shard]
     test: NotRequired[DataFile | None]
+    rows: NotRequired[DataFile | None]
     tables: NotRequired[list[SideTable]]
 
 

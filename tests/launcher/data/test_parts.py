@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from launcher import files
 from launcher.data import claims, part, plan, prepare
 from launcher.data.pieces import LIST, pieces
 from launcher.data.progress import Progress
@@ -115,7 +116,7 @@ def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
         for thread in threads:
             thread.join(60)
     assert codes == [0, 0, 0]
-    assert json.loads((three.job / "manifest.json").read_text()) == alone
+    assert files.read_json(three.job / "manifest.json") == alone
     assert three.leftovers() == []
 
 
