@@ -117,6 +117,14 @@ VOLUME = Others(
 )
 
 
+STORAGE = Others(
+    "not by itself: the other workers wait in their next collective call [a]",
+    "not noticed: the pod runs",
+    "not noticed: the pod runs",
+    "waits for ever [e]",
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """One fault and its test."""
@@ -238,6 +246,12 @@ ROWS = (
         CUT,
     ),
     Row(
+        "two ranks see rank 0 but not each other for half a minute, `stallSeconds` 10",
+        "test_cluster.py::test_two_ranks_that_see_rank_0_but_not_each_other_are_restarted_until_they_do",
+        "no batch for so long is a failure; the next start waits, shown as `starting`, and has a deadline",
+        CUT,
+    ),
+    Row(
         "the API server restarts during the rendezvous (`rendezvous: api`)",
         "test_cluster.py::test_the_api_server_may_be_away_while_ranks_look_for_rank_0",
         "ranks ask again until it answers",
@@ -272,6 +286,12 @@ ROWS = (
         "test_storage.py::test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole",
         "refused with its name and exit code 65, which no restart can mend",
         SHARD,
+    ),
+    Row(
+        "the storage hangs for 30 s on the node of one rank",
+        "test_storage.py::test_a_storage_that_hangs_for_30_seconds_on_one_node_is_waited_out_or_costs_one_restart",
+        "`status` names the rank after 10 s; its pod is replaced only after 150 s without an answer",
+        STORAGE,
     ),
     Row(
         "the volume is full during a save, and freed",

@@ -1,9 +1,10 @@
 """A FUSE file system over a folder that hangs, or answers every request with one error.
 
-python frozen.py FOLDER ERRNO    mounts it and prints `mounted`; removes it at the end of its stdin.
+python frozen.py FOLDER ERRNO PID    mounts it, as PID sees FOLDER, and prints `mounted`; removes it at the
+end of its stdin.
 
 ERRNO 0: requests are taken and never answered, so who asks waits in the kernel, and SIGKILL does not end it.
-Needs root and /dev/fuse. It imports nothing of ours, so that it runs in a pod's mount namespace too.
+Needs root and /dev/fuse.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from pathlib import Path
 
 INIT, FORGET, BATCH_FORGET = 26, 2, 42  # linux/fuse.h
 HEAD = struct.Struct("<IIQ")  # length, opcode, unique
-DETACH = 2  # MNT_DETACH
+DETACH, NEW_MOUNTS = 2, 0x20000  # MNT_DETACH, CLONE_NEWNS
 
 
-def serve(folder: str, error: int) -> None:
+def serve(folder: str, error: int, pid: str) -> None:
     """Mount over `folder` and serve until stdin ends; waiting requests then get ESTALE."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd = os.open("/dev/fuse", os.O_RDWR)
+    if libc.setns(os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY), NEW_MOUNTS):
+        sys.exit(os.strerror(ctypes.get_errno()))
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other"
     if libc.mount(b"frozen", folder.encode(), b"fuse", 0, options.encode()):
         sys.exit(os.strerror(ctypes.get_errno()))
@@ -53,9 +56,8 @@ def serve(folder: str, error: int) -> None:
 @contextlib.contextmanager
 def over(folder: Path, error: int = 0, pid: int | None = None) -> Iterator[None]:
     """Inside the block `folder` hangs or fails; `pid`: as this process sees it, in its mount namespace."""
-    enter = () if pid is None else ("nsenter", f"--mount=/proc/{pid}/ns/mnt", "--")
     server = subprocess.Popen(
-        [*enter, sys.executable, "-I", "-S", "-c", Path(__file__).read_text(), str(folder), str(error)],
+        [sys.executable, "-I", "-S", __file__, str(folder), str(error), str(pid or "self")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -68,4 +70,4 @@ def over(folder: Path, error: int = 0, pid: int | None = None) -> Iterator[None]
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

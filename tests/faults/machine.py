@@ -73,6 +73,18 @@ def cut(name: str, seconds: float) -> None:
         command("ip", "link", "set", link, "up")
 
 
+@contextlib.contextmanager
+def deaf(pid: int, address: str) -> Iterator[None]:
+    """Nothing that `address` sends reaches the pod of this process; what the pod sends arrives there."""
+    rule = "INPUT", "-s", address, "-j", "DROP"
+    enter = "nsenter", f"--net=/proc/{pid}/ns/net", "iptables", "-w"
+    command(*enter, "-I", *rule)
+    try:
+        yield
+    finally:
+        command(*enter, "-D", *rule, check=False)  # the pod may be gone, and its rules with it
+
+
 @dataclass(frozen=True)
 class Volume:
     """A small file system of its own in the place of the shared storage."""

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e import processes
 from tests.faults import machine
 from tests.faults.test_pods import node_of
-from tests.faults.watch import Run
+from tests.faults.watch import LONG, Run
 from tests.waiting import until
 
 pytestmark = [
@@ -60,6 +60,22 @@ def test_a_cut_of_60_seconds_ends_with_a_restart_on_the_pod_that_comes_back(begi
     restarts = run.ends()
     run.ends_whole(*["rank" for _ in restarts])
     assert 1 <= len(restarts) <= 2, "Kubernetes may end the pod of a node that was lost, later"
+
+
+def test_two_ranks_that_see_rank_0_but_not_each_other_are_restarted_until_they_do(begin: Begin) -> None:
+    """Rank 0 hears both, so only their trainers can tell: no batch comes, and the next start hangs."""
+    run = begin(training={"stallSeconds": 10, **LONG})
+    run.reach(1, batch=100)
+    [launcher] = run.processes("launcher", 1)
+    run.broken()
+    with machine.deaf(launcher.pid, run.address(2)):
+        run.until(lambda: run.json("run.json")["restarts"], "a restart", 90)
+        time.sleep(15)
+        assert run.json("status.json")["state"] != "training", "no rank has had a batch"
+    run.recovered(200)
+    restarts = run.ends()
+    run.ends_whole(*["rank" for _ in restarts])
+    assert 1 <= len(restarts) <= 2
 
 
 def test_the_api_server_may_be_away_while_ranks_look_for_rank_0(begin: Begin) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import frozen
 from tests.e2e import processes
 from tests.faults.machine import Volume
 from tests.faults.test_pods import delete
-from tests.faults.watch import Run
+from tests.faults.watch import LONG, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -68,6 +70,24 @@ def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole
     run.training.upgrade({"runId": "again"})
     run.recovered()
     run.ends_whole(what="refused with the shard's name (65); put right and started again: ")
+
+
+def test_a_storage_that_hangs_for_30_seconds_on_one_node_is_waited_out_or_costs_one_restart(
+    begin: Begin,
+) -> None:
+    """Rank 1's processes wait in the kernel from the next save on, and nobody can kill them meanwhile."""
+    run = begin(training=LONG)
+    run.reach(1, batch=100)
+    [launcher] = run.processes("launcher", 1)
+    run.broken()
+    with frozen.over(Path("/home/jobpath"), pid=launcher.pid):
+        until = "the storage to answer rank 1"
+        run.until(lambda: until in str(run.json("status.json")["waitingFor"]), "status.json to say so", 40)
+        time.sleep(15)
+    run.reach(2)
+    restarts = run.ends()
+    run.ends_whole(*["rank" for _ in restarts])
+    assert len(restarts) <= 1
 
 
 def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: Volume, begin: Begin) -> None:

@@ -68,6 +68,11 @@ class Run:
         except (FileNotFoundError, json.JSONDecodeError):
             return {}
 
+    def address(self, rank: int) -> str:
+        """The IP address of a rank's pod."""
+        name = self.training.pod(rank)
+        return str(next(p["status"]["podIP"] for p in self.training.pods() if p["metadata"]["name"] == name))
+
     def reach(self, number: int, batch: int = 1, rank: int = 0, seconds: float = 150) -> None:
         """Waits until this rank trains, in this pass (from 0) and batch or behind it."""
 

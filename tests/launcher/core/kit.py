@@ -166,6 +166,7 @@ class LoopbackGang:
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
             "renamed": str(self.folder / "names.json"),
+            "jumps": str(self.folder / "jumps.json"),
             "timings": self.timings,
             "servers_end_themselves": self.servers_end_themselves,
             "trainer_waits": self.trainer_waits,
@@ -249,6 +250,12 @@ class LoopbackGang:
     def rename(self, name: str, address: str) -> None:
         """From now on `name` resolves to `address` in every launcher that lives."""
         (self.folder / "names.json").write_text(json.dumps({name: address}))
+
+    def jump(self, seconds: dict[int, float]) -> None:
+        """From now on the time of day of these ranks' launchers is so much later."""
+        jumps = {self.addresses[rank]: by for rank, by in seconds.items()}
+        (self.folder / "jumps.new").write_text(json.dumps(jumps))
+        (self.folder / "jumps.new").rename(self.folder / "jumps.json")
 
     def pod_log(self, rank: int) -> str:
         return (self.folder / f"pod-{rank}.log").read_text(errors="replace")

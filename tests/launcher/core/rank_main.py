@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,10 @@ def _told(spec: ProcessSpec) -> ProcessSpec:
 
 def main() -> int:
     config = json.loads(Path(sys.argv[1]).read_text())
+    clock, jumps = time.time, Path(config["jumps"])
+    time.time = lambda: (
+        clock() + (json.loads(jumps.read_text()).get(config["own"], 0) if jumps.exists() else 0)
+    )
     network = LoopbackNetwork(config)
     try:
         settings = TrainSettings.from_environ(config["environ"])

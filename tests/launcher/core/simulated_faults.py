@@ -49,6 +49,7 @@ class Faults:
         "forced",
         "frozen",
         "cut",
+        "one_way",
         "node_lost",
         "lost_beside_drained",
         "storage_slow",
@@ -116,6 +117,11 @@ class Faults:
         pod.cut = self.world.now + self.rng.choice((3, 8, 15, 40))
         pod.cut_storage = self.rng.random() < 0.5
 
+    def _one_way(self, pod: Pod) -> None:
+        """An asymmetric link, or connections that are open on one side only."""
+        until = self.world.now + self.rng.uniform(5, 60)
+        pod.deaf, pod.mute = (until, pod.mute) if self.rng.random() < 0.5 else (pod.deaf, until)
+
     def _frozen(self, pod: Pod) -> None:
         """SIGSTOP: its children go on, and its liveness probe ends the pod, should it last."""
         if self.world.current[pod.rank] is not pod or self.rng.random() < 0.4:
@@ -133,7 +139,7 @@ class Faults:
         self._trouble("slow", pod, 60)
 
     def _storage_hangs(self, pod: Pod) -> None:
-        self._trouble("hang", pod, 70)
+        self._trouble("hang", pod, 130)
 
     def _storage_fails(self, pod: Pod) -> None:
         self._trouble("fail", pod, 50)

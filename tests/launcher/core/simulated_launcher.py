@@ -37,6 +37,8 @@ class Launcher(ABC):
         self.follower = Follower(self._start, rank, T.orphan)
         self.follower.address = self.incarnation
         self.dead, self.frozen, self.cut, self.cut_storage = False, 0.0, 0.0, False
+        self.deaf = self.mute = 0.0
+        """Until then nothing reaches it, or nothing that it sends arrives."""
         self.blocked, self.turn = False, 0
         self.told_to_stop = self.gone = False
         self.leaving: Failure | None = None

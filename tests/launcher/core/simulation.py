@@ -177,7 +177,7 @@ class World:
     def delays(self, source: Pod, target: Pod) -> list[float]:
         """When one message arrives: never, once or twice, and maybe late."""
         rng = self.rng
-        cut = max(source.cut, target.cut) - self.now
+        cut = max(source.cut, target.cut, source.mute, target.deaf) - self.now
         if cut > 0 and source is not target:
             return [cut + rng.uniform(0, 15)] if rng.random() < 0.5 else []  # TCP tries on
         if rng.random() >= self.noise:

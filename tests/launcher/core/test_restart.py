@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -298,3 +300,62 @@ def test_a_stranger_is_refused_and_pages_are_answered(tmp_path: Path) -> None:
         assert "paddle_training_attempt 0.0" in body
         assert 'paddle_training_rank_samples_per_second{rank="2"}' in body
         assert ask("GET", "/else")[0] == 404
+
+
+def test_clocks_that_jump_two_hours_in_opposite_directions_change_nothing(tmp_path: Path) -> None:
+    with gang_of(tmp_path, FAKE_PASS_SECONDS="1") as gang:
+        gang.start().until(lambda: in_pass(gang, 0, 2))
+        gang.jump({0: 7200, 1: -7200})
+        gang.until(lambda: gang.json("status.json")["updated"] > time.time() + 7000)
+        assert gang.wait(60) == [0, 0, 0], gang.pod_log(0)
+        went_on(gang, attempts=1)
+
+
+def test_five_quick_suspends_lose_nothing(tmp_path: Path) -> None:
+    """Each comes at another moment of the start: while staging, at the rendezvous, while pservers start."""
+    with gang_of(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+        gang.start().until(lambda: in_pass(gang, 0, 2))
+        for seconds in (0.0, 0.3, 0.6, 0.9, 1.5):
+            time.sleep(seconds)
+            for process in gang.processes.values():
+                process.send_signal(signal.SIGTERM)
+            assert set(gang.wait()) <= {0, 143, -signal.SIGTERM}, gang.pod_log(0)
+            gang.start()
+        assert gang.wait(60) == [0, 0, 0], gang.pod_log(0)
+        assert gang.json("run.json")["state"] == "complete"
+        assert all((gang.output / f"pass-{n:05d}" / "done").exists() for n in range(8))
+        assert "Pass=0\n" not in (gang.output / "node_0" / "train.log").read_text(), "it did not begin again"
+
+
+def test_an_uninstall_and_install_during_the_start_leaves_the_second_install_to_train(tmp_path: Path) -> None:
+    with gang_of(tmp_path) as first:
+        first.start().until((first.output / "run.lock").exists)
+        with gang_of(tmp_path, run="quick-start-next") as second:
+            second.start()
+            for process in first.processes.values():
+                process.send_signal(signal.SIGTERM)
+            assert second.wait(60) == [0, 0, 0], second.pod_log(0)
+            run = second.json("run.json")
+            assert (run["runId"], run["state"], run["restarts"]) == ("quick-start-next", "complete", [])
+            assert len(list(second.output.glob("pass-*/done"))) == 8
+        first.wait()
+
+
+def test_garbage_and_strangers_that_say_nothing_on_peer_port_change_nothing(tmp_path: Path) -> None:
+    garbage = random.Random(17)  # noqa: S311 - the same bytes each time
+    with gang_of(tmp_path, FAKE_PASS_SECONDS="1") as gang, contextlib.ExitStack() as strangers:
+        gang.start().until(gang.training)
+        for number in range(60):
+            host = gang.addresses[number % 3]
+            stranger = strangers.enter_context(socket.create_connection((host, 7168), timeout=5))
+            said = [
+                garbage.randbytes(2000),
+                b"POST /state HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+                b"POST /state HTTP/1.1\r\nContent-Length: x\r\n\r\n",
+                b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 500,
+                b"",  # and stays
+            ][number % 5]
+            with contextlib.suppress(OSError):
+                stranger.sendall(said)
+        assert gang.wait(60) == [0, 0, 0], gang.pod_log(0)
+        went_on(gang, attempts=1)

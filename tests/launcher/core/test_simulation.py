@@ -55,6 +55,26 @@ def test_the_seeds_hold_runs_that_complete_after_restarts_and_runs_that_fail() -
     assert set(ends) == {"restarted", "failed", "undisturbed"}
 
 
+def test_rank_0_may_be_killed_sixteen_times_at_random_moments() -> None:
+    for seed in range(20):
+        world = World(seed, faults=False)
+        world.restarts, world.rules = 1000, replace(world.rules, restarts=1000)
+        world.seconds = 55.0  # of training between two checkpoints: longer than the kills leave it
+        kills: list[float] = []
+
+        def kill(world: World = world, kills: list[float] = kills) -> None:
+            pod = world.current[0]
+            if pod is not None and not pod.dead:
+                pod.ends(137, "killed")
+                kills.append(world.now)
+            if len(kills) < 16:
+                world.at(world.rng.uniform(0, 50), kill)
+
+        world.at(world.rng.uniform(0, 50), kill)
+        assert world.run() == "complete", world.tail()
+        assert len(kills) == 16, world.tail()
+
+
 def test_one_seed_is_always_the_same_run() -> None:
     one, other = World(11), World(11)
     assert (one.run(), one.tail(10_000)) == (other.run(), other.tail(10_000))
