@@ -23,6 +23,7 @@ from launcher.cli.view import (
     owned_by,
     ranks_of,
 )
+from launcher.layout import Position, position
 from launcher.storage.manifest import maker
 
 
@@ -138,6 +139,8 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
         )
     if seen.claim:
         notes.append(seen.claim)
+    if has_progress and state == "complete":
+        notes += _more_passes(seen.files, run.passes)
     if data.state == "complete":
         notes += _lost_data(seen, data, state)
     if seen.files.get("moved") and (taker := _taker(seen)):
@@ -165,6 +168,21 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
     if seen.files.get("unreadable"):
         notes.append(f"no progress shown: {seen.files['unreadable']}")
     return notes
+
+
+def _more_passes(files: Mapping[str, Any], asked: int) -> list[str]:
+    """What is to be said of a complete run whose output had more passes than it was asked for."""
+    saves = [at for name in files.get("checkpoints") or () if (at := position(name))]
+    trained = max((at.passes for at in saves), default=0)
+    if trained <= asked:
+        return []
+    earlier = Position(asked)
+    kept = f"is {earlier.folder} in output/" if earlier in saves else "is no longer kept (training.keepSaves)"
+    return [
+        f"this training had {trained} passes already and {asked} are asked for: nothing was trained, and "
+        f"model and score are those of {trained} passes. The checkpoint of pass {asked} {kept}. Fix: for a "
+        f"model of {asked}, train from scratch: the same command with --set fresh=TEXT (any new text)"
+    ]
 
 
 def _lost_data(seen: Seen, data: JobView, state: str) -> list[str]:
@@ -199,6 +217,7 @@ def of_folder(folder: str, files: Mapping[str, Any]) -> View:
     notes: list[str] = []
     if progress:
         state, cause = progress.state, str((status or {}).get("cause") or "")
+        notes += _more_passes(files, progress.passes) if state == "complete" else []
     elif failure:
         state, cause = "failed", f"{DATA_FAILED}{failure.get('reason')}"
     else:

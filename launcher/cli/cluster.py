@@ -93,10 +93,13 @@ class Cluster:
     def _call(self, method: str, doing: str, *arguments: Any, **options: Any) -> Any:
         """The raw answer of one of the client's API methods, whose errors become messages."""
         import urllib3
-        from kubernetes.client import BatchV1Api, CoreV1Api
+        from kubernetes import client
         from kubernetes.client.rest import ApiException
 
-        api = BatchV1Api(self.api) if method.endswith("_job") else CoreV1Api(self.api)
+        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api"}.get(
+            method.rpartition("_")[2], "CoreV1Api"
+        )
+        api = getattr(client, group)(self.api)
         try:
             answer = getattr(api, method)(
                 *arguments, **{"_preload_content": False, "_request_timeout": TIMEOUT, **options}
@@ -114,6 +117,8 @@ class Cluster:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         if status == 404:
             raise NotThereError(f"cannot {doing}: {self.name} answered 404: {text}")
+        if status == 409:
+            raise ConflictError(str(api_problem(status, text, doing, self.name)))
         raise api_problem(status, text, doing, self.name)
 
     def _json(self, method: str, doing: str, *arguments: Any, **options: Any) -> Object:
@@ -173,14 +178,28 @@ class Cluster:
             return False
         return (found.get("status") or {}).get("phase") == "Terminating"
 
-    def delete(self, kind: str, name: str) -> None:
+    def create(self, kind: str, thing: Object) -> Object:
+        """Create an object of this namespace. Raises ConflictError when its name is taken."""
+        return self._json(f"create_namespaced_{kind}", f"create a {kind}", self.namespace, thing)
+
+    def replace(self, kind: str, thing: Object) -> Object:
+        """Replace an object. Raises ConflictError when it has changed since `thing` was read."""
+        name = thing["metadata"]["name"]
+        return self._json(f"replace_namespaced_{kind}", f"update {kind} {name}", name, self.namespace, thing)
+
+    def for_another_thread(self) -> Cluster:
+        """The same with a client of its own: `exec` changes its client while it connects."""
+        return Cluster(type(self.api)(self.api.configuration), self.namespace, self.name, self.given)
+
+    def delete(self, kind: str, name: str, version: str | None = None) -> None:
         """Delete an object, by the client's name for its kind, and what belongs to it; gone already is
-        well."""
+        well. With `version`: only that resourceVersion of it, else ConflictError."""
+        only = {"body": {"preconditions": {"resourceVersion": version}}} if version else {}
         inside = () if kind == "persistent_volume" else (self.namespace,)
         method = f"delete_namespaced_{kind}" if inside else f"delete_{kind}"
         with contextlib.suppress(NotThereError):
             doing = f"delete {kind.replace('_', ' ')} {name}"
-            self._json(method, doing, name, *inside, propagation_policy="Background")
+            self._json(method, doing, name, *inside, propagation_policy="Background", **only)
 
     def create_job(self, job: Object) -> None:
         """Make a Job in this namespace."""
@@ -234,6 +253,10 @@ class Cluster:
 
 class NotThereError(CliError):
     """404."""
+
+
+class ConflictError(CliError):
+    """409: the object exists already, or has changed since it was read."""
 
 
 class UnreachableError(CliError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,12 @@ from launcher.cli.cluster import CHART
 from launcher.cli.problems import CliError, UsageError
 
 SECONDS = 300.0  # for one command
+_AT_WORK = (
+    "another operation (install/upgrade/rollback) is in progress",
+    "release: already exists",  # two upgrades that make the same revision
+    'secrets "sh.helm.release',  # two first installations
+    "cannot re-use a name",
+)
 
 
 def find_chart(given: str | None) -> str:
@@ -41,6 +49,10 @@ def find_chart(given: str | None) -> str:
     )
 
 
+class _AtWorkError(CliError):
+    """Another helm changes the release."""
+
+
 @dataclass(frozen=True)
 class Helm:
     """helm on PATH, for one namespace. Its own messages come with a CliError."""
@@ -61,19 +73,57 @@ class Helm:
             *("--reset-values", "-f", "-", "-f", str(values), *self._where()),
         ]
 
-    def check(self, release: str, base: str, values: Path) -> None:
-        """Raises UsageError when chart or cluster refuse these values; nothing is changed."""
+    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
+        """Return `run.json` as an upgrade to these values would make it; nothing is changed.
+
+        Raises UsageError when chart or cluster refuse the values.
+        """
         try:
-            self.run([*self.upgrade(release, values), "--dry-run=server"], base)
+            told = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")
+        except _AtWorkError:
+            raise
         except CliError as error:
             meant = "".join(f"\n{line}" for line in _meant(str(error), self.defaults()))
+            raise UsageError(f"these values are refused; nothing was sent. {error}{meant}") from error
+        described = _described(release, json.loads(told)["manifest"])
+        if "k8sJob" not in described:
             raise UsageError(
-                f"the values in {values} are refused; nothing was sent. {error}{meant}"
-            ) from error
+                f"--chart {self.chart} is no chart of {CHART}: it makes no ConfigMap {release}-run."
+            )
+        return described
 
-    def run(self, command: Sequence[str], base: str) -> None:
-        """Runs what `upgrade` gave."""
-        self._run(command[1:], base)
+    def run(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+        """Run what `upgrade` gives for `keep`, with `values` as its content, whatever is in that file now."""
+        self._upgraded(release, base, values, keep, "--description", description)
+
+    def _upgraded(self, release: str, base: str, values: str, keep: Path, *more: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            private = Path(folder) / keep.name
+            private.write_text(values, "utf-8")
+            try:
+                return self._run([*self.upgrade(release, private)[1:], *more], base)
+            except CliError as error:
+                text = str(error).replace(str(private), str(keep))
+                if any(words in text for words in _AT_WORK):
+                    at = f"{release} -n {self.namespace}"
+                    raise _AtWorkError(
+                        "another helm changes this release (`pulumi up`, or one by hand), or one was killed "
+                        f"while it did. Fix: run this again once `helm history {at}` shows no pending "
+                        f"revision; if one stays pending: helm rollback {at} (if it is the only one: helm "
+                        f"uninstall {at}). {text}"
+                    ) from error
+                error.args = (text,)
+                raise
+
+    def history(self, release: str) -> list[dict[str, Any]]:
+        """The release's revisions, the newest first: `revision`, `updated`, `status`, `description`."""
+        words = ["history", release, "-n", self.namespace, *self._where(), "-o", "json"]
+        return list(reversed(json.loads(self._run(words))))
+
+    def claim(self, release: str, revision: int) -> str:
+        """The claim of that revision; empty when it is not one of this chart's."""
+        words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
+        return str(_described(release, self._run([*words, *self._where()])).get("claim") or "")
 
     def uninstall(self, release: str) -> None:
         """Removes a release; what lies on the storage stays."""
@@ -100,6 +150,14 @@ class Helm:
         if ended.returncode:
             raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}")
         return ended.stdout
+
+
+def _described(release: str, manifest: str) -> dict[str, Any]:
+    """`run.json` in a release's manifest; {} when there is none."""
+    for thing in yaml.safe_load_all(manifest):
+        if thing and (thing["kind"], thing["metadata"]["name"]) == ("ConfigMap", f"{release}-run"):
+            return dict(json.loads(thing["data"]["run.json"]))
+    return {}
 
 
 def _meant(refusal: str, defaults: Mapping[str, Any]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from typing import Any
 import typer
 import yaml
 
-from launcher.cli import leftovers, push, recipe, trying, view
+from launcher import files
+from launcher.cli import leftovers, push, recipe, render, runlease, trying, view
 from launcher.cli.cluster import CHART, NAME_LABEL, Cluster
 from launcher.cli.helm import Helm
 from launcher.cli.problems import CliError, UsageError
-from launcher.cli.session import COPY_SECONDS, ClusterSession
+from launcher.cli.session import COPY_SECONDS, ClusterSession, NoClaimError
 from launcher.cli.words import command
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -47,12 +48,12 @@ class Request:
     release: str = CHART
     base_release: str | None = None
     """Whose image and storage a new release takes over; None: the only one's."""
-    keep: Path
-    """Where the values are written."""
+    keep: Path | None
+    """Where the values are written; None: `JOB.values.yaml`."""
     by: str | None = None
     """A score that the program must have."""
     replace: bool = False
-    """The release's present training may be another job's, and at work."""
+    """The release's present training may be at work."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ class Launched:
     session: ClusterSession
     changed: bool
     """False: the release had this very training already."""
+    keep: Path
+    """Where its values were written."""
 
 
 def prepare(
@@ -143,26 +146,67 @@ def numbered(made: Recipe, number: int) -> Recipe:
 def launch(
     made: Recipe, asked: Request, helm: Helm, cluster: Cluster, say: Callable[[str], None]
 ) -> Launched:
-    """Pushes what changed, writes the values to `asked.keep`, and upgrades the release to them.
+    """Push what changed, write the values to a file, and upgrade the release to them.
 
-    Raises `LauncherError`.
+    The release's lease is held meanwhile. Raises `LauncherError`; OtherRunError when another `run` has it.
     """
-    release, keep = asked.release, asked.keep
+    release, keep = asked.release, asked.keep or Path(f"{made.job}.values.yaml")
+    if keep.exists() and not keep.read_text("utf-8").startswith(WRITTEN):
+        raise UsageError(f"{keep} is there and was not written by `run`. Name another file with --keep FILE.")
+    values = WRITTEN + yaml.safe_dump(made.values, sort_keys=False, allow_unicode=True)
     session = ClusterSession(cluster, release, say)
-    there = session.is_there()
-    giver = session if there else _giver(cluster, asked, say)
-    if there and not asked.replace:
-        _refuse_another(session, made.job)
-    base = giver.base()
-    leftovers.refuse_shared_job(cluster, release, base, made.values)
-    _write(keep, made.values)
-    helm.check(release, base, keep)
-    _push(made, giver, asked.yes, say)
-    before = session.run().k8s_job if there else None
-    shown = helm.upgrade(release, keep)
-    say(f"{command(*['base', *giver.options()])} |\n  {shlex.join(shown)}")
-    helm.run(shown, base)
-    return Launched(session, session.run().k8s_job != before)
+    with runlease.held(cluster, release) as check_lease:
+        there = session.is_there()
+        giver = session if there else _giver(cluster, asked, say)
+        base = _base(giver, helm)
+        leftovers.refuse_shared_job(cluster, release, base, made.values)
+        before = session.run().k8s_job if there else None
+        job = helm.check(release, base, values, keep)["k8sJob"]
+        if there and job != before and not asked.replace:
+            _ask_to_replace(session, made.job)
+        files.write_whole(keep, values)
+        _push(made, giver, asked.yes, say)
+        check_lease()
+        say(f"{command(*['base', *giver.options()])} |\n  {shlex.join(helm.upgrade(release, keep))}")
+        helm.run(release, base, values, keep, f"run by {runlease.person()}")
+    session.expect(job, lambda: _replaced(helm, release, job))
+    return Launched(session, job != before, keep)
+
+
+def _base(giver: ClusterSession, helm: Helm) -> str:
+    """Return the cluster's values. Raises CliError that names the revision to roll back to when their claim
+    does not exist."""
+    try:
+        return giver.base()
+    except NoClaimError as error:
+        revisions = helm.history(giver.release)
+        claims = ((entry, helm.claim(giver.release, entry["revision"])) for entry in revisions)
+        earlier = next((found for found in claims if found[1] not in ("", error.claim)), None)
+        if earlier is None:
+            raise
+        at = ["-n", giver.cluster.namespace]
+        back = shlex.join(["helm", "rollback", giver.release, str(earlier[0]["revision"]), *at])
+        raise CliError(
+            f"{error} Revision {earlier[0]['revision']} of helm is the last one with another claim "
+            f"({earlier[1]}); the newest one is {_revision(revisions[0])}. Fix: {back}; then the same "
+            "command again."
+        ) from error
+
+
+def _revision(entry: Mapping[str, Any]) -> str:
+    return f"{entry['revision']} ({entry['description']}, {entry['updated']})"
+
+
+def _replaced(helm: Helm, release: str, job: str) -> str:
+    """Return what is said of a followed run that is no more the release's."""
+    try:
+        by = f"revision {_revision(helm.history(release)[0])} of helm"
+    except CliError as error:
+        by = f"an upgrade ({error})"
+    return (
+        f"run {job} was replaced by {by}; the new run's score is not shown. Checkpoints are kept. Fix: to "
+        "resume, the same command again once the new run is over, or now with --replace."
+    )
 
 
 def _giver(cluster: Cluster, asked: Request, say: Callable[[str], None]) -> ClusterSession:
@@ -186,15 +230,20 @@ def _giver(cluster: Cluster, asked: Request, say: Callable[[str], None]) -> Clus
     )
 
 
-def _refuse_another(session: ClusterSession, job: str) -> None:
-    run = session.run()
-    if run.job_name == job:
-        return
+def _ask_to_replace(session: ClusterSession, job: str) -> None:
+    """Ask on a terminal, else raise UsageError, when the release is at work on another training."""
     seen = session.glance()
-    if not seen.over and seen.state != "missing":
+    if seen.over or seen.state == "missing":
+        return
+    run = session.run()
+    at_work = (
+        f"release {run.release} is at work on job {run.job_name} ({seen.state}: {render.waits_for(seen)}), "
+        f"which this training of {job} would end; its checkpoints are kept"
+    )
+    if not (sys.stdin.isatty() and typer.confirm(f"{at_work}. End it?", err=True)):
         raise UsageError(
-            f"release {run.release} is at work on job {run.job_name} ({seen.state}), which {job} would end. "
-            "Say --replace, or give this one a release of its own with --release NAME."
+            f"{at_work}. Fix: say --replace; or wait for its end: {command('wait', *session.options())}; or "
+            "give this one a release and job of its own: --release NAME --set jobName=NAME."
         )
 
 
@@ -207,12 +256,6 @@ def refuse_taken(cluster: Cluster, releases: Iterable[str]) -> None:
                 f"release {name} in namespace {cluster.namespace} is of job {job}: a sweep would take it. "
                 "Give the sweep another name with --set jobName=NAME."
             )
-
-
-def _write(keep: Path, values: recipe.Values) -> None:
-    if keep.exists() and not keep.read_text("utf-8").startswith(WRITTEN):
-        raise UsageError(f"{keep} is there and was not written by `run`. Name another file with --keep FILE.")
-    keep.write_text(WRITTEN + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), "utf-8")
 
 
 def _push(made: Recipe, giver: ClusterSession, yes: bool, say: Callable[[str], None]) -> None:

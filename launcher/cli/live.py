@@ -42,6 +42,9 @@ def to_the_end(session: Session, timeout: float, lines_to: Callable[[str], None]
             view = session.look()
             show(view)
             waiting.ended(view)  # another release's run may have moved the output meanwhile
+        if not drawn:  # a screen has them
+            for note in view.notes:
+                lines_to(note)
     return view
 
 

@@ -3,7 +3,8 @@
 CliError              3   the cluster or the storage could not be asked, or refused
 ├── UsageError       64   an option or argument is wrong; nothing was done
 ├── RunFailed         1   the training itself failed (`wait`)
-└── WaitedTooLong     2   `wait --timeout` passed
+├── WaitedTooLong     2   `wait --timeout` passed
+└── OtherRunError     4   another `run` or upgrade has the release, or has replaced the run that was followed
 
 Other codes are those of launcher/errors.py: a program or a row that is wrong is a `DataError` here too.
 """
@@ -19,6 +20,7 @@ from launcher.errors import EXIT_DATA, EXIT_GANG, EXIT_OK, EXIT_STORAGE, EXIT_UN
 EXIT_RUN_FAILED = 1
 EXIT_TIMEOUT = 2
 EXIT_UNKNOWN = 3
+EXIT_OTHER_RUN = 4
 EXIT_USAGE = 64
 
 # Of a command that a person types; docs/contracts.md has them with those of the pods.
@@ -27,6 +29,7 @@ EXIT_CODES = {
     EXIT_RUN_FAILED: "the training failed",
     EXIT_TIMEOUT: "--timeout passed",
     EXIT_UNKNOWN: "the cluster or the storage could not be asked",
+    EXIT_OTHER_RUN: "another run has the release, or has replaced the one that was followed",
     EXIT_USAGE: "an option, an argument or a setting is wrong",
     EXIT_DATA: "the data, a row, the program or the model is wrong",
     EXIT_GANG: "anything else failed",
@@ -57,6 +60,12 @@ class WaitedTooLong(CliError):  # noqa: N818 - see above
     """The deadline of `wait` passed."""
 
     exit_code = EXIT_TIMEOUT
+
+
+class OtherRunError(CliError):
+    """Another `run` starts a training of the release, or has replaced the one that was followed."""
+
+    exit_code = EXIT_OTHER_RUN
 
 
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')

@@ -31,6 +31,10 @@ UNBOUND_SECONDS = 45.0
 before its volume looks again 15 s later (kube-controller-manager's --pvclaimbinder-sync-period)."""
 
 
+class NoPlaceError(CliError):
+    """No node has a place for the reader pod."""
+
+
 def reader_pod(
     run: Run, name: str, owner: str, *, seconds: int, writable: bool, template: Object | None
 ) -> Object:
@@ -68,10 +72,9 @@ def reader_pod(
                     "image": run.image,
                     "imagePullPolicy": run.image_pull_policy,
                     "command": ["python3", "-m", "launcher", "reader", "--seconds", str(seconds)],
-                    "resources": {
-                        "requests": {"cpu": "10m", "memory": "128Mi"},
-                        "limits": {"memory": "128Mi"},
-                    },
+                    # Nothing requested: a full cluster, too, can be read and its training corrected. Without
+                    # the zeros the limit would be requested, and a quota could refuse the pod.
+                    "resources": {"requests": {"cpu": "0", "memory": "0"}, "limits": {"memory": "128Mi"}},
                     "securityContext": {
                         "allowPrivilegeEscalation": False,
                         "readOnlyRootFilesystem": True,
@@ -137,8 +140,8 @@ def reader(
     Raises CliError when the pod cannot be made or does not start, with the reason. However the block ends, by
     an exception, Ctrl-C, TERM or HUP, the pod is deleted.
     """
-    claim = _claim_problem(cluster, run)
-    if claim and "does not exist" in claim:
+    claim = claim_problem(cluster, run)
+    if claim and reasons.ABSENT in claim:
         raise CliError(f"cannot read the storage: {claim} in namespace {run.namespace}.")
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
@@ -186,7 +189,8 @@ def _signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _claim_problem(cluster: Cluster, run: Run) -> str:
+def claim_problem(cluster: Cluster, run: Run) -> str:
+    """Why the run's claim cannot be mounted; empty when it can be, or may not be looked at."""
     try:
         claim = cluster.find("persistent_volume_claim", run.claim, "read the claim")
     except CliError:
@@ -217,7 +221,7 @@ def _await_running(cluster: Cluster, run: Run, name: str, say: Callable[[str], N
             )
         scheduled = reasons.condition(pod, "PodScheduled")
         if waited > UNBOUND_SECONDS and scheduled and scheduled.get("status") == "False":
-            raise CliError(f"the reader pod finds no place: {why}. {_claim_problem(cluster, run)}".strip())
+            raise NoPlaceError(f"the reader pod finds no place: {why}. {claim_problem(cluster, run)}".strip())
         if waited > START_SECONDS:
             raise CliError(f"the reader pod did not start within {START_SECONDS:.0f} s: {why}")
         if waited > 3 and why != said:

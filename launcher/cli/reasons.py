@@ -15,6 +15,8 @@ Object = dict[str, Any]
 HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
 """Waiting reasons that do not pass by themselves."""
 
+ABSENT = "does not exist"  # in `claim_reason`
+
 _PLAIN_WAITING = ("ContainerCreating", "PodInitializing", "")
 _TELLING_EVENTS = (
     "FailedMount",
@@ -163,7 +165,7 @@ def job_state(job: Object | None) -> tuple[str, str]:
 def claim_reason(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:
     """Why a claim cannot be mounted; empty when it is bound, or will be when its first pod comes."""
     if claim is None:
-        return f"the claim {claim_name} does not exist"
+        return f"the claim {claim_name} {ABSENT}"
     phase = claim.get("status", {}).get("phase")
     if phase == "Bound":
         return ""

@@ -11,8 +11,8 @@ from typing import Any
 
 from launcher.cli import assemble, reasons, uninstalled, view
 from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
-from launcher.cli.problems import CliError, UsageError
-from launcher.cli.readerpod import reader
+from launcher.cli.problems import CliError, OtherRunError, UsageError
+from launcher.cli.readerpod import NoPlaceError, claim_problem, reader
 from launcher.cli.storage import (
     FolderStorage,
     PodStorage,
@@ -35,6 +35,7 @@ STATUS_FILES = {
     "manifest": _HERE.manifest.as_posix(),
     "failure": _HERE.data_failed.as_posix(),
 }
+DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
 READ_SECONDS = 300  # how long a reader pod for small questions may live
 COPY_SECONDS = 3600  # and one for copies
 FILES_SECONDS = 5.0
@@ -42,18 +43,22 @@ LOG_LINES = 5
 
 
 def status_files(storage: Storage, run_id: str = "") -> dict[str, Any]:
-    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv.
+    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv;
+    `checkpoints`: the folder names of the complete ones.
 
     `moved`: the run record of `run_id` in the folder to which another run has moved it aside.
     """
     metrics = OUTPUT.metrics_csv.as_posix()
     moved = [Output(_HERE.run(f"{run_id}{end}")).run_json.as_posix() for end in ("", ".*")] if run_id else []
-    found = small_files(storage, [*STATUS_FILES.values(), OUTPUT.run_copy.as_posix(), metrics, *moved])
+    wanted = [*STATUS_FILES.values(), OUTPUT.run_copy.as_posix(), metrics, DONE, *moved]
+    found = small_files(storage, wanted)
     rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
-    files = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
+    files: dict[str, Any] = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
     last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
+    checkpoints = [PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(DONE)]
     record = json_file(found[str(last / OUTPUT.run_json.name)]) if last else None
-    return {**files, "run": run_record(found, OUTPUT), "passes": curve.pass_table(rows), "moved": record}
+    files |= {"run": run_record(found, OUTPUT), "passes": curve.pass_table(rows)}
+    return {**files, "moved": record, "checkpoints": checkpoints}
 
 
 class FolderSession:
@@ -99,6 +104,12 @@ class ClusterSession:
         self._read: Mapping[str, Any] = {}
         self._read_at = float("-inf")
         self._stored: Run | None = None
+        self._expected: tuple[str, Callable[[], str]] | None = None
+
+    def expect(self, k8s_job: str, otherwise: Callable[[], str]) -> None:
+        """Follow that run only: from now on `run` raises OtherRunError with the text of `otherwise` for any
+        other one."""
+        self._expected = k8s_job, otherwise
 
     def is_there(self) -> bool:
         """Whether the namespace has this release."""
@@ -109,7 +120,10 @@ class ClusterSession:
         return options_of(self.release, self.cluster)
 
     def base(self) -> str:
-        """The chart's values that are no training's, as YAML. Raises as `run`."""
+        """The chart's values that are no training's, as YAML. Raises as `run`, and NoClaimError."""
+        run = self.run()
+        if reasons.ABSENT in claim_problem(self.cluster, run):
+            raise NoClaimError(run)
         found = self._map().get("base.yaml")
         if found is None:
             raise CliError(
@@ -120,14 +134,17 @@ class ClusterSession:
 
     def run(self) -> Run:
         """What the chart says of the run. Raises CliError that names the releases there are when this one is
-        not."""
+        not, and OtherRunError when it is not the run that `expect` was given."""
         try:
-            return Run.of(self.release, self.cluster.namespace, json.loads(self._map()["run.json"]))
+            run = Run.of(self.release, self.cluster.namespace, json.loads(self._map()["run.json"]))
         except (KeyError, ValueError, TypeError) as error:
             raise CliError(
                 f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} is not one of this "
                 f"chart's: {error!r}. Run helm upgrade with this version of the chart."
             ) from error
+        if self._expected and run.k8s_job != self._expected[0]:
+            raise OtherRunError(self._expected[1]())
+        return run
 
     def known_run(self) -> Run | None:
         """The same, or None when there is no such release (any more)."""
@@ -253,24 +270,42 @@ class ClusterSession:
     ) -> Iterator[Storage]:
         """The job's folder, or that of another `job` on the same storage.
 
-        Through a running pod of the run, or (always when `fresh`) through a reader pod. Where the release is
-        gone, or a `claim` is named, through a pod with that claim and `image`; see `uninstalled.find`.
+        Through a running pod of the run; when `fresh` or `writable` through a reader pod, which does not end
+        with the training, and through a running pod only where no node has a place for that one. Where the
+        release is gone, or a `claim` is named, through a pod with that claim and `image`; see
+        `uninstalled.find`.
         """
         known = None if claim else self.known_run()
         run = self._stored = known or uninstalled.find(self.cluster, self.release, claim, image)
-        running = None
-        if known and not (fresh or writable):
-            running = through_running(self.cluster, run, self.pods())
-        if running is not None:
-            yield of_job(running, job)
-            return
-        with reader(self.cluster, run, seconds, writable, self.say) as opened:
+        with contextlib.ExitStack() as stack:
+            opened = None
+            if known and not (fresh or writable):
+                opened = through_running(self.cluster, run, self.pods())
+            if opened is None:
+                try:
+                    opened = stack.enter_context(reader(self.cluster, run, seconds, writable, self.say))
+                except NoPlaceError:
+                    opened = through_running(self.cluster, run, self.pods(), waiting=True)
+                    if opened is None:
+                        raise
             named = of_job(opened, job)
             yield named if known or job else uninstalled.own_job(named, self.release)
 
     def stored_run(self) -> Run:
         """The run whose storage was opened, else the release's."""
         return self._stored or self.run()
+
+
+class NoClaimError(CliError):
+    """The claim that a release names does not exist."""
+
+    def __init__(self, run: Run) -> None:
+        self.claim = run.claim
+        super().__init__(
+            f"the claim {run.claim} that release {run.release} names does not exist in namespace "
+            f"{run.namespace}: its storage cannot be reached, and no training can start from its values. "
+            "Fix: create the claim, or upgrade the release to one that exists."
+        )
 
 
 Session = FolderSession | ClusterSession

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube import ROOT, Cluster, Training
+from launcher.reporting import figures
+from tests.e2e.kube import CHART, ROOT, Cluster, Training
 from tests.waiting import PATIENCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
@@ -39,10 +40,10 @@ def files(text: str) -> dict[str, str]:
 
 @pytest.fixture
 def nothing_before(cluster: Cluster) -> Iterator[None]:
-    """The page's own job names are free; to be named before `train`, since the pods must go first."""
+    """The job names of these tests are free; to be named before `train`, since the pods must go first."""
 
     def clear() -> None:
-        for name in ("moods", "moods-1", "moods-2"):
+        for name in ("moods", "moods-1", "moods-2", "walk-ann", "walk-bob"):
             shutil.rmtree(cluster.shared / name, ignore_errors=True)
 
     clear()
@@ -100,6 +101,57 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
     assert names == ["paddle-training-run"], "the sweep's release is gone, and no other"
     assert not list(cluster.shared.glob("moods-*")), "the sweep's folders are gone"
     assert (cluster.shared / "moods" / "output" / "model").is_dir()
+
+
+def test_two_users_at_once_one_trains_a_release_the_other_is_told_and_a_third_trains_beside_them(
+    nothing_before: None, train: Make, cluster: Cluster, tmp_path: Path
+) -> None:
+    first = train("quick_start", trainers=1, training={"passes": 1})  # its image and storage are used
+    first.upgrade()
+    jobs = {name: f"walk-{name}" for name in ("ann", "bob")}
+
+    def start(release: str, *more: str) -> subprocess.Popen[str]:
+        values = CHART / "examples" / "quick_start.yaml"
+        words = ["run", "quick_start", "-f", str(values), "--trainers", "1", "--passes", "1", "--no-check"]
+        where = ["--release", release, "-n", first.namespace, "--set", f"jobName={jobs[release]}"]
+        small = ["--set", "resources.requests.cpu=100m"]
+        return subprocess.Popen(
+            ["python", "-m", "launcher", *words, *where, *small, *more],
+            cwd=tmp_path,
+            env=cluster.env,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    batches = (64, 128)
+    begun = [start("ann", "--set", f"training.batchSize={batch}") for batch in batches]
+    beside = start("bob")
+    said = [process.communicate(timeout=300 * PATIENCE)[0] for process in (*begun, beside)]
+    codes = [process.returncode for process in begun]
+    assert beside.returncode == 0, said[2]
+    assert codes.count(0) == 1, said[:2]
+    winner = codes.index(0)
+    loser = 1 - winner
+    assert codes[loser] in (4, 64), said[loser]  # the lease is held, or its holder trains already
+    assert "Fix: " in said[loser]
+    assert "score" not in said[loser]
+    for release, told in (("ann", said[winner]), ("bob", said[2])):
+        record = json.loads((cluster.shared / jobs[release] / "output" / "run.json").read_text())
+        assert f"score {figures.scores(record['score'])}" in told
+        if release == "ann":
+            assert record["fingerprint"]["batchSize"] == batches[winner]
+    # A training that finds no place is replaced by the next one.
+    batch = ("--set", f"training.batchSize={batches[winner]}")
+    for more, code, text in (
+        (("--set", "resources.requests.cpu=999", "--timeout", "1"), 2, "gave up"),
+        ((), 64, "--replace"),
+        (("--replace",), 0, "score"),
+    ):
+        process = start("ann", *batch, *more)
+        out = process.communicate(timeout=300 * PATIENCE)[0]
+        assert (process.returncode, text in out) == (code, True), out
 
 
 def assert_taken(here: Path, there: Path) -> None:

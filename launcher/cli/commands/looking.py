@@ -89,7 +89,10 @@ def wait(
     ] = 7200.0,
     output: Format = Output.text,
 ) -> None:
-    """Follow the run through its restarts: exit 0 when complete, 1 when failed, 2 when --timeout passed."""
+    """Follow the run through its restarts, and the one that replaces it, if any.
+
+    Exit 0 when complete, 1 when failed, 2 when --timeout passed.
+    """
     view = live.to_the_end(session, timeout, lines_to=say if output is Output.json else live.to_stdout)
     if output is Output.json:
         render.print_json(view.as_json())

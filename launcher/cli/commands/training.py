@@ -69,11 +69,11 @@ def run(
     passes: Passes = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where this training's values go; default: RELEASE.values.yaml."),
+        typer.Option(metavar="FILE", help="Where this training's values go; default: JOB.values.yaml."),
     ] = None,
     base_release: BaseRelease = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Also when the release is at work on another job.")
+        bool, typer.Option("--replace", help="End the training that the release is at work on.")
     ] = False,
     yes: Yes = False,
     check: Check = True,
@@ -98,7 +98,7 @@ def run(
         yes=yes,
         release=release,
         base_release=base_release,
-        keep=keep or Path(f"{release}.values.yaml"),
+        keep=keep,
         replace=replace,
     )
     (made,) = launching.prepare(asked, helm, say)
@@ -110,12 +110,12 @@ def run(
             done.session, timeout, lines_to=say if output is Output.json else live.to_stdout
         )
     if output is Output.json:
-        render.print_json({**view.as_json(), "values": str(asked.keep), "changed": done.changed})
+        render.print_json({**view.as_json(), "values": str(done.keep), "changed": done.changed})
     else:
         out, _ = render.consoles()
         if not out.is_terminal and view.passes:  # a screen has it
             out.print(render.curves(view.passes))
-        print(launching.farewell(done.session, asked.keep))
+        print(launching.farewell(done.session, done.keep))
 
 
 @app.command()
@@ -162,7 +162,7 @@ def sweep(
         check=check,
         yes=yes,
         base_release=base_release,
-        keep=Path(),
+        keep=None,
         by=by,
     )
     combinations = recipe.combinations(grid)

@@ -2,9 +2,10 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
-from launcher.cli import assemble, render, view
+from launcher.cli import assemble, render, session, storage, view
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
 
@@ -229,3 +230,31 @@ def test_a_reason_of_several_ranks_is_told_once_in_the_line_too(api):
     shown.print(render.curves(rows), render.curves(rows * 2))
     assert "1 pass " in shown.file.getvalue()
     assert "2 passes" in shown.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "told"),
+    [
+        (["pass-00010", "pass-00011"], "pass 10 is no longer kept (training.keepSaves)"),
+        (["pass-00009", "pass-00011"], "pass 10 is pass-00009 in output/"),
+        (["pass-00009", "pass-00009-batch-0000005"], None),
+    ],
+)
+def test_a_complete_run_that_had_more_passes_than_asked_says_what_it_gives(api, checkpoints, told):
+    jobs = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", "")), api.data_job: api.job(api.data_job)}
+    files = {"status": api.status(state="complete"), "checkpoints": checkpoints}
+    for looked in (assemble.of_cluster(seen(api, jobs, **files)), assemble.of_folder("here", files)):
+        found = [note for note in looked.notes if "passes already and 10 are asked for" in note]
+        assert len(found) == (told is not None)
+        assert all(
+            f"The checkpoint of {told}. Fix: " in note and "those of 12 passes" in note for note in found
+        )
+
+
+def test_complete_checkpoints_are_known_by_their_done_file(job_folder):
+    for name in ("pass-00001/done", "pass-00002/contents.json"):
+        file = job_folder / "output" / name
+        file.parent.mkdir()
+        file.write_text("")
+    found = session.status_files(storage.FolderStorage(job_folder))
+    assert found["checkpoints"] == ["pass-00001"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -13,10 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launcher.cli import launching, leftovers, recipe
+from launcher.cli import launching, recipe
 from launcher.cli.helm import Helm
-from launcher.cli.problems import CliError, UsageError
-from launcher.cli.session import ClusterSession
+from launcher.cli.problems import UsageError
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = str(ROOT / "charts" / "paddle-training")
@@ -101,7 +99,7 @@ def test_a_misspelt_value_or_option_is_told_with_the_one_that_is_like_it(
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
     with pytest.raises(UsageError, match=r"'passs' not allowed\npasss: did you mean passes\?$"):
-        Helm(CHART, "paddle").check("paddle-training", "", here / "mine.yaml")
+        Helm(CHART, "paddle").check("paddle-training", "", "", here / "mine.yaml")
 
 
 def test_a_training_is_one_whole_file_of_what_was_asked_for(here: Path) -> None:
@@ -171,101 +169,6 @@ def test_without_helm_or_chart_it_says_what_is_missing(
     code, _, err = cli("run", "My Line", "--data", "rows.txt")
     assert code == 64
     assert "there is no helm on PATH" in err
-
-
-class FakeCluster:
-    """Its ConfigMaps, of which each is a release whose training is at work."""
-
-    namespace, name, given = "paddle", "context test", ()
-
-    def __init__(self, api: object, *releases: str) -> None:
-        run = {"run.json": json.dumps(api.run), "base.yaml": "image: x\n"}  # type: ignore[attr-defined]
-        labels = "app.kubernetes.io/instance"
-        self.maps = {
-            f"{name}-run": {
-                "metadata": {"name": f"{name}-run", "namespace": "paddle", "labels": {labels: name}},
-                "data": run,
-            }
-            for name in releases
-        }
-        self.jobs = [api.job(api.k8s_job)]  # type: ignore[attr-defined]
-
-    def items(self, kind: str, *_: object, **__: object) -> list[object]:
-        return {"config_map": [*self.maps.values()], "job": self.jobs}.get(kind, [])
-
-    def find(self, kind: str, name: str, _: str) -> object:
-        return self.maps.get(name)
-
-    def events(self, _: str) -> list[object]:
-        return []
-
-
-def launch(api: object, request: launching.Request, *releases: str) -> ClusterSession:
-    cluster = FakeCluster(api, *releases)
-    made = launching.Recipe([], {"jobName": "mine"})
-    return launching.launch(made, request, Helm(CHART, "paddle"), cluster, print).session  # type: ignore[arg-type]
-
-
-def test_another_jobs_training_that_is_at_work_is_not_ended_unasked(api: object, here: Path) -> None:
-    with pytest.raises(UsageError, match=r"is at work on job quick-start .* Say --replace"):
-        launch(api, asked(), "paddle-training")
-    assert not (here / "kept.yaml").exists()
-
-
-@pytest.mark.parametrize(
-    ("releases", "told"),
-    [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
-)
-def test_a_new_release_needs_one_to_take_image_and_storage_from(
-    api: object, here: Path, releases: tuple[str, ...], told: str
-) -> None:
-    with pytest.raises(CliError, match=told):
-        launch(api, asked(release="new"), *releases)
-
-
-def test_a_jobs_name_that_another_release_has_on_the_same_storage_is_refused(api: object) -> None:
-    cluster = FakeCluster(api, "theirs")
-    theirs, mine = cluster.maps["theirs-run"], {"jobName": "quick-start"}
-    theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
-
-    def refuse(base: str, values: dict[str, object] = mine) -> None:
-        leftovers.refuse_shared_job(cluster, "new", base, values)  # type: ignore[arg-type]
-
-    same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
-    for place in ("paddle", "elsewhere"):
-        theirs["metadata"]["namespace"] = place
-        with pytest.raises(UsageError, match=f"release theirs in namespace {place} .* release new .*Fix"):
-            refuse(same)
-    refuse(same, {"jobName": "other"})
-    refuse(same.replace("/x", "/y"))
-    refuse(same, {**mine, "storage": {"nfs": {"server": "b"}}})
-    theirs["data"]["base.yaml"] = claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"
-    refuse(claim)  # another namespace's claim of that name
-    theirs["metadata"]["namespace"] = "paddle"
-    with pytest.raises(UsageError):
-        refuse(claim)
-
-
-def test_a_sweep_takes_no_release_of_another_job(api: object) -> None:
-    cluster = FakeCluster(api, "quick-start", "line-2")
-    launching.refuse_taken(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"release line-2 .* is of job quick-start"):
-        launching.refuse_taken(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
-
-
-def test_ctrl_c_ends_the_looking_and_says_how_to_look_again(api: object) -> None:
-    said: list[str] = []
-    session = ClusterSession(FakeCluster(api), "mine", print)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit), launching.interrupted(session, said.append):
-        raise SystemExit(launching.INTERRUPTED)
-    assert "the training goes on. Look again: python -m launcher status --release mine;" in said[0]
-
-
-def test_a_file_of_the_persons_own_is_not_overwritten(api: object, here: Path) -> None:
-    (here / "kept.yaml").write_text("trainers: 3\n")
-    with pytest.raises(UsageError, match=r"kept\.yaml is there and was not written by `run`"):
-        launch(api, asked(replace=True), "paddle-training")
-    assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
 def test_run_names_its_own_options(here: Path) -> None:

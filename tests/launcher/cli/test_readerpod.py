@@ -26,7 +26,8 @@ def test_the_pod_meets_restricted_pod_security_and_has_no_token_and_a_deadline(r
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+    assert container["resources"]["requests"] == {"cpu": "0", "memory": "0"}, "it fits in a full cluster"
+    assert container["resources"]["limits"]["memory"] == "128Mi"
 
 
 @pytest.mark.parametrize("writable", [False, True])

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from launcher.cli import session
-from launcher.cli.problems import CliError
+from launcher.cli import readerpod, session
+from launcher.cli.problems import CliError, OtherRunError
 
 
 class FakeCluster:
@@ -99,3 +99,36 @@ def test_the_record_of_a_run_whose_output_was_moved_aside_is_read(tmp_path):
     found = session.status_files(session.FolderStorage(tmp_path), "x")
     assert found["moved"]["score"] == {"error": 2}
     assert session.status_files(session.FolderStorage(tmp_path))["moved"] is None
+
+
+@pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
+def test_where_no_node_has_a_place_for_the_reader_pod_a_push_goes_through_a_running_pod(
+    api, monkeypatch, statuses
+):
+    pod = api.pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
+    cluster, asked = asking(api, ended(api), [pod])
+    monkeypatch.setattr(readerpod, "UNBOUND_SECONDS", -1.0)
+    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
+    found = cluster.find
+    cluster.find = lambda kind, name, doing: (
+        {"metadata": {}, "status": {"phase": "Pending", "conditions": [unscheduled]}}
+        if kind == "pod"
+        else found(kind, name, doing)
+    )
+    with asked.storage(writable=True) as storage:
+        assert "through pod p0" in storage.where
+    assert cluster.deleted == cluster.made
+    assert len(cluster.made) == 1
+    cluster.objects["pod"] = []
+    with pytest.raises(readerpod.NoPlaceError, match="too many pods"), asked.storage(writable=True):
+        pass
+
+
+def test_a_run_that_was_replaced_is_not_taken_for_the_one_that_is_followed(api):
+    cluster, asked = asking(api, ended(api), [running(api)])
+    asked.expect(api.k8s_job, lambda: "replaced by eve")
+    assert asked.look().run_id == api.k8s_job
+    cluster.maps[0]["data"]["run.json"] = json.dumps({**api.run, "k8sJob": "quick-start-00000000"})
+    with pytest.raises(OtherRunError, match="replaced by eve") as raised:
+        asked.glance()
+    assert raised.value.exit_code == 4
