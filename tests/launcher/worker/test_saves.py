@@ -191,6 +191,20 @@ def test_a_save_that_does_not_load_is_refused_and_the_one_before_it_is_taken(two
     assert not gang.output.unfinished(newest, 0).exists(), "what an earlier attempt left is gone"
 
 
+def test_a_flipped_byte_in_a_record_file_ends_the_trainer_and_its_next_start_parses_the_rows_again(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    gang = run(started(tmp_path, staged(), port))
+    record = gang.root / "work0" / "records" / "train" / "00000.rec"
+    whole = record.read_bytes()
+    flip(record)
+    damaged = again(gang, Position(1), PASSES="2")
+    assert damaged.run()["0/trainer"] == 71, damaged.log()[-2000:]
+    assert "00000.rec does not read back as it was written" in damaged.log()
+    run(again(damaged, Position(1)))
+    assert record.read_bytes() == whole
+
+
 def test_a_diverged_loss_is_final_and_tells_its_place(tmp_path: Path, staged: Staged, port: int) -> None:
     own = tmp_path / "mine"
     shutil.copytree(QUICK, own)
