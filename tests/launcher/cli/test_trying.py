@@ -171,3 +171,21 @@ def test_what_cannot_be_is_one_message_and_leaves_nothing(
     assert re.search(message, err), err
     assert "Traceback" not in out + err
     assert not Path("tried-model").exists()
+
+
+def test_the_pages_regression_takes_rows_with_empty_cells(launch, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "own-data.md").read_text().partition("## A number to predict")[2]
+    (tmp_path / "rents").mkdir()
+    (tmp_path / "rents" / "trainer_config.py").write_text(re.search(r"```python\n(.*?)```", page, re.S)[1])
+    rng, rows = random.Random(1), re.search(r"```text\n(.*?)```", page, re.S)[1]  # noqa: S311
+    for _ in range(3000):
+        area, year = rng.randint(20, 150), rng.randint(1900, 2020)
+        cells = [f"{8 * area}", f"{area}", f"{year}", rng.choice(["north", "south"])]
+        rows += ",".join(cell if rng.random() < 0.9 else "" for cell in cells) + "\n"
+    (tmp_path / "rents.csv").write_text(rows)
+    code, out, err = launch(*re.search(r"python -m launcher (try rents .*)", page)[1].split())
+    assert (code, err) == (0, "")
+    assert re.search(r"\([23]\d\d skipped\)", out), "a tenth of the rows has no rent"
+    assert float(re.findall(r"mae=([\d.]+)", out)[-1]) < 120, "a guess of the mean is off by 260"
+    assert "prediction of the first row: a rent of " in out
