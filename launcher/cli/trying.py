@@ -143,9 +143,10 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
             f"try trains here, and Paddle cannot be loaded ({error}). Install it with "
             "pip install '.[model]' in the project's folder, or run this in the launcher's image."
         ) from error
+    from launcher.data.places import Places
     from launcher.served import Model
     from launcher.worker import check as checks
-    from launcher.worker import model, shapes, trial
+    from launcher.worker import model, samples, shapes, trial
     from launcher.worker import program as programs
     from launcher.worker.single import Single
 
@@ -157,6 +158,11 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
         for table in asked.tables:
             files.copy_file(table, work / "tables" / table.name)
         program = programs.load(config, work / "tables", tuple(f"--{option}" for option in asked.options))
+        places = Places(str(asked.data))
+        first = trial.lines(asked.data, form, places, min(CHECKED_ROWS, asked.rows or CHECKED_ROWS))
+        found, _ = samples.records(first, str(asked.data), program, place=places.place)
+        batch = samples.split(found[: shapes.ROWS]) if len(found) else None
+        checks.check(program, batch, mode="async", batch_size=asked.batch_size, delta_saves=0)
         limits: dict[str, Any] = {"limit": asked.rows, "say": say}
         share = 0.0 if asked.test else asked.held_out
         dealt = trial.records(program, asked.data, form, work / "data", share, **limits)
@@ -164,9 +170,6 @@ def run(asked: Request, say: Callable[[str], None]) -> dict[str, Any]:
             dealt |= trial.records(program, asked.test, form, work / "data", 1.0, **limits)
         train, test = dealt["train"], dealt["test"]
         say(f"{train.rows:,} rows to train with, {test.rows:,} to test with ({train.skipped:,} skipped)")
-        checks.check(
-            program, next(train.blocks(shapes.ROWS)), mode="async", batch_size=asked.batch_size, delta_saves=0
-        )
         single = Single(program)
         passes = []
         for done in single.passes(train, test, asked.passes, asked.batch_size, say):

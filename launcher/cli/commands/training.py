@@ -51,7 +51,7 @@ BaseRelease = Annotated[
     typer.Option(metavar="NAME", help="Whose image and storage a new release takes over."),
 ]
 Check = Annotated[
-    bool, typer.Option("--check/--no-check", help="See first whether the program loads and parses rows.")
+    bool, typer.Option("--check/--no-check", help="Parse and train on the first rows here, first.")
 ]
 Yes = Annotated[
     bool, typer.Option("--yes", "-y", help="Replace a data file of that name on the storage without asking.")

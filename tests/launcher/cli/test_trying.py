@@ -131,6 +131,16 @@ def test_rows_limits_both_files_and_progress_is_shown_while_rows_are_read_and_tr
     assert re.search(r"pass 1: 2 of 3 batches, [\d,]+ samples/s, loss=0\.\d+", out)
 
 
+def test_a_network_that_cannot_be_trained_is_found_before_all_rows_are_parsed(
+    launch, shop: Path, tmp_path: Path
+) -> None:
+    page = (shop / "trainer_config.py").read_text()
+    (shop / "trainer_config.py").write_text(page.replace("sigmoid(score), loss", "sigmoid(loss), loss"))
+    (tmp_path / "visits.txt").write_text(lines([*visits(1000), ["many", "1", "x"]]))
+    code, _, err = launch("try", shop, "--data", "visits.txt")
+    assert (code, "a prediction of shape []" in err) == (64, True), err
+
+
 @pytest.mark.parametrize("rate", ["1e15", "1e20"])
 def test_a_loss_that_diverges_is_one_sentence_without_warnings(
     launch, shop: Path, tmp_path: Path, rate: str

@@ -111,7 +111,12 @@ def test_settings_that_the_network_cannot_have_are_found(
         check(tmp_path, changes, **training)
 
 
-def test_a_score_of_rows_of_one_class_may_be_undefined(tmp_path: Path) -> None:
+def test_a_score_of_rows_of_one_class_may_be_undefined(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    no_row = {"float(np.mean((prediction > 0.5) != (label > 0.5)))": "float(np.mean(label[label > 1]))"}
+    assert "trains on 61" in check(tmp_path, no_row)
+    assert "Mean of empty slice" not in capfd.readouterr().err
     needs_both = "float(np.mean(label)) if len(set(label[:, 0])) == 2 else float('no classes')"
     changes = {"float(np.mean((prediction > 0.5) != (label > 0.5)))": needs_both}
     assert "trains on 61" in check(tmp_path, changes | {'"bought": whole': '"bought": 0 * whole'})
@@ -142,3 +147,11 @@ def test_a_label_that_is_repeated_on_purpose_is_taken(tmp_path: Path) -> None:
     wide = 'paddle.mean(paddle.square(score - paddle.expand_as(data["bought"], score)))'
     changes = {SCORE: 'fc(hidden, 3, name="score")', LOSS: wide}
     assert "trains on 61" in check(tmp_path, changes)
+
+
+def test_without_paddle_it_says_what_is_not_checked_here_and_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trying.importlib.util, "find_spec", lambda name: None)
+    assert "paddle is not installed here" in check(tmp_path, {SCORE: "no network at all"})
+    assert "Trainer 0 checks its network on the cluster" in check(tmp_path, {})
