@@ -328,3 +328,11 @@ def test_a_file_of_the_persons_own_is_not_overwritten(api: object, here: Path) -
     with pytest.raises(UsageError, match=r"kept\.yaml is there and was not written by `run`"):
         launch(FakeCluster(api, "paddle-training"), asked(replace=True))
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
+
+
+@pytest.mark.parametrize("text", ["image: x", "image: x\n"])
+def test_base_ends_with_one_newline(cli: Any, api: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    cluster = FakeCluster(api, "paddle-training")
+    cluster.maps["paddle-training-run"]["data"]["base.yaml"] = text
+    monkeypatch.setattr("launcher.cli.commands.bringing.connect", lambda *_: cluster)
+    assert cli("base")[:2] == (0, "image: x\n")
