@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from launcher.cli import waiting
+from launcher.cli import live, waiting
 from launcher.cli.cluster import UnreachableError
 from launcher.cli.problems import CliError, RunFailed, WaitedTooLong
 from launcher.cli.progress import Progress, Restart
@@ -182,3 +182,13 @@ def test_the_same_line_is_not_told_twice_when_more_of_the_run_is_known():
     teller.tell(dataclasses.replace(failed, progress=None))
     teller.tell(failed)
     assert said == ["failed"]
+
+
+def test_what_is_to_be_said_of_a_complete_run_is_said_where_there_is_no_screen():
+    class Session:
+        def glance(self, log=False):
+            return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
+
+    said: list[str] = []
+    live.to_the_end(Session(), 10, said.append)
+    assert said[-1] == "3 passes already"
