@@ -13,8 +13,12 @@ import pytest
 
 from launcher import files
 from launcher.data import fields, part, prepare, publish, writers
-from launcher.errors import StorageError, StorageFailedError
+from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.settings import TrainSettings
+from launcher.storage.manifest import await_manifest
+from tests.launcher.core.clock import Clock
 from tests.launcher.core.faulty import faulty
+from tests.launcher.core.kit import environ
 from tests.launcher.data.conftest import LINES, Pod, tarred, zipped
 
 
@@ -95,7 +99,12 @@ def test_a_manifest_names_its_release_and_the_others_whose_data_it_replaced(pod:
     first = ("paddle-training", "0123456789abcdef")
     assert as_release("other", "b", "1") == [first]
     assert as_release("other", "c", "2") == [first], "its own earlier data is no conflict"
+    clock = Clock()
+    own = {"JOB_PATH": str(pod.storage), "JOB_NAME": "job", "PADDLE_LAUNCHER_DATA_DIGEST": first[1]}
+    with pytest.raises(DataError, match=r"release other in namespace paddle .*release paddle-training in"):
+        await_manifest(TrainSettings.from_environ(environ(**own)), clock.pause, clock)
     assert as_release("paddle-training", first[1], "0") == [("other", "c")]
+    assert await_manifest(TrainSettings.from_environ(environ(**own)), clock.pause, clock)["lines"] == 1000
 
 
 def test_more_than_one_batch_for_the_writers_changes_nothing(
