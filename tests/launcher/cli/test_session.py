@@ -5,6 +5,7 @@ import json
 import pytest
 
 from launcher.cli import readerpod, session
+from launcher.cli.cluster import Cluster
 from launcher.cli.problems import CliError, OtherRunError
 
 
@@ -132,3 +133,23 @@ def test_a_run_that_was_replaced_is_not_taken_for_the_one_that_is_followed(api):
     with pytest.raises(OtherRunError, match="replaced by eve") as raised:
         asked.glance()
     assert raised.value.exit_code == 4
+
+
+def test_jobs_of_all_namespaces_are_asked_of_the_api_that_has_them(monkeypatch):
+    kubernetes = pytest.importorskip("kubernetes")
+
+    class Answer:
+        status = 200
+
+        def read(self):
+            return b'{"items": [{"metadata": {"name": "a"}}]}'
+
+        def release_conn(self):
+            pass
+
+    api = kubernetes.client.BatchV1Api
+    monkeypatch.setattr(api, "list_job_for_all_namespaces", lambda *_, **__: Answer())
+    monkeypatch.setattr(api, "patch_namespaced_job", lambda *_, **__: Answer())
+    cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
+    assert [job["metadata"]["name"] for job in cluster.items("job", "list", everywhere=True)] == ["a"]
+    cluster.suspend_job("a", True)
