@@ -96,9 +96,8 @@ class Cluster:
         from kubernetes import client
         from kubernetes.client.rest import ApiException
 
-        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api"}.get(
-            method.rpartition("_")[2], "CoreV1Api"
-        )
+        kind = method.removesuffix("_for_all_namespaces").rpartition("_")[2]
+        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api"}.get(kind, "CoreV1Api")
         api = getattr(client, group)(self.api)
         try:
             answer = getattr(api, method)(
