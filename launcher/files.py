@@ -127,7 +127,7 @@ def parse_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> d
         UnreadableError: it is no JSON object, not what its checksum was made of, or of another shape.
     """
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_constant=_no_number)
     except ValueError as error:
         raise UnreadableError(f"{name} is there ({len(content)} bytes), but is no JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -138,6 +138,12 @@ def parse_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> d
     if why := schema.mismatch(value, shape):
         raise UnreadableError(f"{name} is damaged: {why}.")
     return value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(
+        f"{name} is no number of JSON"
+    )  # nothing here writes it, and it could not be written again
 
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:

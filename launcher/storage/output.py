@@ -71,7 +71,8 @@ def check_folders(layout: Layout) -> None:
     for path in (layout.output, layout.runs, *(layout.output / name for name in files.names(layout.output))):
         with files.storage(path):
             what = "a symbolic link" if path.is_symlink() else ""
-            if path.parent == layout.job and not what and path.exists() and not path.is_dir():
+            folder = path.parent == layout.job or path.name.startswith("node_")
+            if folder and not what and path.exists() and not path.is_dir():
                 what = "a file"
         if what:
             raise StorageError(

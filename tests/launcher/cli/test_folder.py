@@ -5,7 +5,9 @@ import stat
 
 import pytest
 
-from launcher.files import folder_sha256
+from launcher.cli.session import OUTPUT
+from launcher.cli.storage import run_record
+from launcher.files import folder_sha256, sealed
 
 
 def names(folder):
@@ -360,3 +362,12 @@ def test_a_kubeconfig_that_is_none_and_a_context_that_is_not_in_it_are_named(cli
     assert code == 3
     assert "context a (http://127.0.0.1:9) cannot be reached" in err
     assert "Traceback" not in err
+
+
+def test_a_damaged_run_record_is_shown_from_its_copy():
+    record = {"runId": "a", "score": {"error": 0.125}}
+    whole = json.dumps(sealed(record)).encode()
+    own, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
+    for damaged in (whole.replace(b"0.125", b"0.925"), b"{", b""):
+        assert run_record({own: damaged, copy: whole}, OUTPUT) == record
+    assert run_record({own: whole.replace(b"0.125", b"0.925")}, OUTPUT) is None

@@ -79,7 +79,7 @@ def test_only_what_is_not_there_reads_as_none(tmp_path: Path) -> None:
         files.read_json(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", '{"a": ', "[1]", "\0\0\0", "1"])
+@pytest.mark.parametrize("content", ["", '{"a": ', "[1]", "\0\0\0", "1", '{"a": NaN}'])
 def test_content_that_is_no_object_is_told_with_the_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "cut.json").write_text(content)
     with pytest.raises(files.UnreadableError, match=r"cut\.json is there.* no JSON"):

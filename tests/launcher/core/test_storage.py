@@ -207,6 +207,11 @@ def test_a_file_in_place_of_the_output_is_refused_at_once(tmp_path: Path) -> Non
     layout.output.touch()
     with pytest.raises(StorageError, match="output is a file, but"):
         check_folders(layout)
+    layout.output.unlink()
+    layout.output.mkdir()
+    Output(layout.output).node(1).touch()
+    with pytest.raises(StorageError, match="node_1 is a file, but"):
+        check_folders(layout)
 
 
 def test_an_unreadable_run_json_without_any_save_is_moved_aside(tmp_path: Path) -> None:
