@@ -243,15 +243,13 @@ def test_what_is_trained_is_what_was_prepared_whoever_replaces_the_kept_file(
 
 
 def test_a_revision_s_claim_is_read_from_what_helm_keeps(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "history.json").write_text('[{"revision": 1, "description": "a"}, {"revision": 2}]')
+    (here / "old.json").write_text('[{"revision": 1, "description": "a"}, {"revision": 2}]')
     run = json.dumps({"claim": "shared"})
     (here / "manifest.yaml").write_text(
         "---\n# Source: x\n---\nkind: Job\nmetadata: {name: x-run}\n---\nkind: ConfigMap\n"
         f"metadata: {{name: x-run}}\ndata: {{run.json: '{run}'}}\n"
     )
-    cases = (
-        '"history x") cat history.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
-    )
+    cases = '"history x") cat old.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
     helm = fake_helm(here, monkeypatch, f'case "$(echo "$*" | sed "s/ -n .*//")" in\n{cases}\nesac; exit')
     assert [entry["revision"] for entry in helm.history("x")] == [2, 1]
     assert helm.claim("x", 1) == "shared"
