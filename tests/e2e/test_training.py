@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import json
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e import processes
-from tests.e2e.kube import Cluster, Serving, Training
+from tests.e2e.kube import Cluster, Serving, Training, merged
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -213,3 +214,29 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
         return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
 
     assert until(seen, "the scheduler's reason in status", 60)
+
+
+def test_two_releases_of_one_job_end_with_both_names_and_not_with_a_wait_of_an_hour(
+    train: Make, cluster: Cluster
+) -> None:
+    """The second release replaces the first one's data, whose data Job stays complete."""
+    ours = train(trainers=1, training={"passes": 1}, data={"seed": 1})
+    ours.upgrade()
+    ours.complete()
+    theirs = dataclasses.replace(ours, values=merged(ours.values, {"data": {"seed": 2}}), release="theirs")
+    theirs.upgrade()
+    theirs.complete()
+    ours.upgrade({"training": {"passes": 2}})
+    shown = ("status", "-n", ours.namespace)
+    both = "release theirs in namespace", "has the same jobName"
+
+    def named() -> bool:
+        said = cluster.launcher(*shown).stdout
+        return all(text in said for text in both)
+
+    until(named, "status to name the other release while the pod waits", 50, 1.0, ours.words)
+    assert not ours.condition()
+    assert ours.ended(150) == "Failed"
+    said = cluster.launcher(*shown).stdout
+    assert "in two releases on one storage" in said
+    assert "release theirs in namespace" in said
