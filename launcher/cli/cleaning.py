@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,7 +136,10 @@ def releases(session: Session) -> list[Release]:
         (one["metadata"].get("namespace"), reasons.name(one)): reasons.job_state(one)[0] for one in jobs
     }
     maps = leftovers.release_maps(cluster)
-    runs_of = [(Run.of(name, place, json.loads(there["run.json"])), there) for place, name, there in maps]
+    runs_of = []
+    for place, name, there in maps:
+        with suppress(KeyError, ValueError, TypeError):  # another version's, which says no job and no claim
+            runs_of.append((Run.of(name, place, json.loads(there["run.json"])), there))
 
     def volume(run: Run, there: Object) -> Any:
         return leftovers.storage_of(there.get("base.yaml") or "", run.namespace)
