@@ -216,6 +216,12 @@ ROWS = (
         DRAIN,
     ),
     Row(
+        "`stop` inside the only pass, without `saveEvery`; later `resume`",
+        "test_pods.py::test_a_run_that_is_stopped_by_hand_loses_nothing_of_its_only_pass",
+        "all ranks save a checkpoint at one batch, then the Job is suspended; `resume` continues there",
+        DRAIN,
+    ),
+    Row(
         "SIGTERM to all pods at once",
         "test_pods.py::test_all_pods_told_to_stop_at_once_come_back_and_go_on",
         "exit code 143 fails nothing: Kubernetes brings all back, and they go on from the newest save",
