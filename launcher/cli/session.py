@@ -49,16 +49,17 @@ def status_files(storage: Storage, run_id: str = "") -> dict[str, Any]:
     `moved`: the run record of `run_id` in the folder to which another run has moved it aside.
     """
     metrics = OUTPUT.metrics_csv.as_posix()
-    moved = [Output(_HERE.run(f"{run_id}{end}")).run_json.as_posix() for end in ("", ".*")] if run_id else []
-    wanted = [*STATUS_FILES.values(), OUTPUT.run_copy.as_posix(), metrics, DONE, *moved]
+    moved = [Output(_HERE.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
+    records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]
+    wanted = [*STATUS_FILES.values(), *records, metrics, DONE]
     found = small_files(storage, wanted)
     rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
     files: dict[str, Any] = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
     last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
     checkpoints = [PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(DONE)]
-    record = json_file(found[str(last / OUTPUT.run_json.name)]) if last else None
     files |= {"run": run_record(found, OUTPUT), "passes": curve.pass_table(rows)}
-    return {**files, "moved": record, "checkpoints": checkpoints}
+    files["moved"] = run_record(found, Output(Path(last))) if last else None
+    return {**files, "checkpoints": checkpoints}
 
 
 class FolderSession:

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, cast
 
 import launcher
+from launcher import record
 from launcher.cli.cluster import Cluster
 from launcher.cli.problems import CliError, UsageError
 from launcher.files import UnreadableError, parse_object
@@ -207,7 +208,7 @@ def json_file(content: bytes | None) -> dict[str, Any] | None:
 def run_record(found: Mapping[str, bytes], output: Output) -> dict[str, Any] | None:
     """Return an output's run record from what `small_files` found: run.json, or its copy if it is damaged."""
     names = (output.run_json.as_posix(), output.run_copy.as_posix())
-    return next(filter(None, (json_file(found.get(name)) for name in names)), None)
+    return record.intact((name, found.get(name)) for name in names)[0]
 
 
 def stream_file(storage: Storage, name: str, follow_seconds: float, until: str | None) -> Iterator[bytes]:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher import best
+from launcher import best, record
 from launcher.errors import LauncherError
-from launcher.files import read_json, write_whole
+from launcher.files import write_whole
 from launcher.layout import Output
 
 TEST = "test_"
@@ -176,7 +176,7 @@ def draw_curve(output_dir: Path) -> Path | None:
     if not rows:
         return None
     try:
-        run = read_json(output.run_json) or {}
+        run = record.read(output)[0] or {}
     except LauncherError:  # the picture does without the mark
         run = {}
     with _matplotlib_folder(output.root):

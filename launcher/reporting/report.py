@@ -12,7 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from launcher import best
+from launcher import best, record
 from launcher.files import UnreadableError, parse_object, write_whole
 from launcher.layout import Output
 from launcher.reporting import curve, drawing, figures
@@ -30,27 +30,38 @@ def make(root: Path) -> Path | None:
     Raises StorageError when the folder cannot be written.
     """
     output = Output(root)
-    run = _json(output.run_json) or _json(output.run_copy)
+    run = _run(output)
     if not run:
         return None
     run = figures.with_options(run, _json(output.program_json))
     rows = curve.read_metrics(output.metrics_csv)
-    aside = sorted((root.parent / "runs").glob("*/run.json")) if root.name == "output" else []
-    earlier = [
-        (path.parent.name, figures.with_options(_json(path), _json(Output(path.parent).program_json)))
-        for path in aside
-    ]
+    aside = (root.parent / "runs").glob("*/run.*json") if root.name == "output" else ()
+    others = [Output(folder) for folder in sorted({path.parent for path in aside})]
+    earlier = [(one.root.name, figures.with_options(_run(one), _json(one.program_json))) for one in others]
     page = html(root.resolve().parent.name, run, rows, _json(root.parent / "manifest.json"), earlier)
     write_whole(output.report_html, page.encode())
     return output.report_html
 
 
+def _run(output: Output) -> dict[str, Any]:
+    """Return the run record; {} when there is no intact one."""
+    return record.intact((path, _bytes(path)) for path in (output.run_json, output.run_copy))[0] or {}
+
+
 def _json(path: Path) -> dict[str, Any]:
     """What the file says; {} when it is absent or damaged, which the page simply leaves out."""
     try:
-        return parse_object(path, path.read_bytes())
-    except (OSError, UnreadableError):
+        return parse_object(path, _bytes(path) or b"")
+    except UnreadableError:
         return {}
+
+
+def _bytes(path: Path) -> bytes | None:
+    """Return a file's content; None when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def html(

@@ -22,11 +22,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher import files
+from launcher import files, record
 from launcher.errors import DataError, StorageError
 from launcher.layout import Layout, Output, position
 from launcher.reporting.log import log
-from launcher.schema import RunRecord
 from launcher.settings import TrainSettings
 from launcher.storage.lock import LockLostError, RunLock
 
@@ -135,21 +134,13 @@ def read_run(output: Output, pause: Callable[[float], None] = time.sleep) -> dic
         UnreadableError: it is damaged, and there is no intact copy.
         StorageError, StorageFailedError: as `files.read_bytes`.
     """
-    damage = None
-    for path in (output.run_json, output.run_copy):
-        try:
-            content = files.read_bytes(path, pause)
-            found = None if content is None else files.parse_object(path, content, RunRecord)
-        except files.UnreadableError as error:
-            damage = damage or error
-            continue
-        if found is not None:
-            if damage is not None:
-                log.warning("%s Its copy %s is used, and run.json is written again.", damage, path.name)
-            return found
-    if damage is not None:
+    found, damage = record.read(output, pause)
+    if damage is not None and found is None:
         raise damage
-    return None
+    if damage is not None:
+        copy = output.run_copy.name
+        log.warning("%s Its copy %s is used, and run.json is written again.", damage, copy)
+    return found
 
 
 def _glance(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from launcher import best, files
+from launcher import best, files, record
 from launcher.errors import CheckpointError, DataError
 from launcher.layout import Output, Position, position
 from launcher.schema import Contents
@@ -132,10 +132,7 @@ def _own_fault(folder: Path) -> str | None:
 
 def output_id(output_dir: Path) -> str | None:
     """Return `outputId` of the run record; None when there is none, or it is damaged: rank 0 repairs it."""
-    try:
-        return (files.read_json(Output(output_dir).run_json) or {}).get("outputId")
-    except files.UnreadableError:
-        return None
+    return (record.read(Output(output_dir))[0] or {}).get("outputId")
 
 
 def finished(output_dir: Path) -> list[Position]:

@@ -80,11 +80,15 @@ def test_the_picture_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monke
     (tmp_path / "metrics.csv").write_text(head + "".join(lines))
     (tmp_path / "run.json").write_text('{"keepBest": "auc"}')
     report.draw_curve(tmp_path)
+    (tmp_path / "run.json").rename(tmp_path / "run.copy.json")
+    (tmp_path / "run.json").write_text("{")
+    report.draw_curve(tmp_path)
+    assert drawn[1].axes[1].get_title() == drawn[0].axes[1].get_title(), "its copy tells it too"
     _, auc, error = drawn[0].axes
     assert (list(auc.lines[1].get_xdata()), list(auc.lines[1].get_ydata())) == ([2], [0.8])
     assert auc.get_title() == "Test auc, best 0.8000 after pass 2"
     assert len(error.lines) == 1
-    (tmp_path / "run.json").write_text("no JSON")
+    (tmp_path / "run.copy.json").write_text("no JSON")
     assert report.draw_curve(tmp_path), "it does without the mark"
 
 

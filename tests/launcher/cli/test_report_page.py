@@ -114,6 +114,17 @@ def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output
     assert not re.search(r"(src|href)=|url\(|@import", page), "nothing beside the page is needed"
 
 
+def test_the_page_of_damaged_run_records_is_made_of_their_copies(output: Path) -> None:
+    report.make(output)
+    page = (output / "report.html").read_text("utf-8")
+    folders = (output, output.parent / "runs" / "quick-start-older")
+    for folder in folders:
+        (folder / "run.json").rename(folder / "run.copy.json")
+    (output / "run.json").write_text("{")
+    report.make(output)
+    assert (output / "report.html").read_text("utf-8") == page
+
+
 def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) -> None:
     run = json.loads((output / "run.json").read_text())
     about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
@@ -134,7 +145,7 @@ def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) 
 def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
     told = json.loads((output / "run.json").read_text())
     cause = "rank 1's trainer ended with 1; its log:\n<b>no space</b>"
-    (output / "run.json").write_text(json.dumps({**told, "state": "failed", "score": None, "cause": cause}))
+    (output / "run.json").write_text(json.dumps({**told, "state": "failed", "score": {}, "cause": cause}))
     (output / "metrics.csv").unlink()  # before the first pass was whole
     report.make(output)
     page = (output / "report.html").read_text("utf-8")

@@ -99,6 +99,10 @@ def test_the_record_of_a_run_whose_output_was_moved_aside_is_read(tmp_path):
         (tmp_path / folder / "run.json").write_text(json.dumps({"runId": folder, "score": {"error": number}}))
     found = session.status_files(session.FolderStorage(tmp_path), "x")
     assert found["moved"]["score"] == {"error": 2}
+    newest = tmp_path / "runs" / "x.2"
+    (newest / "run.json").rename(newest / "run.copy.json")
+    (newest / "run.json").write_text("{")
+    assert session.status_files(session.FolderStorage(tmp_path), "x") == found
     assert session.status_files(session.FolderStorage(tmp_path))["moved"] is None
 
 

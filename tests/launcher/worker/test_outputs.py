@@ -91,6 +91,14 @@ def test_the_newest_whole_save_is_found_by_its_place_in_the_run(output: Path) ->
     assert outputs.save_bytes(output / "pass-00000") > 256
 
 
+def test_the_outputs_id_is_read_from_the_copy_of_a_damaged_record(output: Path) -> None:
+    output.mkdir(exist_ok=True)
+    Output(output).run_json.write_text("{")
+    assert outputs.output_id(output) is None
+    Output(output).run_copy.write_text('{"outputId": "here"}')
+    assert outputs.output_id(output) == "here"
+
+
 def test_a_run_whose_saves_are_all_unfit_is_never_begun_anew(output: Path) -> None:
     write(output, Position(1))
     write(output, Position(2))
