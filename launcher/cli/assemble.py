@@ -171,17 +171,25 @@ def _notes(seen: Seen, has_progress: bool, data: JobView, state: str) -> list[st
 
 
 def _more_passes(files: Mapping[str, Any], asked: int) -> list[str]:
-    """What is to be said of a complete run whose output had more passes than it was asked for."""
+    """Return what is said of a complete run whose output had more passes than it was asked for.
+
+    A checkpoint of a later pass than metrics.csv has was copied there by hand, and is left out.
+    """
+    rows, record = files.get("passes") or (), files.get("run") or {}
+    last = max((row["pass"] + 1 for row in rows), default=None)
     saves = [at for name in files.get("checkpoints") or () if (at := position(name))]
-    trained = max((at.passes for at in saves), default=0)
+    trained = max((at.passes for at in saves if last is None or at.passes <= last), default=0)
     if trained <= asked:
         return []
+    model_pass = record.get("modelPass")
+    of = trained if model_pass is None else model_pass + 1
     earlier = Position(asked)
     kept = f"is {earlier.folder} in output/" if earlier in saves else "is no longer kept (training.keepSaves)"
     return [
-        f"this training had {trained} passes already and {asked} are asked for: nothing was trained, and "
-        f"model and score are those of {trained} passes. The checkpoint of pass {asked} {kept}. Fix: for a "
-        f"model of {asked}, train from scratch: the same command with --set fresh=TEXT (any new text)"
+        f"training.passes is {asked}, but output/ already has {trained} passes: nothing was trained. Model "
+        f"and score are of pass {of}. The checkpoint of pass {asked} {kept}. Fix: for a model of {asked} "
+        f"pass{'' if asked == 1 else 'es'}, train from scratch: the same command with --set fresh=TEXT (any "
+        "new text)"
     ]
 
 

@@ -233,22 +233,28 @@ def test_a_reason_of_several_ranks_is_told_once_in_the_line_too(api):
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "told"),
+    ("checkpoints", "asked", "more", "told"),
     [
-        (["pass-00010", "pass-00011"], "pass 10 is no longer kept (training.keepSaves)"),
-        (["pass-00009", "pass-00011"], "pass 10 is pass-00009 in output/"),
-        (["pass-00009", "pass-00009-batch-0000005"], None),
+        (["pass-00010", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is no longer kept (training."),
+        (["pass-00009", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is pass-00009 in output/. Fix"),
+        (["pass-00009", "pass-00009-batch-0000005"], 10, {}, None),
+        (["pass-00011", "pass-99999"], 1, {"passes": [{"pass": 11}]}, "12. The checkpoint of pass 1 is no"),
+        (["pass-00009", "pass-99999"], 10, {"passes": [{"pass": 9}]}, None),
+        (["pass-00011"], 10, {"run": {"modelPass": 6}}, "7. The checkpoint of pass 10 is no longer kept"),
     ],
 )
-def test_a_complete_run_that_had_more_passes_than_asked_says_what_it_gives(api, checkpoints, told):
+def test_a_complete_run_that_had_more_passes_than_asked_says_what_it_gives(
+    api, checkpoints, asked, more, told
+):
     jobs = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", "")), api.data_job: api.job(api.data_job)}
-    files = {"status": api.status(state="complete"), "checkpoints": checkpoints}
+    files = {"status": api.status(state="complete", passes=asked), "checkpoints": checkpoints, **more}
+    api.run = {**api.run, "passes": asked}
     for looked in (assemble.of_cluster(seen(api, jobs, **files)), assemble.of_folder("here", files)):
-        found = [note for note in looked.notes if "passes already and 10 are asked for" in note]
+        found = [note for note in looked.notes if "nothing was trained" in note]
         assert len(found) == (told is not None)
-        assert all(
-            f"The checkpoint of {told}. Fix: " in note and "those of 12 passes" in note for note in found
-        )
+        begin = f"training.passes is {asked}, but output/ already has 12 passes: nothing was trained. Model "
+        assert all(note.startswith(f"{begin}and score are of pass {told}") for note in found)
+        assert all(f"for a model of {asked} pass{'es' * (asked > 1)}, train" in note for note in found)
 
 
 def test_complete_checkpoints_are_known_by_their_done_file(job_folder):
