@@ -16,8 +16,8 @@ import typer
 import yaml
 
 from launcher import files
-from launcher.cli import leftovers, push, recipe, render, runlease, trying, view
-from launcher.cli.cluster import CHART, NAME_LABEL, Cluster
+from launcher.cli import leftovers, push, reasons, recipe, render, runlease, trying, view
+from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, labels
 from launcher.cli.helm import Helm
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import COPY_SECONDS, ClusterSession, NoClaimError
@@ -148,29 +148,51 @@ def launch(
 ) -> Launched:
     """Push what changed, write the values to a file, and upgrade the release to them.
 
-    The release's lease is held meanwhile. Raises `LauncherError`; OtherRunError when another `run` has it.
+    The leases of the release and of the job's name are held meanwhile: neither another `run` of the release
+    nor one that gives another release this job gets through. Raises `LauncherError`; UsageError when this
+    very training is stopped; OtherRunError when another `run` has one of the leases.
     """
     release, keep = asked.release, asked.keep or Path(f"{made.job}.values.yaml")
     if keep.exists() and not keep.read_text("utf-8").startswith(WRITTEN):
         raise UsageError(f"{keep} is there and was not written by `run`. Name another file with --keep FILE.")
     values = WRITTEN + yaml.safe_dump(made.values, sort_keys=False, allow_unicode=True)
     session = ClusterSession(cluster, release, say)
-    with runlease.held(cluster, release) as check_lease:
+    with (
+        runlease.held(cluster, release) as check_release,
+        runlease.held(cluster, release, made.job) as check_job,
+    ):
         there = session.is_there()
         giver = session if there else _giver(cluster, asked, say)
         base = _base(giver, helm)
         leftovers.refuse_shared_job(cluster, release, base, made.values)
         before = session.run().k8s_job if there else None
         job = helm.check(release, base, values, keep)["k8sJob"]
-        if there and job != before and not asked.replace:
+        stopped = _stopped(session) if there else set()
+        if job == before and job in stopped:
+            raise UsageError(
+                f"training {made.job} of release {release} is stopped (its Job {job} is suspended), and "
+                "program, data and values are as they were; nothing was sent. Fix: "
+                f"{command('resume', '--follow', *session.options())}"
+            )
+        if there and job != before and before not in stopped and not asked.replace:
             _ask_to_replace(session, made.job)
         files.write_whole(keep, values)
         _push(made, giver, asked.yes, say)
-        check_lease()
+        check_release()
+        check_job()
         say(f"{command(*['base', *giver.options()])} |\n  {shlex.join(helm.upgrade(release, keep))}")
         helm.run(release, base, values, keep, f"run by {runlease.person()}")
+        if stopped and (data_job := session.run().k8s_data_job) in stopped:
+            cluster.suspend_job(data_job, False)  # helm leaves a Job of the same name suspended
     session.expect(job, lambda: _replaced(helm, release, job))
     return Launched(session, job != before, keep)
+
+
+def _stopped(session: ClusterSession) -> set[str]:
+    """Return the release's suspended Jobs that only `resume` starts again, by name; a queue starts others."""
+    jobs = session.cluster.items("job", "list the release's Jobs", labels(session.release))
+    suspended = (job for job in jobs if reasons.job_state(job)[0] == "suspended")
+    return {reasons.name(job) for job in suspended if not reasons.queue(job)}
 
 
 def _base(giver: ClusterSession, helm: Helm) -> str:
@@ -204,8 +226,9 @@ def _replaced(helm: Helm, release: str, job: str) -> str:
     except CliError as error:
         by = f"an upgrade ({error})"
     return (
-        f"run {job} was replaced by {by}; the new run's score is not shown. Checkpoints are kept. Fix: to "
-        "resume, the same command again once the new run is over, or now with --replace."
+        f"run {job} was replaced by {by}; the new run's score is not shown. Checkpoints are kept. Fix: run "
+        "the same command again when the new run has finished, or add --replace to stop it now. Training "
+        "resumes from the newest checkpoint."
     )
 
 
@@ -237,8 +260,8 @@ def _ask_to_replace(session: ClusterSession, job: str) -> None:
         return
     run = session.run()
     at_work = (
-        f"release {run.release} is at work on job {run.job_name} ({seen.state}: {render.waits_for(seen)}), "
-        f"which this training of {job} would end; its checkpoints are kept"
+        f"release {run.release} is training job {run.job_name} ({seen.state}: {render.waits_for(seen)}). "
+        f"Starting {job} would stop it; its checkpoints are kept"
     )
     if not (sys.stdin.isatty() and typer.confirm(f"{at_work}. End it?", err=True)):
         raise UsageError(

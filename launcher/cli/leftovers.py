@@ -136,7 +136,10 @@ def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping
     """
     own = _volume(recipe.merged(yaml.safe_load(base) or {}, values), cluster.namespace)
     for place, name, there in release_maps(cluster):
-        job = json.loads(there["run.json"]).get("jobName")
+        try:
+            job = json.loads(there["run.json"]).get("jobName")
+        except (ValueError, AttributeError):  # another version's
+            continue
         if (place, name) == (cluster.namespace, release) or job != values["jobName"]:
             continue
         if storage_of(there.get("base.yaml") or "", place) == own:

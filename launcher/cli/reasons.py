@@ -12,6 +12,8 @@ from launcher import errors
 
 Object = dict[str, Any]
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
 HOPELESS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
 """Waiting reasons that do not pass by themselves."""
 
@@ -160,6 +162,11 @@ def job_state(job: Object | None) -> tuple[str, str]:
     if job.get("spec", {}).get("suspend"):
         return "suspended", "spec.suspend is true"
     return "running", ""
+
+
+def queue(job: Object | None) -> str:
+    """Return the Kueue queue that suspends and resumes a Job; empty: none does."""
+    return str(((job or {}).get("metadata", {}).get("labels") or {}).get(QUEUE_LABEL) or "")
 
 
 def claim_reason(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:

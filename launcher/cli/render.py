@@ -26,7 +26,7 @@ KNOWN_BY = 160  # characters at the begin of a sentence that tell it from others
 BLOCKS = "▁▂▃▄▅▆▇█"
 _RESTING = {
     "stopped": "the run's pods to come back; it goes on from its newest save then",
-    "suspended": "the run's Job to be resumed (by `resume`); it goes on from its newest save then",
+    "suspended": "`resume`: the Job is suspended and will continue from its newest checkpoint",
 }
 
 
@@ -105,10 +105,11 @@ def _waits(view: View) -> str:
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
         return "; ".join(f"{who}{reason}" for who, reason in _by_reason(pending))
+    if view.state in _RESTING:
+        queue = view.training.queue if view.training and view.state == "suspended" else ""
+        return f"queue {queue} (Kueue) to start the suspended Job" if queue else _RESTING[view.state]
     if not view.progress:
         return ""
-    if view.state in _RESTING:
-        return _RESTING[view.state]
     lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST]
     return "; ".join(lost) or view.progress.waiting_for or ""
 
@@ -192,7 +193,7 @@ def remarks(view: View) -> list[str]:
 
     A data Job that failed is told by its Job, by its record and by every pod that waited for it.
     """
-    waits = "" if view.over or not view.progress else _waits(view)
+    waits = "" if view.over or not (view.progress or view.state in _RESTING) else _waits(view)
     of_ranks = _by_reason([rank for rank in view.ranks if rank.reason])
     of_jobs = [(f"{job.name}: ", job.reason) for job in (view.data, view.training) if job and job.reason]
     told = [("", waits and f"waits for {waits}"), *(("", note) for note in view.notes), *of_ranks, *of_jobs]

@@ -1,4 +1,4 @@
-"""One `run` at a time pushes to a release and upgrades it: a Lease in the release's namespace."""
+"""One `run` at a time changes a release, and a job's name: Leases in the release's namespace."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ def person() -> str:
 def held(
     cluster: Cluster,
     release: str,
+    job: str = "",
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Callable[[], None]]:
-    """Hold the Lease `<release>-run` inside the block, renewed by a thread, and delete it afterwards.
+    """Hold the Lease `<release>-run`, or `<job>.job`, inside the block; a thread renews it. Then delete it.
 
     Yields a check that raises OtherRunError once another process has taken the lease over, as after a long
     sleep of this machine. Raises OtherRunError, with its holder, when another process renews the lease; one
     that nobody renews is taken over after EXPIRED_SECONDS. Raises CliError when the cluster refuses.
     """
     cluster = cluster.for_another_thread()
-    lease = _acquire(cluster, release, clock, sleep)
+    lease = _acquire(cluster, release, job, clock, sleep)
     renewer = _Renewer(cluster, lease, clock)
     try:
         yield renewer.check
@@ -54,19 +55,19 @@ def held(
 
 
 def _acquire(
-    cluster: Cluster, release: str, clock: Callable[[], float], sleep: Callable[[float], None]
+    cluster: Cluster, release: str, job: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> dict[str, Any]:
-    name = f"{release}-run"
+    name = f"{job}.job" if job else f"{release}-run"
     meta = {"name": name, "labels": {NAME_LABEL: CHART, RELEASE_LABEL: release}}
     seen, since = "", clock()
     while True:
         with contextlib.suppress(ConflictError, NotThereError):  # another process was faster: look again
-            there = cluster.find("lease", name, "look for another `run` of this release")
+            there = cluster.find("lease", name, "look for another `run` at work")
             if there is None:
                 return cluster.create("lease", {"metadata": meta, "spec": _spec()})
             version = str(there["metadata"]["resourceVersion"])
             if version != seen and seen:
-                raise _busy(release, there["spec"])
+                raise _busy(f"job {job}" if job else f"release {release}", there["spec"])
             if seen and clock() - since >= EXPIRED_SECONDS:
                 return cluster.replace("lease", {**there, "spec": _spec()})
             seen = version
@@ -87,11 +88,11 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _busy(release: str, spec: dict[str, Any]) -> OtherRunError:
+def _busy(what: str, spec: dict[str, Any]) -> OtherRunError:
     who, _, pid = str(spec.get("holderIdentity")).rpartition(":")
     since = str(spec.get("acquireTime")).partition(".")[0].replace("T", " ")
     return OtherRunError(
-        f"{who} (process {pid}) is starting a training of release {release} since {since}Z; nothing of yours "
+        f"{who} (process {pid}) is starting a training of {what} since {since}Z; nothing of yours "
         "was sent. Fix: run the same command again when that training is over, or now with a release and job "
         "of its own: --release NAME --set jobName=NAME"
     )

@@ -21,7 +21,6 @@ from launcher.cli.words import command
 from launcher.layout import position
 from launcher.reporting import figures
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 END_SECONDS = 180.0  # for suspended pods to be gone: a launcher takes at most a minute to stop its processes
 SAY_SECONDS = 10.0  # between two lines of progress
 ANSWER_SECONDS = 60.0  # without a line from the pod, which writes one a second
@@ -51,7 +50,7 @@ def own_jobs(session: ClusterSession, doing: str, suspended: bool) -> list[Objec
     found = session.cluster.items("job", "list the release's Jobs", labels(session.release))
     jobs = {reasons.name(job): job for job in found}
     states = {name: reasons.job_state(jobs.get(name))[0] for name in (run.k8s_job, run.k8s_data_job) if name}
-    queue = (jobs.get(run.k8s_job, {}).get("metadata", {}).get("labels") or {}).get(QUEUE_LABEL)
+    queue = reasons.queue(jobs.get(run.k8s_job))
     wanted = "suspended" if suspended else "running"
     if states[run.k8s_job] != wanted:
         hint = {

@@ -73,6 +73,8 @@ class JobView:
     succeeded: int = 0
     failed: int = 0
     active: int = 0
+    queue: str = ""
+    """The Kueue queue that decides when it runs; empty: none does."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ def job_view(
         succeeded=int(counts.get("succeeded") or 0),
         failed=int(counts.get("failed") or 0),
         active=int(counts.get("active") or 0),
+        queue=reasons.queue(job),
     )
 
 

@@ -43,6 +43,7 @@ class FakeCluster:
     def __init__(self, api: object, *releases: str) -> None:
         self.api = api
         self.leases: dict[str, dict[str, Any]] = {}
+        self.resumed: list[str] = []
         self.claims = [api.run["claim"]]  # type: ignore[attr-defined]
         self.maps: dict[str, dict[str, Any]] = {}
         self.jobs = [api.job(api.k8s_job)]  # type: ignore[attr-defined]
@@ -72,6 +73,10 @@ class FakeCluster:
 
     def events(self, _: str) -> list[object]:
         return []
+
+    def suspend_job(self, name: str, suspended: bool) -> None:
+        assert not suspended
+        self.resumed.append(name)
 
     def create_pod(self, _: object) -> None: ...
     def delete_pod(self, _: object) -> None: ...
@@ -138,13 +143,54 @@ def launch(
 def test_a_training_that_is_at_work_is_not_ended_unasked(api: Any, here: Path, job: str) -> None:
     cluster = FakeCluster(api)
     cluster.upgrade("paddle-training", api.k8s_job, jobName=job)
-    with pytest.raises(UsageError, match=rf"is at work on job {job} .*Fix: say --replace"):
+    with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
         launch(cluster, asked())
     assert not (here / "kept.yaml").exists()
     assert launch(cluster, asked(replace=True)).changed
     assert not cluster.leases, "the lease is given up"
     cluster.jobs = [api.job("mine-8")]
     assert not launch(cluster, asked()).changed, "the same training again is only followed"
+
+
+def test_a_run_of_what_is_stopped_ends_at_once_and_names_resume(api: Any, here: Path) -> None:
+    cluster = FakeCluster(api)
+    cluster.upgrade("paddle-training", "mine-8", jobName="mine")
+    cluster.jobs = [{**api.job("mine-8"), "spec": {"suspend": True}}]
+    fix = r"Fix: python -m launcher resume --follow$"
+    for replace in (False, True):
+        with pytest.raises(UsageError, match=rf"training mine of release paddle-training is stopped .*{fix}"):
+            launch(cluster, asked(replace=replace))
+    assert not (here / "kept.yaml").exists()
+    cluster.jobs[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    assert not launch(cluster, asked()).changed, "its queue starts it"
+    with pytest.raises(UsageError, match="Starting mine would stop it"):
+        launch(cluster, asked(), batch=16)
+
+
+def test_other_values_replace_a_stopped_training_unasked_and_start_its_stopped_data_job(
+    api: Any, here: Path
+) -> None:
+    cluster = FakeCluster(api, "paddle-training")
+    stopped = {"spec": {"suspend": True}}
+    cluster.jobs = [{**api.job(name), **stopped} for name in (api.k8s_job, api.data_job)]
+    assert launch(cluster, asked()).changed
+    assert cluster.resumed == [api.data_job], "helm leaves a Job that it keeps suspended"
+
+
+def test_two_runs_at_once_of_two_releases_with_one_job_one_of_them_trains(api: Any, here: Path) -> None:
+    cluster = FakeCluster(api, "one", "other")
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(
+            OtherRunError, match=r"is starting a training of job mine since .*Fix: "
+        ) as raised:
+            launch(cluster, asked(release="other", replace=True))
+        refused.append(str(raised.value))
+
+    launch(cluster, asked(release="one", replace=True), helm=FakeHelm(cluster, second))
+    assert refused
+    assert not cluster.leases
 
 
 def test_two_runs_at_once_of_a_release_one_trains_and_the_other_is_told_who_does(
@@ -202,7 +248,7 @@ def test_who_has_lost_the_lease_changes_nothing(
         lease = cluster.leases["paddle-training-run"]
         taken = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "99"}}
         cluster.leases["paddle-training-run"] = taken
-        until(lambda: not any(one.name == "lease" for one in threading.enumerate()), "the renewal's end")
+        until(lambda: sum(one.name == "lease" for one in threading.enumerate()) == 1, "the renewal's end")
 
     monkeypatch.setattr(launching, "_push", taken_over)
     with pytest.raises(OtherRunError, match=r"taken by another `run`; the release was not changed\. Fix"):
@@ -312,6 +358,10 @@ def test_a_jobs_name_that_another_release_has_on_the_same_storage_is_refused(api
         with pytest.raises(UsageError, match=f"release theirs in namespace {place} .* release new .*Fix"):
             refuse(same)
     refuse(same, {"jobName": "other"})
+    for damaged in ("{", "[]"):
+        cluster.maps["theirs-run"] = {**theirs, "data": {**theirs["data"], "run.json": damaged}}
+        refuse(same)
+    cluster.maps["theirs-run"] = theirs
     refuse(same.replace("/x", "/y"))
     refuse(same, {**mine, "storage": {"nfs": {"server": "b"}}})
     theirs["data"]["base.yaml"] = claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"

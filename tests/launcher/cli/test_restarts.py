@@ -86,6 +86,21 @@ def test_a_stopped_run_is_not_over_and_says_that_it_goes_on(api):
     assert "cause: rank 0 (p0): told to stop (SIGTERM)" in shown
 
 
+@pytest.mark.parametrize("with_files", [True, False])
+def test_a_suspended_job_waits_for_resume_or_for_its_queue(api, with_files):
+    job = {**api.job(api.k8s_job), "spec": {"suspend": True}}
+    files = {"status": api.status()} if with_files else {}
+    for labels, told in (
+        ({}, "`resume`: the Job is suspended and will continue from its newest checkpoint"),
+        ({"kueue.x-k8s.io/queue-name": "research"}, "queue research (Kueue) to start the suspended Job"),
+    ):
+        job["metadata"] = {"name": api.k8s_job, "labels": labels}
+        seen = looked(api, {api.k8s_job: job}, pods=[], **files)
+        assert render.waits_for(seen) == told
+        assert told in render.line(seen)
+        assert f"waits for {told}" in screen(seen)
+
+
 def ended(code, when, message=""):
     end = {"exitCode": code, "finishedAt": when, "message": message}
     return [{"name": "train", "state": {"terminated": end}}]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import options, stopping
+from launcher.cli import options, reasons
 from launcher.cli.storage import FolderStorage
 from launcher.layout import Output, Position
 from tests.waiting import until
@@ -128,7 +128,7 @@ def test_a_data_job_at_work_is_stopped_and_resumed_with_the_training(cli: Cli, c
 
 
 def test_a_run_that_is_over_or_a_queues_is_refused_with_what_to_do(cli: Cli, cluster: FakeCluster) -> None:
-    cluster.jobs[K8S_JOB]["metadata"]["labels"] = {stopping.QUEUE_LABEL: "research"}
+    cluster.jobs[K8S_JOB]["metadata"]["labels"] = {reasons.QUEUE_LABEL: "research"}
     for command, active in (("stop", "false"), ("resume", "true")):
         cluster.jobs[K8S_JOB]["spec"]["suspend"] = command == "resume"
         code, _, err = cli(command)
