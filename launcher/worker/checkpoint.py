@@ -149,11 +149,13 @@ class Save:
         """
         removed = []
         with files.storage(self.output.root):
-            whole = {
+            chains = {
                 at: chain
                 for at in outputs.finished(self.output.root)
                 if (chain := self._chain(at)) is not None
             }
+            fit = {at.folder for at in chains}
+            whole = {at: chain for at, chain in chains.items() if fit.issuperset(m.name for m in chain)}
             kept = {*list(whole)[:keep], *(at for at in best if at in whole)}
             needed = {member.name for at in kept for member in whole[at]}
             # The newest first: a delta goes before what it continues.
@@ -167,12 +169,13 @@ class Save:
         return removed
 
     def _chain(self, at: Position) -> list[Path] | None:
-        """Return what a finished checkpoint continues; None when it cannot be resumed from."""
+        """Return what a finished checkpoint continues; None when it cannot be resumed from.
+
+        The files of what it continues are not looked at.
+        """
         folder = self.output.save(at)
-        if outputs.refusal(folder):
-            return None
         try:
-            found = outputs.contents(folder)
+            found = outputs.checked_contents(folder)
         except CheckpointError:
             return None
         return None if outputs.chain_fault(folder, found) else outputs.chain(folder, found)

@@ -74,14 +74,17 @@ def fault(folder: Path) -> str | None:
     It was refused, is of another output, or a file is missing or has another size; or a delta continues a
     checkpoint of which that is so, or that another one has replaced.
     """
-    if (own := _own_fault(folder)) is not None:
-        return own
-    found = contents(folder)
+    try:
+        found = checked_contents(folder)
+    except CheckpointError as error:
+        return str(error)
     if (other := chain_fault(folder, found)) is not None:
         return other
     for member in chain(folder, found):
-        if (own := _own_fault(member)) is not None:
-            return f"it continues {member.name}: {own}"
+        try:
+            checked_contents(member)
+        except CheckpointError as error:
+            return f"it continues {member.name}: {error}"
     return None
 
 
@@ -109,25 +112,33 @@ def refusal(folder: Path) -> str | None:
     return None if refused is None else f"refused: {refused.get('reason')}"
 
 
-def _own_fault(folder: Path) -> str | None:
+def checked_contents(folder: Path) -> Contents:
+    """Return a checkpoint's `contents.json` once its files are there in the sizes that it lists.
+
+    No file is read. What a delta continues is not looked at.
+
+    Raises:
+        CheckpointError: it was refused, is of another output, or a file is missing or has another size; and
+            as `contents`.
+        StorageError, StorageFailedError: what the storage answers.
+    """
     if (reason := refusal(folder)) is not None:
-        return reason
-    try:
-        found = contents(folder)
-    except CheckpointError as error:
-        return str(error)
+        raise CheckpointError(reason)
+    found = contents(folder)
     its, present = found.get("outputId"), output_id(folder.parent)
     if its and present and its != present:
-        return f"{CONTENTS} is of output {its}, but run.json of {present}: it was copied from another run"
+        raise CheckpointError(
+            f"{CONTENTS} is of output {its}, but run.json of {present}: it was copied from another run"
+        )
     with files.storage(folder):
         for name, about in found["files"].items():
             try:
                 size = (folder / name).stat().st_size
             except files.ABSENT:
-                return f"{name} is missing"
+                raise CheckpointError(f"{name} is missing") from None
             if size != about["bytes"]:
-                return f"{name} has {size} bytes, but was saved with {about['bytes']}"
-    return None
+                raise CheckpointError(f"{name} has {size} bytes, but was saved with {about['bytes']}")
+    return found
 
 
 def output_id(output_dir: Path) -> str | None:

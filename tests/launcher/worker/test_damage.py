@@ -143,13 +143,28 @@ def test_a_checkpoint_of_another_output_is_refused_by_name(output: Path) -> None
     for folder, own in ((output, "a" * 16), (output.with_name("other"), "b" * 16)):
         folder.mkdir()
         files.write_json(Output(folder).run_json, files.sealed({"outputId": own}))
-    write(output, OLDER)
-    write(output.with_name("other"), NEWEST)
-    shutil.copytree(output.with_name("other") / NEWEST.folder, output / NEWEST.folder)
+    last = write(output, OLDER)
+    for at in (NEWEST, Position(3)):
+        write(output.with_name("other"), at)
+        shutil.copytree(output.with_name("other") / at.folder, output / at.folder)
     assert outputs.newest_save(output) == OLDER
+    assert last.prune(2) == []
+    assert outputs.newest_save(output) == OLDER, "copies from another output take no place of keepSaves"
     (output / OLDER.folder / "done").unlink()
     with pytest.raises(DataError, match=r"pass-00001: contents.json is of output b+, but run.json of a+"):
         outputs.newest_save(output)
+
+
+def test_pruning_keeps_the_checkpoint_that_a_run_resumed_from_before_a_truncated_one(output: Path) -> None:
+    write(output, OLDER)
+    write(output, NEWEST)
+    part = next((output / NEWEST.folder).rglob("part-*"))
+    part.write_bytes(part.read_bytes()[:-1])
+    assert outputs.newest_save(output) == OLDER
+    inside = Position(1, 4)
+    last = write(output, inside, 1)
+    assert last.prune(1) == [OLDER.folder]
+    assert outputs.newest_save(output) == inside, "the truncated one does not count for one of the newest"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])

@@ -200,6 +200,15 @@ def test_what_a_kept_delta_continues_is_kept_and_goes_after_it(output: Path) -> 
     assert last.prune(1) == [at.folder for at in (third, second, first, base)]
 
 
+def test_a_delta_upon_a_truncated_checkpoint_counts_for_none_of_the_newest(output: Path) -> None:
+    older = Position(0, 6)
+    last = write(output, older)
+    _, first, second, _ = write_chain(output)
+    (output / second.folder / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
+    assert last.prune(1) == [older.folder]
+    assert outputs.newest_save(output) == first
+
+
 def test_a_delta_without_its_chain_counts_for_none_of_the_newest(output: Path) -> None:
     """An attempt that goes on from the first delta finds the third of the attempt before in its way."""
     base, first, second, third = write_chain(output)
