@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 FLOOR = 180.0
-"""Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`: of a storage that
-hangs, its own probe tells first."""
+"""Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`, so that the storage
+probe reports a hung storage first."""
 TIMES = 5
 """A state may take so many times its longest stay in this run."""
 SLOW = 10
@@ -34,7 +34,7 @@ def deadline(
         leave: seconds for a trainer that is done to end.
         longest: state → its longest stay on this rank so far, in seconds; without `training`.
         spent: seconds of this attempt before this state: what a first save writes was trained in that time.
-        size: bytes of the checkpoint that was loaded last; None when they are unknown.
+        size: bytes of the checkpoint that was loaded or saved last; None when they are unknown.
     """
     if state == "training":
         return stall, "training.stallSeconds"

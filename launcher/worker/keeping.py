@@ -55,7 +55,7 @@ class Keeper:
         self.first = settings.rank == 0
         self.geo = settings.mode == "geo"
         self.bytes = 0
-        """Of the newest save that is no delta."""
+        """Of the newest save that is no delta; the same on every rank after a save."""
         self.delta_bytes = 0
         """Of the newest delta; 0: there is none yet."""
         self.chain: list[dict[str, str]] = []
@@ -124,7 +124,7 @@ class Keeper:
             else:
                 self.bytes = save.end(self.config, self.settings.trainers, about)
             self.log.line(f"saved {save.final} in {time.monotonic() - began:.2f} s{told}")
-        trainer.barrier()
+        self.bytes = int(trainer.gather([self.bytes])[0, 0])  # trainer 0's; all wait for it here
         if self.settings.delta_saves:
             self.chain.append(outputs.link(save.final) if self.first else {})
         if self.first:

@@ -193,7 +193,11 @@ class Loop:
         return best.ranked(metric, scores)[:1] == [done]
 
     def _settle(self, last: bool, state: str) -> None:
-        """Waits for what all have pushed. How long the others still train is no part of `state`."""
+        """Waits for what all have pushed.
+
+        Reports `waiting` meanwhile, so that the other ranks' training does not count towards the deadline of
+        `state`.
+        """
 
         def meet() -> None:
             self.progress.set(state="waiting")
@@ -217,6 +221,7 @@ class Loop:
     def _save(self, at: Position, sums: Sums) -> None:
         self.progress.set(state="saving")
         self.keeper.save(at, sums, self.steps)
+        self.progress.note(bytes=self.keeper.bytes)  # bounds the next save, too
         self._note_save(at)
         if self.first:
             try:

@@ -24,6 +24,7 @@ def seconds(state: str, **changes: Any) -> float:
         ("saving", {"longest": {"saving": 3.0}}, FLOOR),
         ("saving", {"longest": {"saving": 100.0}}, 500),
         ("saving", {"longest": {"saving": 3.0}, "stall": 10.0}, FLOOR),
+        ("saving", {"longest": {"saving": 20.0}, "size": 5.0 * GB}, FLOOR + 500),
         ("meeting", {"longest": {"meeting": 2.0}, "size": 40.0 * GB}, FLOOR + 40 * GB / BYTES_PER_SECOND),
         ("saving", {"spent": 1200.0}, 1200),
         ("saving", {"spent": 99999.0}, 6000),

@@ -65,8 +65,8 @@ def costs(lines: list[str]) -> list[float]:
     return [float(line.rsplit("=", 1)[1]) for line in lines]
 
 
-def progress(gang: Loopback) -> dict[str, Any]:
-    return dict(json.loads((gang.root / "work0" / "progress.json").read_text()))
+def progress(gang: Loopback, rank: int = 0) -> dict[str, Any]:
+    return dict(json.loads((gang.root / f"work{rank}" / "progress.json").read_text()))
 
 
 def test_a_run_killed_at_four_fifths_of_its_pass_goes_on_with_the_same_losses(
@@ -116,6 +116,8 @@ def test_two_ranks_go_on_inside_a_pass(tmp_path: Path, staged: Staged, port: int
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
     last = Position(0, (steps - 1) // 4 * 4)
     assert kept == ["pass-00000", last.folder], "the newest two"
+    size = outputs.save_bytes(gang.output.root / "pass-00000")
+    assert [progress(gang, rank)["bytes"] for rank in (0, 1)] == [size, size], "each next save's deadline"
     contents = outputs.contents(gang.output.save(last))
     assert len(contents["ranks"]) == 2
     if mode == "async":
