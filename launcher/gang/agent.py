@@ -328,7 +328,10 @@ class Agent:
         deadline = time.monotonic() + self.timings.stop + 5
         while True:
             now = self._round = time.monotonic()
-            self.follower.step(None, now, now)
+            try:
+                self.follower.step(None, now, now)
+            except LauncherError as error:  # children that cannot be killed: the way out goes on without them
+                log.error("%s", error)
             if not self.follower.running or now >= deadline:
                 children.kill_all()
                 return

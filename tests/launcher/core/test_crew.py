@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from launcher import children, memory
 from launcher.children import Child, Follow, ForkServer
-from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError, UnfitError
+from launcher.errors import EXIT_GANG, GangError, ProcessError, StoppedError, StorageError, UnfitError
+from launcher.gang.agent import Agent
 from launcher.gang.crew import Crew
 from launcher.gang.network import Network
 from launcher.layout import Position
@@ -236,6 +238,29 @@ def test_children_that_survive_sigkill_end_the_launcher_so_that_its_pod_is_repla
     with pytest.raises(UnfitError, match=r"pserver 0 \(pid \d+\), trainer .* Kubernetes replaces it"):
         crew.poll(began + FAST["stop"] + FAST["stuck"] + 1)
     crew.poll(began + 1e6)  # on its way out it is not told again
+
+
+def test_children_that_survive_sigkill_do_not_keep_a_stopped_launcher_from_its_farewell(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crew = trained(make(Scripts([STAY])))
+    crew.stop(time.monotonic())
+    crew._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
+    crew._stop_by = time.monotonic()
+    said = tmp_path / "said"
+    settings = replace(crew._gang.settings, termination_log=said)
+    agent = Agent(settings, Scripts([]), Network(), Timings(**FAST))  # type: ignore[arg-type]
+    agent.follower.crew = crew
+    agent.leader = leader = Mock()
+
+    def script() -> None:
+        raise StoppedError("told to stop (SIGTERM)")
+
+    monkeypatch.setattr(agent, "_script", script)
+    monkeypatch.setattr("launcher.gang.agent.begin", lambda *_: None)
+    assert agent.run() == StoppedError.exit_code
+    assert leader.farewell.called, "it releases the lock, too"
+    assert "told to stop (SIGTERM)" in said.read_text()
 
 
 def test_a_trainer_that_is_done_must_end_soon(make: Make, tmp_path: Path) -> None:
