@@ -15,7 +15,7 @@ import numpy.typing as npt
 UInt64s = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 STEP = 1 << 20
-"""Lines that are dealt again at once when one is looked for."""
+"""Lines per step when the split is recomputed to find one line."""
 _DEAL, _HOLD_OUT = 0, 1  # second half of the key: the streams of one seed, two a part, never meet
 
 
@@ -122,8 +122,8 @@ class Split:
     def source_line(self, lines: int, wanted: int, shard: int | None, place: int) -> int:
         """Return which of the part's `lines` lines, from 0, was dealt to the `place`-th line of a shard.
 
-        For a split that has dealt nothing yet. `wanted`: how many lines the test set has; `shard` None: it is
-        meant. Takes some seconds for 100 million lines.
+        For a split that has dealt nothing yet. `wanted`: how many lines the test set has; `shard` None: find
+        a line of the test set. Takes some seconds for 100 million lines.
         """
         held = [np.empty(0, dtype=np.int64)]
         for begin in range(0, lines, STEP):

@@ -91,6 +91,8 @@ def _sha256(found: list[str]) -> str:
 
 def _join(paths: list[Path], target: Path, progress: Progress) -> dict[str, Any]:
     digest, size = hashlib.sha256(), 0
+    with storage(target):
+        target.unlink(missing_ok=True)  # may be a hard link to another job's test set (reuse.py)
     with storage(target), target.open("wb") as joined:
         for path in paths:
             with path.open("rb") as file:

@@ -259,7 +259,13 @@ class Pod:
 
     def _reused(self) -> bool:
         """Whether another job's data was linked and published as this one's."""
-        manifest = reuse.link(self._layout, self._content, self._tmp)
+        self._progress.alive = self._layout.data_alive(self._settings.data_digest)
+        manifest = reuse.link(
+            self._layout,
+            self._content,
+            self._tmp,
+            lambda: self._progress.tick("comparing another job's data with its manifest"),
+        )
         if manifest is None:
             remove(self._tmp)
             return False

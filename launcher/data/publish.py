@@ -31,7 +31,7 @@ def is_published(settings: DataSettings) -> bool:
     if manifest is None or manifest.get("dataDigest") != settings.data_digest:
         return False
     try:
-        named = sizes(manifest, layout)
+        named = {path: int(about["bytes"]) for path, about in named_files(manifest, layout).items()}
         wrong = patient(layout.job, lambda: [path for path, size in named.items() if not _has(path, size)])
     except (KeyError, TypeError, ValueError):
         wrong = [layout.manifest]
@@ -47,16 +47,19 @@ def _has(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
 
 
-def sizes(manifest: dict[str, Any], layout: Layout) -> dict[Path, int]:
-    """Return the bytes of each file that a manifest names. Raises KeyError and such for a damaged one."""
-    found = {layout.tables / str(table["name"]): int(table["bytes"]) for table in manifest["tables"]}
-    found[layout.test] = int(manifest["test"]["bytes"])
+def named_files(manifest: dict[str, Any], layout: Layout) -> dict[Path, dict[str, Any]]:
+    """Return {"bytes", "sha256"} of each file that a manifest names.
+
+    Raises KeyError and such for a damaged one.
+    """
+    found = {layout.tables / str(table["name"]): table for table in manifest["tables"]}
+    found[layout.test] = manifest["test"]
     if "rows" in manifest:  # an older launcher's has none
-        found[layout.rows] = int(manifest["rows"]["bytes"])
+        found[layout.rows] = manifest["rows"]
     for shard in manifest["shards"]:
         folder = layout.shard(int(shard["index"]))
         for piece in pieces(layout, shard):
-            found[folder / str(piece["name"])] = int(piece["bytes"])
+            found[folder / str(piece["name"])] = piece
     return found
 
 

@@ -86,6 +86,45 @@ def test_other_data_is_made_anew(pod: Pod, parts: list[str]) -> None:
     assert len(parts) == 4
 
 
+@pytest.mark.parametrize("name", ["1/data/train.txt", "test.txt", "rows.json", "tables/t"])
+@pytest.mark.parametrize("size", [None, 5000])
+def test_data_with_other_bytes_of_the_same_length_is_made_anew(
+    pod: Pod, parts: list[str], size: int | None, name: str
+) -> None:
+    values: dict[str, Any] = {"TEST_FRACTION": 0.1}
+    if name.startswith("tables"):
+        content = zipped({"in": LINES, "t": b"table"})
+        pod.source(content, "z")
+        values |= {"MEMBER": "in", "TABLES": ["t"], "SHA256": hashlib.sha256(content).hexdigest()}
+    else:
+        pod.source(LINES)
+    pod.prepare(part_bytes=size, **values)
+    made, count = tree(pod.job), len(parts)
+    path = pod.job / name
+    if not path.exists():
+        path = path.with_name("train-00002.txt")
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    second = other(pod)
+    second.prepare(part_bytes=size, **values)
+    assert len(parts) == 2 * count
+    assert tree(second.job) == made
+
+
+def test_what_a_broken_off_linking_left_is_not_written_into(
+    pod: Pod, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both names are of one file: what is written to one is in the other job's data, too."""
+    pod.source(LINES)
+    pod.prepare(TEST_FRACTION=0.1)
+    second = other(pod)
+    monkeypatch.setattr(prepare, "remove", lambda tmp: None)  # as one that failed
+    with faulty("link", "*/rows.json", errno.EPERM):
+        second.prepare(TEST_FRACTION=0.1)
+    assert len(parts) == 2
+    for name in tree(second.job):
+        assert not (second.job / name).samefile(pod.job / name), name
+
+
 def test_a_storage_without_hard_links_makes_the_data_anew(pod: Pod, parts: list[str]) -> None:
     pod.source(LINES)
     pod.prepare()
