@@ -134,12 +134,13 @@ class Leader:
                 self._exporter.reserve(self.books.output_id)
         if self._complete:
             at = self._saved()
-            done = f"all {s.passes} passes are done already"
+            passes = "the only pass is" if s.passes == 1 else f"all {s.passes} passes are"
+            done = f"{passes} done already"
             if at is not None and at.passes < s.passes:
                 done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
             log.info(
-                "%s: nothing to start. Another runId only goes on; set fresh to another text to begin anew, "
-                "and this model is moved to runs/",
+                "%s: nothing to start. A new runId resumes this output. To start from scratch, set `fresh` "
+                "to any new text; this output is then moved to runs/",
                 done,
             )
         else:

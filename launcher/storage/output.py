@@ -4,7 +4,7 @@
     runs/<id>/run.json fits       → move output/ aside and bring that one back
     run.json is another's         → move output/ aside and begin anew
     no readable run.json, no save → the same
-    no readable run.json, saves   → refused: a run that cannot be told is never moved nor begun anew
+    no readable run.json, saves   → refused: it is unknown which run saved them
 
 A damaged or missing run.json is read from its copy, run.copy.json.
 A read that fails is none of these: it is tried again, and then ends this launcher.
@@ -119,10 +119,10 @@ def _earlier(output: Output, pause: Callable[[float], None]) -> dict[str, Any] |
     saves = [name for name in files.names(output.root, pause) if name.startswith("pass-")]
     if found is None and saves:
         raise DataError(
-            f"{output.run_json} {why}, but {output.root} holds saves ({saves[0]} to {saves[-1]}): whose they "
-            "are cannot be told, so nothing was moved nor begun anew. Put run.json or run.copy.json back "
-            "from a backup of the volume; or, to begin anew, move the folder away: "
-            f"mv {output.root} {output.root}-kept."
+            f"{output.run_json} {why}, but {output.root} holds saves ({saves[0]} to {saves[-1]}): it is "
+            "unknown which run saved them, so nothing was moved or started from scratch. Put run.json or "
+            "run.copy.json back from a backup of the volume; or, to start from scratch, move the folder "
+            f"away: mv {output.root} {output.root}-kept."
         )
     return found
 

@@ -122,7 +122,8 @@ def test_saves_without_a_readable_run_json_are_neither_moved_nor_begun_anew(
     if content is not None:
         run.output.run_json.write_text(content)
     with pytest.raises(
-        DataError, match=r"holds saves \(pass-00000 to pass-00001\).*move the folder away: mv"
+        DataError,
+        match=r"\(pass-00000 to pass-00001\): it is unknown which run saved them.*move the folder away: mv",
     ):
         run.adopt()
     assert run.output.pass_dir(1).is_dir()
