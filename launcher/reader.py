@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from launcher.files import folder_files, sha256_file
-from launcher.layout import Output, position
+from launcher.layout import Output, Position, position
 from launcher.tarstream import COPY_BYTES, ReaderError, checked_name, save_tar, select, write_tar
 
 FINAL_STATES = ("complete", "failed")
@@ -162,8 +162,8 @@ def follow(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause
 def ask_for_checkpoint(output: Output, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
     """Ask the training for a checkpoint, and write a JSON line every `pause` until it is saved.
 
-    Lines are {"state", "pass", "batch"} of status.json. The last one also has "saved": the checkpoint's
-    folder, or null after `seconds` or when the run is over.
+    Lines are {"state", "pass", "batch"} of status.json. The last one also has "saved": the folder of the
+    newest checkpoint that was completed since the call, or null after `seconds` or when the run is over.
 
     Raises:
         ReaderError: the run's runtime saves at the end of a pass only.
@@ -172,17 +172,17 @@ def ask_for_checkpoint(output: Output, out: IO[bytes], seconds: float, pause: fl
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
         raise ReaderError("runtime v1 saves only at the end of a pass (training.savingPeriod)")
     request, deadline = output.checkpoint_request, time.monotonic() + seconds
-    temporary = request.with_name(f"{request.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_text(secrets.token_hex(8), "utf-8")
-    temporary.replace(request)
+    before = _checkpoints(output)
+    token = _write_request(request)
     saved = None
     line: dict[str, object] = {}
     try:
         while time.monotonic() < deadline:
             if not request.exists():
-                found = [position(path.parent.name) for path in output.root.glob("pass-*/done")]
-                saved = max(filter(None, found), default=None)
-                break
+                new = [at for at, done in _checkpoints(output).items() if before.get(at) != done]
+                if saved := max(new, default=None):
+                    break
+                token = _write_request(request)  # a save that ended just before removed it, or another asker
             status = _json_object(output.status_json)
             line = {key: status.get(key) for key in ("state", "pass", "batch")}
             if line["state"] in FINAL_STATES:
@@ -192,8 +192,28 @@ def ask_for_checkpoint(output: Output, out: IO[bytes], seconds: float, pause: fl
             time.sleep(pause)
     finally:
         with contextlib.suppress(OSError):
-            request.unlink(missing_ok=True)
+            if request.read_text("utf-8") == token:  # else another command waits for its answer
+                request.unlink()
     out.write(json.dumps({**line, "saved": saved.folder if saved else None}).encode() + b"\n")
+
+
+def _write_request(request: Path) -> str:
+    """Write a request for a checkpoint, in the place of any other one; return its text."""
+    token = secrets.token_hex(8)
+    temporary = request.with_name(f"{request.name}.{secrets.token_hex(4)}.tmp")
+    temporary.write_text(token, "utf-8")
+    temporary.replace(request)
+    return token
+
+
+def _checkpoints(output: Output) -> dict[Position, tuple[int, int]]:
+    """Return the complete checkpoints, each with what differs when it was saved again."""
+    found = {}
+    for done in output.root.glob("pass-*/done"):
+        with contextlib.suppress(FileNotFoundError):  # its checkpoint was just removed
+            if at := position(done.parent.name):
+                found[at] = (done.stat().st_ino, done.stat().st_mtime_ns)
+    return found
 
 
 def _other_file(opened: BinaryIO, path: Path) -> bool:

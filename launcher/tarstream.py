@@ -77,7 +77,8 @@ def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[
     for pattern in patterns:
         relative = checked_name(pattern)
         if set("*?[") & set(pattern):
-            starts = sorted(root.glob(str(relative)))
+            found_by = sorted(root.glob(str(relative)))
+            starts = [one for one in found_by if "/." not in f"/{one.relative_to(root).as_posix()}"]
         else:
             starts = [root / relative] if os.path.lexists(root / relative) else []
         before = len(found)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
 from launcher.cli import leftovers, reasons, runs
 from launcher.cli.cluster import CHART, NAME_LABEL
-from launcher.cli.problems import CliError, UsageError
+from launcher.cli.problems import UsageError
 from launcher.cli.session import OUTPUT, ClusterSession, Session
 from launcher.cli.storage import Storage, json_file, json_of, small_files
-from launcher.cli.view import Object, Run
+from launcher.cli.view import Run
 from launcher.reporting import figures
 
 SOURCES = "sources"
@@ -22,6 +24,8 @@ SCHEME = "file://"
 LOCK_SECONDS = 8.0  # rank 0 changes run.lock every 2 s while a run writes there
 LIVE = ("running", "suspended")
 """States of a Job whose run needs its folder."""
+UNREADABLE = "unreadable"
+YOUNG_SECONDS = 3600.0  # a source younger than that may be of a training whose release is not there yet
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Release:
-    """A release on the same storage, with its ConfigMap's run.json and the state of its Jobs."""
+    """A release on the same storage, with its ConfigMap's run.json and the state of its Jobs.
+
+    With the state UNREADABLE neither its job nor its sources are known.
+    """
 
     title: str
     job: str
@@ -69,15 +76,22 @@ def job(session: Session, storage: Storage) -> list[Found]:
     """Return the whole folder of the storage's job. Raises UsageError when it is not there."""
     name, root = storage.job.name, storage.sibling(".")
     entries = json_of(root, "ls", "--root", str(root.job))
-    there = [one["name"] for one in entries if one["type"] == "folder" and one["name"] != SOURCES]
+    there = [
+        one["name"]
+        for one in entries
+        if one["type"] == "folder" and one["name"] != SOURCES and not one["name"].startswith(".")
+    ]
     if name not in there:
         raise UsageError(f"--job {name}: there is no such job's folder, but: {', '.join(there) or 'none'}.")
-    users = [release for release in releases(session) if release.job == name]
+    using = releases(session)
+    users = [release for release in using if release.job == name]
     kept = ""
     if live := [release for release in users if release.state in LIVE]:
         kept = f"the run of {live[0].title} is {live[0].state}. Fix: let it end, or helm uninstall it first"
     elif pods := _pods(session, name):
         kept = f"pods use it: {', '.join(pods)}"
+    elif unknown := _unreadable(using):
+        kept = unknown
     elif _is_written(storage):
         kept = "a run writes there: its output/run.lock is renewed"
     return [Found(name, ", ".join(f"{one.title} ({one.state})" for one in users), kept)]
@@ -86,7 +100,8 @@ def job(session: Session, storage: Storage) -> list[Found]:
 def sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Found]:
     """Return the pushed data files of these names, or all. Raises UsageError for a name that is not there."""
     root = storage.sibling(".")
-    there = [one["name"] for one in json_of(root, "ls", "--root", str(root.job), SOURCES)]
+    entries = json_of(root, "ls", "--root", str(root.job), SOURCES)
+    there = {one["name"]: time.time() - one["mtime"] for one in entries if not one["name"].startswith(".")}
     if wrong := [name for name in names if name not in there]:
         raise UsageError(f"sources/ has no {', '.join(wrong)}, but: {', '.join(there) or 'nothing'}.")
     using = releases(session)
@@ -96,8 +111,10 @@ def sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Fo
             made.setdefault(name, []).append(path.split("/", 1)[0])
     found = []
     for name in names or there:
-        users = [release.title for release in using if name in release.sources]
-        kept = f"{', '.join(users)} trains on it. Fix: helm uninstall it first" if users else ""
+        users = ", ".join(release.title for release in using if name in release.sources)
+        kept = f"{users} trains on it. Fix: helm uninstall it first" if users else _unreadable(using)
+        if not kept and there[name] < YOUNG_SECONDS:
+            kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may just be about to use it"
         jobs = (
             f"jobs that were prepared from it keep their data: {', '.join(made[name])}"
             if name in made
@@ -115,46 +132,56 @@ def with_sizes(root: Storage, found: Sequence[Found]) -> list[Found]:
 
 
 def remove(root: Storage, found: Sequence[Found]) -> int:
-    """Remove these from the storage; return the bytes that became free."""
+    """Remove these from the storage; return the bytes that they had."""
     return sum(json_of(root, "remove", "--root", str(root.job), *(one.path for one in found)).values())
 
 
 def releases(session: Session) -> list[Release]:
     """Return the releases on the session's storage; none for a folder of this machine.
 
-    Those of namespaces that this user may not list are not seen.
+    Those of namespaces that this user may not list are not seen. Where it cannot be told which volume a
+    release has, or which one the session's is on, the release counts.
     """
     if not isinstance(session, ClusterSession):
         return []
     cluster, claim = session.cluster, session.stored_run().claim
     selector = f"{NAME_LABEL}={CHART}"
-    try:
-        jobs = cluster.items("job", "list the releases' Jobs", selector, everywhere=True)
-    except CliError:
-        jobs = cluster.items("job", "list the releases' Jobs", selector)
+    jobs = cluster.items_everywhere("job", "list the releases' Jobs", selector)
     states = {
         (one["metadata"].get("namespace"), reasons.name(one)): reasons.job_state(one)[0] for one in jobs
     }
-    maps = leftovers.release_maps(cluster)
-    runs_of = []
-    for place, name, there in maps:
-        with suppress(KeyError, ValueError, TypeError):  # another version's, which says no job and no claim
-            runs_of.append((Run.of(name, place, json.loads(there["run.json"])), there))
+    found, own = [], []
+    for place, name, there in leftovers.release_maps(cluster):
+        volume = _volume(there, place)
+        release = Release(f"release {name} in namespace {place}", "", frozenset(), UNREADABLE)
+        uses = False
+        with suppress(KeyError, ValueError, TypeError, AttributeError):  # else it is another version's
+            about = json.loads(there["run.json"])
+            run = Run.of(name, place, about)
+            its = [states.get((place, name), "") for name in (run.k8s_job, run.k8s_data_job)]
+            state = next((state for state in LIVE if state in its), "over")
+            named = frozenset(_sources(about.get("data") or {}))
+            release = Release(release.title, run.job_name, named, state)
+            uses = (place, run.claim) == (cluster.namespace, claim)
+        found.append((release, uses, volume))
+        own += [volume] if uses and volume else []
+    return [release for release, uses, volume in found if uses or not own or not volume or volume in own]
 
-    def volume(run: Run, there: Object) -> Any:
-        return leftovers.storage_of(there.get("base.yaml") or "", run.namespace)
 
-    own = [volume(*one) for one in runs_of if (one[0].namespace, one[0].claim) == (cluster.namespace, claim)]
-    found = []
-    for run, there in runs_of:
-        if (run.namespace, run.claim) != (cluster.namespace, claim) and volume(run, there) not in own:
-            continue
-        its = [states.get((run.namespace, name), "") for name in (run.k8s_job, run.k8s_data_job)]
-        state = next((state for state in LIVE if state in its), "over")
-        data = json.loads(there["run.json"]).get("data") or {}
-        title = f"release {run.release} in namespace {run.namespace}"
-        found.append(Release(title, run.job_name, frozenset(_sources(data)), state))
-    return found
+def _volume(there: Mapping[str, str], namespace: str) -> Any:
+    """Return what tells the release's volume from another; None when its ConfigMap does not say it."""
+    with suppress(yaml.YAMLError, AttributeError, KeyError):
+        return leftovers.storage_of(there["base.yaml"], namespace)
+    return None
+
+
+def _unreadable(using: Sequence[Release]) -> str:
+    """Return why all stays because of releases whose run.json says nothing; empty without such ones."""
+    titles = ", ".join(release.title for release in using if release.state == UNREADABLE)
+    return titles and (
+        f"{titles} may use it: its ConfigMap's run.json is of another version of the chart. Fix: helm "
+        "upgrade it with this one, or helm uninstall it"
+    )
 
 
 def _sources(data: Any) -> list[str]:
@@ -175,13 +202,5 @@ def _is_written(storage: Storage) -> bool:
 
 def _pods(session: Session, name: str) -> list[str]:
     """Names of pods that wait or run and were given the job's folder, or its name in a variable."""
-    if not isinstance(session, ClusterSession):
-        return []
     texts = (f"/{name}/", f'/{name}"', f'"{name}/', f'"{name}"')
-    pods = session.cluster.items("pod", "see which pods use the folder")
-    return [
-        reasons.name(pod)
-        for pod in pods
-        if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
-        and any(text in json.dumps(pod.get("spec") or {}) for text in texts)
-    ]
+    return [title for title, spec in runs.live_pods(session) if any(text in spec for text in texts)]

@@ -131,14 +131,20 @@ class Cluster:
         finally:
             answer.release_conn()
 
-    def items(self, kind: str, doing: str, selector: str = "", everywhere: bool = False) -> list[Object]:
-        """Objects of one kind, by the client's name for it (pod, job, config_map), here or everywhere."""
+    def items(self, kind: str, doing: str, selector: str = "") -> list[Object]:
+        """Return this namespace's objects of a kind, by the client's name for it (pod, job, config_map)."""
+        return self._list(f"list_namespaced_{kind}", doing, selector, self.namespace)
+
+    def items_everywhere(self, kind: str, doing: str, selector: str = "") -> list[Object]:
+        """As `items`, of all namespaces; of this one only when this user may not list the others'."""
+        try:
+            return self._list(f"list_{kind}_for_all_namespaces", doing, selector)
+        except CliError:
+            return self.items(kind, doing, selector)
+
+    def _list(self, method: str, doing: str, selector: str, *arguments: str) -> list[Object]:
         options = {"label_selector": selector} if selector else {}
-        if everywhere:
-            found = self._json(f"list_{kind}_for_all_namespaces", doing, **options)
-        else:
-            found = self._json(f"list_namespaced_{kind}", doing, self.namespace, **options)
-        return cast(list[Object], found.get("items", []))
+        return cast(list[Object], self._json(method, doing, *arguments, **options).get("items", []))
 
     def find(self, kind: str, name: str, doing: str) -> Object | None:
         """One object of this namespace, or None."""

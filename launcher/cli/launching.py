@@ -6,19 +6,18 @@ import contextlib
 import dataclasses
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import typer
 import yaml
 
 from launcher import files
 from launcher.cli import leftovers, push, reasons, recipe, render, runlease, trying, view
 from launcher.cli.cluster import CHART, NAME_LABEL, Cluster, labels
 from launcher.cli.helm import Helm
+from launcher.cli.options import confirmed
 from launcher.cli.problems import CliError, UsageError
 from launcher.cli.session import COPY_SECONDS, ClusterSession, NoClaimError
 from launcher.cli.words import command
@@ -263,7 +262,7 @@ def _ask_to_replace(session: ClusterSession, job: str) -> None:
         f"release {run.release} is training job {run.job_name} ({seen.state}: {render.waits_for(seen)}). "
         f"Starting {job} would stop it; its checkpoints are kept"
     )
-    if not (sys.stdin.isatty() and typer.confirm(f"{at_work}. End it?", err=True)):
+    if not confirmed(f"{at_work}. End it?"):
         raise UsageError(
             f"{at_work}. Fix: say --replace; or wait for its end: {command('wait', *session.options())}; or "
             "give this one a release and job of its own: --release NAME --set jobName=NAME."
@@ -291,7 +290,7 @@ def _push(made: Recipe, giver: ClusterSession, yes: bool, say: Callable[[str], N
                 push.send(storage, parcel, yes, say)
             except push.OtherContentError as error:
                 where = f"sources/{parcel.final} on the storage has other content"
-                if not (sys.stdin.isatty() and typer.confirm(f"{where}. Replace it?", err=True)):
+                if not confirmed(f"{where}. Replace it?"):
                     raise UsageError(
                         f"{where}, which other jobs may train on; it was not replaced. Say --yes to replace "
                         "it, or name the file otherwise."

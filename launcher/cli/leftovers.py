@@ -138,7 +138,7 @@ def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping
     for place, name, there in release_maps(cluster):
         try:
             job = json.loads(there["run.json"]).get("jobName")
-        except (ValueError, AttributeError):  # another version's
+        except (KeyError, ValueError, AttributeError):  # another version's
             continue
         if (place, name) == (cluster.namespace, release) or job != values["jobName"]:
             continue
@@ -154,13 +154,9 @@ def refuse_shared_job(cluster: Cluster, release: str, base: str, values: Mapping
 def release_maps(cluster: Cluster) -> list[tuple[str, str, dict[str, str]]]:
     """Return (namespace, release, data of its ConfigMap) of all releases that this user may list."""
     selector = f"{NAME_LABEL}={CHART}"
-    try:
-        maps = cluster.items("config_map", "look for releases", selector, everywhere=True)
-    except CliError:
-        maps = cluster.items("config_map", "look for releases", selector)
+    maps = cluster.items_everywhere("config_map", "look for releases", selector)
     data = {(one["metadata"].get("namespace"), reasons.name(one)): one.get("data") or {} for one in maps}
-    found = [(place, name, data[place, f"{name}-run"]) for place, name in view.known_runs(maps)]
-    return [one for one in found if "run.json" in one[2]]
+    return [(place, name, data[place, f"{name}-run"]) for place, name in view.known_runs(maps)]
 
 
 def storage_of(base: str, namespace: str) -> Any:

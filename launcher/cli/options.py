@@ -37,7 +37,11 @@ JobOption = Annotated[
 ]
 ClaimOption = Annotated[
     str | None,
-    typer.Option("--claim", metavar="NAME", help="Read through this claim; for a release that is gone."),
+    typer.Option(
+        "--claim",
+        metavar="NAME",
+        help="Read the storage through this PersistentVolumeClaim, for a release that was uninstalled.",
+    ),
 ]
 ImageOption = Annotated[
     str | None,
@@ -52,6 +56,11 @@ Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+
+
+def confirmed(question: str) -> bool:
+    """Return whether the user says yes to the question; False without a terminal, which asks nothing."""
+    return sys.stdin.isatty() and typer.confirm(question, err=True)
 
 
 def say(text: str) -> None:

@@ -208,20 +208,29 @@ def unused(
     return going, staying
 
 
-def read_by_pods(session: Session, pasts: Sequence[Past]) -> set[str]:
-    """Names of runs that a pod of the namespace was given, in an argument, a variable or a mount's path.
+def live_pods(session: Session) -> list[tuple[str, str]]:
+    """Return (its name and namespace, its spec as JSON) of each pod of the cluster that waits or runs.
 
-    A folder on this machine (`--path`) has no pods to ask.
+    Those of namespaces that this user may not list are not seen. A folder on this machine (`--path`) has no
+    pods to ask.
     """
     if not isinstance(session, ClusterSession):
-        return set()
-    told = [
-        json.dumps(pod.get("spec") or {})
-        for pod in session.cluster.items("pod", "see which runs are in use", "")
+        return []
+    return [
+        (
+            f"{pod['metadata']['name']} in namespace {pod['metadata'].get('namespace')}",
+            json.dumps(pod.get("spec") or {}),
+        )
+        for pod in session.cluster.items_everywhere("pod", "see which pods use the storage")
         if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
     ]
+
+
+def read_by_pods(session: Session, pasts: Sequence[Past]) -> set[str]:
+    """Names of runs that a pod was given, in an argument, a variable or a mount's path."""
+    specs = [spec for _, spec in live_pods(session)]
     return {
-        past.name for past in pasts if any(f"{past.folder}/" in s or f'{past.folder}"' in s for s in told)
+        past.name for past in pasts if any(f"{past.folder}/" in s or f'{past.folder}"' in s for s in specs)
     }
 
 

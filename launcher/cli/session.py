@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -89,9 +89,10 @@ class FolderSession:
         job: str | None = None,
         claim: str | None = None,
         image: str | None = None,
+        takes: Sequence[str] = (),
     ) -> Iterator[Storage]:
         """As of a `ClusterSession`."""
-        del seconds, writable, fresh  # a folder is simply there
+        del seconds, writable, fresh, takes  # a folder is simply there
         if claim or image:
             raise UsageError("--path reads a folder: leave out --claim and --image.")
         yield of_job(self._storage, job)
@@ -162,12 +163,9 @@ class ClusterSession:
         return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
 
     def _known(self) -> list[tuple[str, str]] | None:
-        for everywhere in (True, False):
-            with contextlib.suppress(CliError):
-                selector = f"{NAME_LABEL}={CHART}"
-                return view.known_runs(
-                    self.cluster.items("config_map", "look for releases", selector, everywhere)
-                )
+        with contextlib.suppress(CliError):
+            selector = f"{NAME_LABEL}={CHART}"
+            return view.known_runs(self.cluster.items_everywhere("config_map", "look for releases", selector))
         return None
 
     def pods(self) -> list[view.Object]:
@@ -268,16 +266,17 @@ class ClusterSession:
         job: str | None = None,
         claim: str | None = None,
         image: str | None = None,
+        takes: Sequence[str] = (),
     ) -> Iterator[Storage]:
         """The job's folder, or that of another `job` on the same storage.
 
         Through a running pod of the run; when `fresh` or `writable` through a reader pod, which does not end
         with the training, and through a running pod only where no node has a place for that one. Where the
         release is gone, or a `claim` is named, through a pod with that claim and `image`; see
-        `uninstalled.find`.
+        `uninstalled.find`. `takes`: which of job, claim and image the command has as options, for errors.
         """
         known = None if claim else self.known_run()
-        run = self._stored = known or uninstalled.find(self.cluster, self.release, claim, image)
+        run = self._stored = known or uninstalled.find(self.cluster, self.release, claim, image, takes)
         with contextlib.ExitStack() as stack:
             opened = None
             if known and not (fresh or writable):
@@ -290,7 +289,7 @@ class ClusterSession:
                     if opened is None:
                         raise
             named = of_job(opened, job)
-            yield named if known or job else uninstalled.own_job(named, self.release)
+            yield named if known or job else uninstalled.own_job(named, self.release, takes)
 
     def stored_run(self) -> Run:
         """The run whose storage was opened, else the release's."""

@@ -30,14 +30,16 @@ SAVED = ("finishing", "exporting")
 
 @dataclass(frozen=True)
 class Asked:
-    """What became of the request for a checkpoint: its folder, or why there is none."""
+    """What became of the request for a checkpoint: its folder, `model` after the last pass, or why none."""
 
     folder: str = ""
     why: str = ""
 
     def __str__(self) -> str:
         at = position(self.folder)
-        return f"{at} (output/{self.folder})" if at else self.folder
+        if at is None:
+            return "all passes are saved; only the model is still to be written"
+        return f"{at} (output/{self.folder})"
 
 
 def own_jobs(session: ClusterSession, doing: str, suspended: bool) -> list[Object]:
@@ -104,9 +106,9 @@ def save(session: ClusterSession, seconds: float, say: Callable[[str], None]) ->
         return Asked(why=str(error))
     if told.get("state") in view.FINAL:
         raise UsageError(f"the run is {told['state']} meanwhile: there is nothing to stop.")
-    if told.get("saved"):
-        return Asked(str(told["saved"]))
-    return Asked(why=f"none was saved within {figures.duration(time.monotonic() - began)}")
+    folder = told.get("saved") or ("model" if told.get("state") in SAVED else "")
+    why = "" if folder else f"none was saved within {figures.duration(time.monotonic() - began)}"
+    return Asked(str(folder), why)
 
 
 def _place(told: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,13 +14,17 @@ from launcher.cli.storage import Storage, json_file, small_files
 from launcher.cli.view import Run
 
 NO_JOB = "sources"  # the folder next to all jobs'
+ANY_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
 
-def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -> Run:
-    """Return what reads the storage of a release that is not there; its `job_name` is NO_JOB.
+def find(
+    cluster: Cluster, release: str, claim: str | None, image: str | None, takes: Sequence[str] = ()
+) -> Run:
+    """Return a Run with the claim and the image through which the storage of an uninstalled release is read.
 
-    `claim` and `image` None: those of the release's own claim, else of the only claim, and of any release of
-    the namespace.
+    Its `job_name` is NO_JOB. `claim` and `image` None: those of the release's own claim, else of the only
+    claim, and of any release of the namespace. `takes`: which of job, claim and image the command has as
+    options; an error names no other ones.
 
     Raises:
         UsageError: neither tells which claim or image; names the claims that there are.
@@ -47,8 +52,11 @@ def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -
         )
         raise UsageError(
             f"namespace {cluster.namespace} on {cluster.name} has {wanted}. Its claims: {listed or 'none'}. "
-            "Fix: --claim NAME, or --release NAME of one on the same storage with --job NAME. Without a "
-            "claim: install a release with the same storage, or read the volume's folder with --path DIR."
+            + _fix(
+                takes,
+                claim="--claim NAME",
+                job="--release NAME of one on the same storage with --job NAME",
+            )
         )
     like = next((other for other in others if other.claim == fit[0]), others[0] if others else None)
     if like is not None:
@@ -58,7 +66,7 @@ def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -
     if image is None:
         raise UsageError(
             f"claim {fit[0]} is there, but namespace {cluster.namespace} has no release whose image could "
-            "read it. Fix: --image IMAGE, the launcher's image."
+            "read it. " + _fix(takes, image="--image IMAGE, the launcher's image")
         )
     about = {
         "jobName": NO_JOB,
@@ -71,7 +79,13 @@ def find(cluster: Cluster, release: str, claim: str | None, image: str | None) -
     return Run.of(release, cluster.namespace, about)
 
 
-def own_job(storage: Storage, release: str) -> Storage:
+def _fix(takes: Sequence[str], **options: str) -> str:
+    """Return the fixes by those of the options that the command takes, and the one that every command has."""
+    fixes = [text for name, text in options.items() if name in takes]
+    return f"Fix: {'; or '.join([*fixes, ANY_FIX])}."
+
+
+def own_job(storage: Storage, release: str, takes: Sequence[str] = ()) -> Storage:
     """Return the only job's folder that this release trained in. Raises CliError that names the jobs."""
     found = small_files(storage.sibling("."), ["*/output/run.json"])
     releases = {
@@ -83,5 +97,5 @@ def own_job(storage: Storage, release: str) -> Storage:
     listed = ", ".join(f"{job} (of release {by})" for job, by in releases.items()) or "none"
     raise CliError(
         f"there is no release {release}, and the storage has {len(own) or 'no'} jobs that it trained. "
-        f"Fix: --job NAME. Jobs there: {listed}."
+        f"Jobs there: {listed}. {_fix(takes, job='--job NAME')}"
     )

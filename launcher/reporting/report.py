@@ -35,7 +35,7 @@ def make(root: Path) -> Path | None:
         return None
     run = figures.with_options(run, _json(output.program_json))
     rows = curve.read_metrics(output.metrics_csv)
-    aside = (root.parent / "runs").glob("*/run.*json") if root.name == "output" else ()
+    aside = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
     others = [Output(folder) for folder in sorted({path.parent for path in aside})]
     earlier = [(one.root.name, figures.with_options(_run(one), _json(one.program_json))) for one in others]
     page = html(root.resolve().parent.name, run, rows, _json(root.parent / "manifest.json"), earlier)

@@ -156,6 +156,8 @@ def _matching(layout: Layout, print_: dict[str, Any], pause: Callable[[float], N
     """The newest earlier run with this fingerprint, for a rollback."""
     found = []
     for name in files.names(layout.runs, pause):
+        if name.startswith("."):  # `clean` is removing it
+            continue
         run = _glance(functools.partial(read_run, Output(layout.run(name)), pause))
         if run.get("fingerprint") == print_:
             found.append((float(run.get("started") or 0), name))

@@ -37,7 +37,7 @@ def push(
 ) -> None:
     """Bring a program or a data file onto the shared storage, and say which values name it."""
     parcel = pushing.source(src, name) if source else pushing.program(src, name, check)
-    with session.storage(seconds=COPY_SECONDS, writable=True, job=job) as storage:
+    with session.storage(seconds=COPY_SECONDS, writable=True, job=job, takes=("job",)) as storage:
         where = pushing.send(storage, parcel, force, say)
     if output is Output.json:
         render.print_json({"path": where, "values": parcel.values})

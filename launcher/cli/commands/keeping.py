@@ -3,7 +3,6 @@
 # ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,7 +11,16 @@ import typer
 from launcher.cli import cleaning, reasons, render
 from launcher.cli import leftovers as left
 from launcher.cli import runs as runs_of
-from launcher.cli.options import ClaimOption, Format, ImageOption, JobOption, Output, on_a_session, say
+from launcher.cli.options import (
+    ClaimOption,
+    Format,
+    ImageOption,
+    JobOption,
+    Output,
+    confirmed,
+    on_a_session,
+    say,
+)
 from launcher.cli.problems import UsageError
 from launcher.cli.session import COPY_SECONDS, ClusterSession, Session
 
@@ -29,7 +37,7 @@ def runs(
     output: Format = Output.text,
 ) -> None:
     """List the job's runs, also those that were moved aside: settings, score, time and pod hours."""
-    with session.storage(job=job, claim=claim, image=image) as storage:
+    with session.storage(job=job, claim=claim, image=image, takes=("job", "claim", "image")) as storage:
         found = runs_of.load(storage)
     if output is Output.json:
         render.print_json([past.as_json() for past in found])
@@ -49,7 +57,7 @@ def compare(
     output: Format = Output.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
-    with session.storage(job=job) as storage:
+    with session.storage(job=job, takes=("job",)) as storage:
         found = runs_of.load(storage)
     both = runs_of.pair(found, one, other)
     if output is Output.json:
@@ -92,13 +100,18 @@ def clean(
     if names and not sources:
         raise UsageError(f"{' '.join(names)}: names are of --sources. A run's job is named with --job NAME.")
     chosen = cleaning.SOURCES if sources else job
-    with session.storage(COPY_SECONDS, writable=True, job=chosen, claim=claim, image=image) as storage:
-        if sources:
-            found = cleaning.sources(session, storage, names or [])
-        elif job is not None:
-            found = cleaning.job(session, storage)
-        else:
-            found = cleaning.old_runs(session, storage, keep, older_than, by if keep_best else None)
+    with session.storage(
+        COPY_SECONDS, writable=True, job=chosen, claim=claim, image=image, takes=("claim", "image")
+    ) as storage:
+
+        def find() -> list[cleaning.Found]:
+            if sources:
+                return cleaning.sources(session, storage, names or [])
+            if job is not None:
+                return cleaning.job(session, storage)
+            return cleaning.old_runs(session, storage, keep, older_than, by if keep_best else None)
+
+        found = find()
         for one in found:
             if one.kept:
                 say(f"keeps {one.path}: {one.kept}")
@@ -112,10 +125,14 @@ def clean(
         for one in going:
             say(f"removes {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
         what = ", ".join(one.path for one in going)
-        if not yes and not (sys.stdin.isatty() and typer.confirm(f"Remove for good: {what}?", err=True)):
+        if not yes and not confirmed(f"Remove for good: {what}?"):
             raise UsageError(f"{what} would be removed for good; nothing was. Fix: --yes in scripts.")
-        freed = cleaning.remove(root, going)
-    print(f"removed {what}: {freed:,} bytes are free")
+        now = {one.path: one.kept for one in find()}  # it may have come into use while the question waited
+        used = {one.path: now.get(one.path, "it is not there any more") for one in going}
+        if lost := "; ".join(f"{path}: {why}" for path, why in used.items() if why):
+            raise UsageError(f"nothing was removed. Meanwhile this changed: {lost}.")
+        size = cleaning.remove(root, going)
+    print(f"removed {what}: {size:,} bytes")
 
 
 @app.command()

@@ -117,7 +117,7 @@ def results(
 ) -> None:
     """Score and table of passes; with --to a verified copy of model, curve, report, metrics and logs."""
     with session.storage(
-        seconds=COPY_SECONDS, fresh=to is not None, job=job, claim=claim, image=image
+        COPY_SECONDS, fresh=to is not None, job=job, claim=claim, image=image, takes=("job", "claim", "image")
     ) as storage:
         folder = OUTPUT
         if run is not None:

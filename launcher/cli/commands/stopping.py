@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
 from launcher.cli import launching, live, reasons
 from launcher.cli import stopping as stopping_of
-from launcher.cli.options import on_a_session, say
+from launcher.cli.options import confirmed, on_a_session, say
 from launcher.cli.problems import UsageError
 from launcher.cli.session import ClusterSession, Session
 from launcher.cli.words import command
+
+NONE_SAVED = "none saved; `resume` continues from the newest earlier checkpoint"
 
 app = typer.Typer()
 
@@ -50,12 +51,12 @@ def stop(
             "checkpoint, or from the start; what it trained after that is lost."
         )
         say(loss)
-        if not yes and not (sys.stdin.isatty() and typer.confirm("Stop anyway?", err=True)):
+        if not yes and not confirmed("Stop anyway?"):
             raise UsageError("nothing was stopped. Fix: try again later, or accept the loss with --yes.")
     stopping_of.suspend(session, jobs, say)
     at = session.options()
     print(f"stopped: {', '.join(reasons.name(job) for job in jobs)}")
-    print(f"checkpoint: {saved if saved.folder else 'none was saved now; the newest earlier one counts'}")
+    print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
     print(f"  continue:     {command('resume', *at)}")
     print(
         f"  remove it:    helm uninstall {session.release} -n {session.cluster.namespace} (keeps the storage)"

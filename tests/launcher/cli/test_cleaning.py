@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.cli import cleaning, options
+from launcher.cli.commands import keeping
 from launcher.cli.storage import FolderStorage
 
 from .conftest import DATA_JOB, K8S_JOB, RUN_JSON, make_job
@@ -29,6 +31,11 @@ class FakeCluster:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.releases: dict[str, dict[str, Any]] = {}
+        """run.json by release; {} stands for one that cannot be read."""
+        self.elsewhere: dict[str, str] = {}
+        """Namespaces of releases that are not in this one."""
+        self.base: dict[str, str] = {}
+        """base.yaml of releases whose one is not BASE."""
         self.jobs: list[dict[str, Any]] = []
         self.claims: dict[str, str] = {}
         self.pods: list[dict[str, Any]] = []
@@ -43,18 +50,24 @@ class FakeCluster:
 
     def _map(self, release: str) -> dict[str, Any]:
         labels = {"app.kubernetes.io/instance": release}
-        meta = {"name": f"{release}-run", "namespace": self.namespace, "labels": labels}
-        return {"metadata": meta, "data": {"run.json": json.dumps(self.releases[release]), "base.yaml": BASE}}
+        place = self.elsewhere.get(release, self.namespace)
+        meta = {"name": f"{release}-run", "namespace": place, "labels": labels}
+        about = json.dumps(self.releases[release]) if self.releases[release] else "{"
+        return {"metadata": meta, "data": {"run.json": about, "base.yaml": self.base.get(release, BASE)}}
 
-    def items(self, kind: str, doing: str, selector: str = "", everywhere: bool = False) -> list[Any]:
+    def items_everywhere(self, kind: str, doing: str, selector: str = "") -> list[Any]:
         if kind == "config_map":
             return [self._map(release) for release in self.releases]
+        return {"job": self.jobs, "pod": self.pods}[kind]
+
+    def items(self, kind: str, doing: str, selector: str = "") -> list[Any]:
         if kind == "persistent_volume_claim":
             return [
                 {"metadata": {"name": claim, "labels": {"app.kubernetes.io/instance": release}}}
                 for claim, release in self.claims.items()
             ]
-        return {"job": self.jobs, "pod": self.pods}[kind] if "reader" not in selector else []
+        found = self.items_everywhere(kind, doing) if "reader" not in selector else []
+        return [one for one in found if one["metadata"].get("namespace") == self.namespace]
 
     def find(self, kind: str, name: str, doing: str) -> Any:
         if kind == "config_map":
@@ -91,6 +104,8 @@ def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
         file = job_folder.parent / "sources" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("rows\n")
+    for path in (job_folder.parent / "sources").iterdir():
+        os.utime(path, (1, 1))
     return made
 
 
@@ -107,6 +122,7 @@ def test_clean_job_shows_who_uses_it_and_its_size_and_removes_the_folder_when_to
     code, out, _ = cli("clean", "--job", "quick-start", "--yes")
     assert code == 0
     assert out.startswith("removed quick-start: 1,28")
+    assert out.endswith(" bytes\n"), "hard-linked files free nothing"
     assert [path.name for path in job_folder.parent.iterdir()] == ["sources"]
     code, _, err = cli("clean", "--job", "quick-start", "--yes")
     assert code == 64
@@ -131,8 +147,9 @@ def test_a_folder_that_a_pod_uses_or_somebody_writes_to_stays(
     cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
     served = {"containers": [{"args": ["serve", "--model", "/jobs/quick-start/output/model"]}]}
-    cluster.pods = [{"metadata": {"name": "server"}, "spec": served, "status": {"phase": "Running"}}]
-    assert "pods use it: server" in cli("clean", "--job", "quick-start", "--yes")[2]
+    meta = {"name": "server", "namespace": "another"}
+    cluster.pods = [{"metadata": meta, "spec": served, "status": {"phase": "Running"}}]
+    assert "pods use it: server in namespace another" in cli("clean", "--job", "quick-start", "--yes")[2]
     cluster.pods = []
     lock, end = job_folder / "output" / "run.lock", threading.Event()
 
@@ -151,6 +168,70 @@ def test_a_folder_that_a_pod_uses_or_somebody_writes_to_stays(
     assert code == 64
     assert "a run writes there: its output/run.lock is renewed" in err
     assert cli("clean", "--job", "quick-start", "--yes")[0] == 0, "a lock that nobody renews keeps nothing"
+
+
+def test_a_run_that_starts_while_clean_asks_keeps_its_folder(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_a_run(question: str) -> bool:
+        cluster.jobs[0] = make_job(K8S_JOB)
+        cluster.jobs[0]["metadata"]["namespace"] = "paddle"
+        return True
+
+    monkeypatch.setattr(keeping, "confirmed", start_a_run)
+    code, _, err = cli("clean", "--job", "quick-start")
+    assert code == 64
+    assert "nothing was removed. Meanwhile this changed: quick-start: the run of release" in err
+    assert job_folder.is_dir()
+
+
+def test_a_release_of_another_version_keeps_all_of_its_volume(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    cluster.releases["old"] = {}
+    for given in (("--job", "quick-start"), ("--sources", "old.csv")):
+        code, _, err = cli("clean", *given, "--yes")
+        assert code == 64
+        assert "release old in namespace paddle may use it: its ConfigMap's run.json is of another" in err
+    cluster.base["old"] = "storage: {type: hostPath, hostPath: {path: /another}}"
+    assert cli("clean", "--sources", "old.csv", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_known_volume_the_releases_of_other_namespaces_count(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, gone: bool
+) -> None:
+    cluster.add("other", data={"source": "file://used.csv"})
+    cluster.elsewhere["other"] = "another"
+    cluster.jobs[0] = make_job(K8S_JOB)
+    cluster.jobs[0]["metadata"]["namespace"] = "another"
+    if gone:  # the session's release is not there
+        del cluster.releases["paddle-training"]
+        cluster.add("near", job="another", claim="second")
+    else:
+        cluster.base["other"] = "{"
+    for given in (("--job", "quick-start"), ("--sources", "used.csv")):
+        code, _, err = cli("clean", *given, "--yes", *(["--claim", "paddle-training"] if gone else []))
+        assert code == 64
+        assert "release other in namespace another" in err
+    cluster.base["other"] = "storage: {type: hostPath, hostPath: {path: /another}}"
+    if not gone:
+        assert cli("clean", "--job", "quick-start", "--yes")[0] == 0, "it is on another volume"
+
+
+def test_sources_that_are_being_pushed_or_were_just_pushed_stay(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    folder = job_folder.parent / "sources"
+    (folder / ".new.csv.0123.tmp").mkdir()
+    os.utime(folder / ".new.csv.0123.tmp", (1, 1))
+    (folder / "new.csv").write_text("rows\n")
+    code, out, err = cli("clean", "--sources", "--yes")
+    assert (code, "removed sources/folder, sources/old.csv, sources/used.csv" in out) == (0, True), err
+    assert "keeps sources/new.csv: it is younger than 1 h" in err
+    assert sorted(path.name for path in folder.iterdir()) == [".new.csv.0123.tmp", "new.csv"]
+    (job_folder.parent / ".shop.0123.old").mkdir()
+    assert "no such job's folder, but: quick-start." in cli("clean", "--job", "shop", "--yes")[2]
 
 
 def test_sources_that_a_release_refers_to_stay_and_the_others_go(
@@ -201,12 +282,19 @@ def test_results_and_runs_find_the_storage_of_a_release_that_is_gone(
     code, _, err = cli("results", "--release", "gone")
     assert code == 64
     assert "paddle-training (of release paddle-training), second (of release other)" in err
-    assert "Fix: --claim NAME" in err
+    assert "Fix: --claim NAME; or --release NAME of one on the same storage with --job NAME; or" in err
+    for command, job in (("compare", True), (("push", __file__, "--source"), True), ("clean", False)):
+        err = cli(*([command] if isinstance(command, str) else command), "--release", "gone")[2]
+        assert ("with --job NAME" in err, "--claim NAME" in err, "--path DIR" in err) == (
+            job,
+            command == "clean",
+            True,
+        )
     assert "has no claim third" in cli("runs", "--release", "gone", "--claim", "third")[2]
     assert cli("results", "--release", "gone", "--claim", "second")[0] == 0
     code, _, err = cli("results", "--release", "never", "--claim", "second")
     assert code == 3
-    assert "--job NAME. Jobs there: quick-start (of release gone)" in err
+    assert "Jobs there: quick-start (of release gone). Fix: --job NAME; or install" in err
 
 
 def test_without_any_release_an_image_is_asked_for(cli: Cli, cluster: FakeCluster) -> None:
@@ -216,6 +304,8 @@ def test_without_any_release_an_image_is_asked_for(cli: Cli, cluster: FakeCluste
     assert "Fix: --image IMAGE" in err
     assert cli("runs", "--job", "quick-start", "--image", "x")[0] in (0, 3)
     assert next(iter(cluster.made.values()))["spec"]["containers"][0]["image"] == "x"
+    code, _, err = cli("compare", "--job", "quick-start")
+    assert (code, "--image" in err, "--path DIR" in err) == (64, False, True)
     cluster.claims = {}
     code, _, err = cli("runs", "--job", "quick-start", "--image", "x")
     assert code == 64

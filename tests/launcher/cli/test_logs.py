@@ -26,9 +26,11 @@ class FakeCluster:
         assert len(self.stages) > 1, "it waits although the run is over"
         self.stages.pop(0)
 
-    def items(self, kind, doing, selector="", everywhere=False):
+    def items(self, kind, doing, selector=""):
         jobs, pods = self.stages[0]
         return {"job": jobs, "pod": pods}.get(kind, [])
+
+    items_everywhere = items
 
     def find(self, kind, name, doing):
         found = {"data": {"run.json": json.dumps(self.api.run)}, "status": {"phase": "Bound"}}

@@ -64,6 +64,8 @@ class FakeCluster:
     def items(self, kind: str, *_: object, **__: object) -> list[object]:
         return {"config_map": [*self.maps.values()], "job": self.jobs}.get(kind, [])
 
+    items_everywhere = items
+
     def find(self, kind: str, name: str, _: str) -> object:
         if kind == "persistent_volume_claim":
             return {"status": {"phase": "Bound"}} if name in self.claims else None

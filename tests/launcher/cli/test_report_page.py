@@ -60,7 +60,9 @@ def output(job_folder: Path) -> Path:
         "fingerprint": {**told["fingerprint"], "extraArgs": ["--rate=0.3"]},
         "score": {"error": 0.3},
     }
-    (aside / "run.json").write_text(json.dumps(before))
+    for path in (aside, aside.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
+        path.mkdir(exist_ok=True)
+        (path / "run.json").write_text(json.dumps(before))
     (folder / "metrics.csv").write_text(
         "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
         "0,0,0,100,2.0,50,0.6,0.30\n0,1,0,300,3.0,100,0.2,\n1,0,1,100,2.0,50,nan,0.25\n1,1,1,100,2.0,50,0.2,\n"

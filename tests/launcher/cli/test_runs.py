@@ -55,6 +55,7 @@ def names(job: Path) -> list[str]:
 
 
 def test_runs_lists_the_present_one_first_then_the_newest_with_what_differs(cli: Cli, job: Path) -> None:
+    add_run(job, ".quick-start-dddd.0123.old", 2, 0.13)  # `clean` is removing it
     code, out, _ = cli("runs", "--path", job)
     assert code == 0
     lines = out.splitlines()
@@ -197,10 +198,11 @@ def test_a_run_whose_model_the_present_one_began_with_and_one_that_a_pod_reads_s
 def test_a_run_is_in_use_when_a_living_pod_was_given_its_folder(phase: str, used: set[str]) -> None:
     pasts = [Past(folder, {}, [], locked=False) for folder in ("output", "runs/b", "runs/bb")]
     pod = {
+        "metadata": {"name": "server", "namespace": "another"},
         "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/job/runs/b/model"]}]},
         "status": {"phase": phase},
     }
-    cluster = SimpleNamespace(items=lambda kind, doing, selector: [pod] if kind == "pod" else [])
+    cluster = SimpleNamespace(items_everywhere=lambda kind, doing: [pod] if kind == "pod" else [])
     session = ClusterSession(cast(Cluster, cluster), "paddle-training", print)
     assert runs.read_by_pods(session, pasts) == used
 

@@ -19,8 +19,10 @@ class FakeCluster:
         self.objects = {"job": jobs, "pod": pods, "config_map": []}
         self.asked, self.made, self.deleted = [], [], []
 
-    def items(self, kind, doing, selector="", everywhere=False):
+    def items(self, kind, doing, selector=""):
         return self.objects[kind] if "reader" not in selector else []
+
+    items_everywhere = items
 
     def find(self, kind, name, doing):
         if kind == "config_map":
@@ -155,5 +157,5 @@ def test_jobs_of_all_namespaces_are_asked_of_the_api_that_has_them(monkeypatch):
     monkeypatch.setattr(api, "list_job_for_all_namespaces", lambda *_, **__: Answer())
     monkeypatch.setattr(api, "patch_namespaced_job", lambda *_, **__: Answer())
     cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
-    assert [job["metadata"]["name"] for job in cluster.items("job", "list", everywhere=True)] == ["a"]
+    assert [job["metadata"]["name"] for job in cluster.items_everywhere("job", "list")] == ["a"]
     cluster.suspend_job("a", True)

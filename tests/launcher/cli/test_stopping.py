@@ -40,8 +40,10 @@ class FakeCluster:
             if not self.jobs[K8S_JOB]["spec"].get("suspend")
         ]
 
-    def items(self, kind: str, doing: str, selector: str = "", everywhere: bool = False) -> list[Any]:
+    def items(self, kind: str, doing: str, selector: str = "") -> list[Any]:
         return {"job": list(self.jobs.values()), "pod": self.pods}.get(kind, [])
+
+    items_everywhere = items
 
     def find(self, kind: str, name: str, doing: str) -> object:
         value = {**RUN_JSON, "jobPath": str(self.folder.parent)}
@@ -117,6 +119,60 @@ def test_without_a_checkpoint_stop_names_the_loss_and_needs_a_yes(
     assert not (job_folder / "output" / ".checkpoint-request").exists(), "nobody waits for it any more"
     assert cli("stop", "--timeout", "1", "--yes")[0] == 0
     assert cluster.suspended == [(K8S_JOB, True)]
+
+
+def test_a_request_that_another_stop_withdrew_is_sent_again_and_an_old_checkpoint_is_not_reported(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    output = Output(job_folder / "output")
+    for name in ("pass-00004", "pass-99999"):  # an earlier one, and one that was copied by hand
+        (output.root / name).mkdir(exist_ok=True)
+        (output.root / name / "done").touch()
+
+    def withdraw_then_save() -> None:
+        until(output.checkpoint_request.exists, "the request")
+        output.checkpoint_request.unlink()
+        until(output.checkpoint_request.exists, "the request to be sent again")
+        (output.save(Position(5)) / "done").unlink()
+        (output.save(Position(5)) / "done").write_text("again")  # the same position is saved again
+        output.checkpoint_request.unlink()
+
+    thread = threading.Thread(target=withdraw_then_save)
+    thread.start()
+    code, out, err = cli("stop")
+    thread.join()
+    assert code == 0, err
+    assert "checkpoint: the end of pass 5 (output/pass-00004)" in out
+
+
+def test_a_stop_that_gives_up_leaves_the_request_of_another_one(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    request = Output(job_folder / "output").checkpoint_request
+
+    def ask_too() -> None:
+        until(request.exists, "the request")
+        request.write_text("of another")
+
+    thread = threading.Thread(target=ask_too)
+    thread.start()
+    assert cli("stop", "--timeout", "1")[0] == 64
+    thread.join()
+    assert request.read_text() == "of another"
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("--checkpoint", "all passes are saved; only the model is still to be written"),
+        ("--no-checkpoint", "none saved; `resume` continues from the newest earlier checkpoint"),
+    ],
+)
+def test_stop_says_what_is_saved(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, option: str, text: str
+) -> None:
+    (job_folder / "output" / "status.json").write_text(json.dumps(make_status(state="exporting")))
+    assert f"checkpoint: {text}" in cli("stop", option)[1]
 
 
 def test_a_data_job_at_work_is_stopped_and_resumed_with_the_training(cli: Cli, cluster: FakeCluster) -> None:
