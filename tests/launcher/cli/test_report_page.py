@@ -110,6 +110,7 @@ def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output
         "error 0.3000",
         "0.3",
     ] in (cells.rows)
+    assert "quick-start-removed" not in page
     assert ["rows to train with", "21,000"] in cells.rows
     assert any(row[-1].startswith("rank 1 was lost; <script>") for row in cells.rows if row)
     assert "script" not in cells.tags

@@ -239,7 +239,9 @@ def test_another_run_moves_the_output_aside_and_the_first_brings_it_back(tmp_pat
     removed = first.settings.layout.run(".run-0.0123.old")  # by `clean`, just now
     removed.mkdir()
     told = json.loads((first.settings.layout.run("run-1") / "run.json").read_text())
-    (removed / "run.json").write_text(json.dumps({**told, "runId": "run-0", "started": told["started"] + 1}))
+    del told[files.CHECKSUM]
+    newer = files.sealed({**told, "runId": "run-0", "started": told["started"] + 1})
+    (removed / "run.json").write_text(json.dumps(newer))
     back = first.adopt()
     assert (back.attempt, back.earlier["runId"]) == (1, "run-1")
     assert first.output.pass_dir(0).is_dir()
