@@ -96,8 +96,16 @@ class Volume:
         command("mount", "-o", "loop", self.image, self.folder)
 
     def unmount(self) -> None:
-        """Waits for who still has a file open there."""
+        """Unmount, and wait until no process has the volume: neither a file nor a copy of the mount.
+
+        A mount namespace that another program made meanwhile keeps such a copy, and with it the aborted
+        file system, which a new mount would show again.
+        """
         until(lambda: command("umount", self.folder, check=False), f"nobody uses {self.folder}", 30, 0.5)
+        until(self._is_free, f"no mount namespace holds {self.image}", 60, 0.5)
+
+    def _is_free(self) -> bool:
+        return not subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout
 
     def fill(self) -> None:
         """Not one more byte goes in."""
