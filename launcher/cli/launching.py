@@ -262,9 +262,9 @@ def _ask_to_replace(session: ClusterSession, job: str) -> None:
         f"release {run.release} is training job {run.job_name} ({seen.state}: {render.waits_for(seen)}). "
         f"Starting {job} would stop it; its checkpoints are kept"
     )
-    if not confirmed(f"{at_work}. End it?"):
+    if not confirmed(f"{at_work}. Stop it?"):
         raise UsageError(
-            f"{at_work}. Fix: say --replace; or wait for its end: {command('wait', *session.options())}; or "
+            f"{at_work}. Fix: add --replace; or wait for its end: {command('wait', *session.options())}; or "
             "give this one a release and job of its own: --release NAME --set jobName=NAME."
         )
 

@@ -58,9 +58,8 @@ def stop(
     print(f"stopped: {', '.join(reasons.name(job) for job in jobs)}")
     print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
     print(f"  continue:     {command('resume', *at)}")
-    print(
-        f"  remove it:    helm uninstall {session.release} -n {session.cluster.namespace} (keeps the storage)"
-    )
+    gone = f"helm uninstall {session.release} -n {session.cluster.namespace}"
+    print(f"  remove it:    {gone} (data, checkpoints and models stay)")
 
 
 @app.command()

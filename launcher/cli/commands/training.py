@@ -73,7 +73,7 @@ def run(
     ] = None,
     base_release: BaseRelease = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="End the training that the release is at work on.")
+        bool, typer.Option("--replace", help="Stop the training that the release runs now.")
     ] = False,
     yes: Yes = False,
     check: Check = True,
