@@ -1,76 +1,87 @@
-# Every target works on a bare machine: it first makes the Python environment (outside the clone), then what it needs.
+# Every target works on a bare machine: it first creates the Python environment (outside the clone) and what it needs.
 PYTHON ?= python3
 CONFIG ?=
 NODES ?= 3
 CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
 IMAGE ?=
+PART ?=
+TEST ?= tests
 
 LOCAL = $(PYTHON) local/bootstrap.py
-# Looked up when a recipe runs, so that `make help` installs nothing. `path` puts environment and tools first.
+# Evaluated only in recipes, so that `make help` installs nothing. `path` prints PATH with environment and tools first.
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo try status down env test test-faults reliability bench lint fmt docs package
+.PHONY: help venv tools cluster image sources demo try status down env check test test-faults reliability bench lint fmt docs package
 
-help: ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-venv: ## the Python environment, from requirements/dev.lock
+venv: ## create the Python environment from requirements/dev.lock
 	@$(LOCAL) > /dev/null
 
-tools: ## what is missing of Debian packages and Go tools (the first time some ten minutes on two cores)
+tools: ## install missing Debian packages and build missing Go tools (the first time about ten minutes on two cores)
 	@$(LOCAL) tools
 
-cluster: ## a Kubernetes of NODES=1..5 nodes on this machine
+cluster: ## start a Kubernetes cluster of NODES=1..5 nodes on this machine
 	@NODES=$(NODES) $(LOCAL) up
 
-image: ## the launcher image, in every node of the cluster
+image: ## build the launcher image and import it into every node of the cluster
 	@$(LOCAL) image
 
-sources: ## the examples' data into the folder sources/, for the uploads of a stack of target aws
+sources: ## download the examples' data to sources/, from where a stack with target aws uploads it
 	@$(LOCAL) sources --to sources
 
-demo: ## from nothing to a trained model; CONFIG=quick_start|recommendation|ctr, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
+demo: ## set up everything and train an example; CONFIG=quick_start|recommendation|ctr, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
 
-try: ## an example trained here and now by three launchers on loopback: no root, no Kubernetes; CONFIG=
+try: ## train an example with three launchers on loopback, without root and Kubernetes; CONFIG=
 	@$(LOCAL) try --config "$(or $(CONFIG),quick_start)"
 
-status: ## what runs, and how far the training is
+status: ## show the state of the cluster and of the training
 	@$(LOCAL) status
 
-down: ## stop all of it; data and results stay
+down: ## stop the cluster; data and results stay
 	@$(LOCAL) down
 
-env: ## exports for plain pulumi, helm and kubectl: eval "$(make -s env)"
+env: ## print exports for pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
-test: tools ## every test but those of test-faults
+check: venv ## lint, types and fast tests in about a minute; one test: make check TEST=tests/test_layering.py
+ifeq ($(TEST),tests)
+	@$(RUN) -m tests.run lint fast
+else
+	@$(RUN) -m pytest $(TEST)
+endif
+
+test: tools ## run all tests except those of test-faults
 	@$(RUN) -m tests.run
 
-test-faults: tools ## break runs in every way of docs/reliability.md, stop and start the cluster, and other long tests (some 35 minutes)
+test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (about 35 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
-reliability: tools ## test-faults, and docs/reliability.md from what it saw
+reliability: tools ## inject the faults and write the results to docs/explanation/reliability.md
 	@FAULT_RESULTS=docs/reliability.json $(RUN) -m tests.run cluster faults
 	@$(RUN) docs/reliability.py
 
-bench: tools ## side-by-side measurements
-	@$(RUN) -m benchmarks
+bench: tools ## run the benchmarks, or one of them: PART=ctr
+	@$(RUN) -m benchmarks $(PART)
 
-lint: venv ## ruff and mypy
+lint: venv ## run ruff and mypy
 	@$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
 
-fmt: venv ## format and sort
+fmt: venv ## format the sources and sort imports
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
 
-docs: tools ## docs/settings.md and the charts' READMEs from their sources
+docs: tools ## generate tables, the charts' READMEs, and the documentation site in build/site
 	@$(RUN) docs/tables.py
-	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --sort-values-order file
+	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --chart-to-generate charts/paddle-training,charts/paddle-serving --sort-values-order file
+	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo "build/site: python3 -m http.server --directory build/site"
 
-package: tools ## the charts as archives in build/, the same bytes for the same charts
-	@$(RUN) local/package.py build
+package: tools ## package the charts reproducibly into build/
+	@$(RUN) local/package_charts.py build
 
-# What stacks of target aws need besides pulumi itself.
+# Targets for stacks with target aws.
 include aws.mk

@@ -1,7 +1,4 @@
-"""The Pulumi program.
-
-Reads the stack's settings, checks them, and makes what they describe (see infra/stack.py).
-"""
+"""The Pulumi program: read the stack's settings, check them, and create its resources."""
 
 from __future__ import annotations
 
@@ -11,23 +8,28 @@ from pathlib import Path
 import pulumi
 from pulumi.runtime import config as engine_config
 
-from infra import settings, stack
-from infra.problems import SettingsError
+from infra.settings_errors import SettingsError
+from infra.settings_loader import load_settings
+from infra.stack_builder import build_stack
 
 
 def main() -> None:
-    """Makes the stack, or ends with one message about everything that is wrong with its settings."""
-    # The SDK's thousands of classes are made once and stay: looking for garbage among them, again and again,
-    # takes a fifth of this program's time.
+    """Create the stack and export its outputs.
+
+    Raises:
+        pulumi.RunError: the settings are invalid; the message lists every mistake.
+    """
+    # The SDK creates thousands of classes that live until the end. Garbage collection would search them again
+    # and again, which takes a fifth of the program's time.
     gc.disable()
-    project = pulumi.get_project()
+    project, folder = pulumi.get_project(), Path(__file__).resolve().parent
     config = {**engine_config.get_config_env(), **engine_config.CONFIG.get()}
     try:
-        chosen = settings.load(config, project)
-        folder, region = Path(__file__).resolve().parent, config.get("aws:region", "")
-        outputs = stack.build(chosen, project, pulumi.get_stack(), folder, region)
+        settings = load_settings(config, project)
+        region = config.get("aws:region", "")
+        outputs = build_stack(settings, project, pulumi.get_stack(), folder, region)
     except SettingsError as error:
-        # One message without a stack trace: the mistake is in the settings, not in the program.
+        # RunError prints the message without a stack trace: the mistake is in the settings.
         raise pulumi.RunError(str(error)) from None
     for name, value in outputs.items():
         pulumi.export(name, value)

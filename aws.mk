@@ -1,4 +1,4 @@
-# Targets for stacks of target aws, included by the Makefile. RUN, STACK and BASE come from there.
+# Targets for stacks of target aws, included by the Makefile, which defines RUN.
 STACK ?= dev
 BASE ?= python:3.11-slim-bookworm
 FROM ?=
@@ -15,30 +15,30 @@ IAM ?= iam-policies
 
 .PHONY: push state doctor cost plan destroy kept iam-policy aws-smoke
 
-push: venv ## the launcher image to the registry of STACK=dev; BASE= names another base image, FROM= a folder with a Dockerfile upon it
+push: venv ## push the launcher image to the registry of STACK=dev; BASE=image is its base, FROM=folder has a Dockerfile based on it
 	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)" $(if $(FROM),--from "$(FROM)")
 
-state: venv ## a bucket for Pulumi's state and a key for its secrets, in the account and region of STACK=dev
+state: venv ## create a bucket for Pulumi's state and a key for its secrets, in the account and region of STACK=dev
 	@$(RUN) -m aws state --stack "$(STACK)"
 
-doctor: venv ## what stands between STACK=dev and pulumi up; changes nothing
+doctor: venv ## check what would make pulumi up of STACK=dev fail; changes nothing
 	@$(RUN) -m aws doctor --stack "$(STACK)"
 
-cost: venv ## what STACK=dev costs an hour; SET="nodes.desired=1 network.nat=none" shows a change
+cost: venv ## show the hourly cost of STACK=dev; SET="nodes.desired=1 network.nat=none" shows the effect of a change
 	@$(RUN) -m aws cost --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)")
 
-plan: venv ## pods, memory, disk, hours, $ of ROWS=1e9 GB=250 PASSES=3 IDS=50e6 (RATES=my.yaml); AFTER=results: what a run did cost
+plan: venv ## estimate pods, memory, disk, hours, $ of ROWS=1e9 GB=250 PASSES=3 IDS=50e6 (RATES=my.yaml); AFTER=results: cost of a run
 	@$(RUN) -m aws plan --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)") $(if $(RATES),--rates "$(RATES)") \
 	  $(if $(AFTER),--after "$(AFTER)",--rows "$(ROWS)" --gb "$(GB)" --passes "$(PASSES)" --ids "$(IDS)")
 
-destroy: venv ## says what goes and what stays of STACK=dev, asks, and removes it; YES=1 does not ask
+destroy: venv ## list what is removed and kept of STACK=dev, ask, and destroy it; YES=1 does not ask
 	@$(RUN) -m aws destroy --stack "$(STACK)" $(if $(YES),--yes)
 
-kept: venv ## what pulumi destroy left of STACK=dev on purpose, by its tags
+kept: venv ## list the resources with the tags of STACK=dev; after a destroy, those that it kept
 	@$(RUN) -m aws kept --stack "$(STACK)"
 
-iam-policy: venv ## IAM documents into IAM=iam-policies, for WHO=deployer or WHO=preview (the pull requests' role)
+iam-policy: venv ## write IAM policy documents to IAM=iam-policies, for WHO=deployer or WHO=preview (role that previews pull requests)
 	@$(RUN) -m aws iam-policy --stack "$(STACK)" --for "$(WHO)" --to "$(IAM)"
 
-aws-smoke: venv ## up, train, results, destroy, residue by tag, in a real account; costs money, so YES=1
+aws-smoke: venv ## run up, training, results, destroy and a search for leftovers in a real account; costs money, so YES=1
 	@$(RUN) -m aws smoke --stack "$(STACK)" --base "$(BASE)" --to "$(TO)" $(if $(YES),--yes) $(if $(KEEP),--keep)

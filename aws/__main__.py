@@ -13,10 +13,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aws import cost, destroy, doctor, plan, preview_comment, push, smoke, state
-from aws.stack import FOLDER, CommandError, clients, read
-from infra import chart_values, policies
-from infra.problems import SettingsError
+from aws import (
+    destroy_plan,
+    doctor,
+    hourly_cost,
+    image_push,
+    preview_comment,
+    smoke_test,
+    state_backend,
+    training_estimate,
+)
+from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
+from infra import chart_values, iam_policies
+from infra.settings_errors import SettingsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for the owner of an AWS stack.")
 out = Console(soft_wrap=True, highlight=False, markup=False)
@@ -35,8 +44,8 @@ _MARKS = {"ok": "[green]ok[/]", "unknown": "[yellow]??[/]", "warn": "[yellow]!![
 @app.command("doctor")
 def examine(stack: StackName) -> None:
     """Check account, region, quotas, rights and image before `pulumi up`; change nothing."""
-    known = read(stack)
-    findings = doctor.examine(known, clients(known.region))
+    target = read_stack(stack)
+    findings = doctor.run_checks(target, make_clients(target.region))
     for finding in findings:
         out.print(Text.from_markup(_MARKS[finding.level]), finding.what)
         if finding.fix != "":
@@ -51,23 +60,23 @@ def show_cost(stack: StackName, changes: Changes = None) -> None:
     changes = changes or ["compute=off"]
     columns = {}
     for label, of in (("now", []), (", ".join(changes), changes)):
-        settings = read(stack, of).settings
-        columns[label] = {part.name: part for part in cost.parts(settings)}
+        settings = read_stack(stack, of).settings
+        columns[label] = {part.name: part for part in hourly_cost.cost_items(settings)}
         if settings.nodes.auto and settings.compute == "on":
-            idle = cost.parts(settings, settings.nodes.min)
+            idle = hourly_cost.cost_items(settings, settings.nodes.min)
             columns[f"{label}, idle"] = {part.name: part for part in idle}
     table = Table("$ an hour", *columns)
     for name in dict.fromkeys(name for parts in columns.values() for name in parts):
         table.add_row(name, *(str(parts.get(name, "-")) for parts in columns.values()))
     table.add_section()
-    sums = [cost.total(parts.values()) for parts in columns.values()]
+    sums = [hourly_cost.total_per_hour(parts.values()) for parts in columns.values()]
     table.add_row("sum", *(f"{dollars:.3f}" for dollars in sums))
-    table.add_row("sum for a month", *(f"{dollars * cost.HOURS_PER_MONTH:.0f}" for dollars in sums))
+    table.add_row("sum for a month", *(f"{dollars * hourly_cost.HOURS_PER_MONTH:.0f}" for dollars in sums))
     out.print(table)
-    known = cost.prices()
-    out.print("Billed by use: " + "; ".join(f"{row['name']} {row['price']}" for row in known["usage"]))
+    prices = hourly_cost.read_prices()
+    out.print("Billed by use: " + "; ".join(f"{row['name']} {row['price']}" for row in prices["usage"]))
     out.print(
-        f"List prices of {known['region']} as of {known['date']} (aws/prices.yaml); other regions differ."
+        f"List prices of {prices['region']} as of {prices['date']} (aws/prices.yaml); other regions differ."
     )
 
 
@@ -86,20 +95,28 @@ def show_plan(
     changes: Changes = None,
 ) -> None:
     """Estimate what a training needs and costs, or calculate what a finished run cost."""
-    settings, known = read(stack, changes or []).settings, plan.rates(rates)
+    settings, rates_used = read_stack(stack, changes or []).settings, training_estimate.read_rates(rates)
     if after is not None:
-        pods, hours, dollars, train_us = plan.spent(after, settings, known)
+        pods, hours, dollars, train_us = training_estimate.cost_of_run(after, settings, rates_used)
         out.print(f"{pods} pods for {hours:.2f} h at the stack's price: ${dollars:.2f}")
         out.print(f"to make `plan` estimate the same training time, set train_us: {train_us:.3g} in RATES")
         return
     if min(rows, gigabytes, passes) <= 0 or ids < 0:
-        given = f"rows ({rows:g}), GB ({gigabytes:g}) and passes ({passes})"
-        raise CommandError(f"{given} must be above 0, and ids ({ids:g}) at least 0")
-    values = chart_values.effective(settings, FOLDER)
+        given = f"--rows {rows:g} --gb {gigabytes:g} --passes {passes} --ids {ids:g}"
+        raise CommandError(
+            f"nothing was estimated for {given}. Fix: give --rows, --gb and --passes above 0, and the number "
+            "of distinct ids over all tables (--ids) of at least 0"
+        )
+    values = chart_values.effective_values(settings, FOLDER)
     trainers, batch = int(values.get("trainers", 1)), int(values.get("training", {}).get("batchSize", 256))
-    job, room = plan.Job(rows, gigabytes, passes, ids, batch), plan.node(settings)
-    least = max(plan.least_pods(job, room, known), trainers)
-    found = [plan.plan(job, settings, least * times, known) for times in (1, 2, 4)]
+    job, room = (
+        training_estimate.TrainingJob(rows, gigabytes, passes, ids, batch),
+        training_estimate.usable_node(settings),
+    )
+    least = max(training_estimate.least_pods(job, room, rates_used), trainers)
+    found = [
+        training_estimate.estimate_training(job, settings, least * times, rates_used) for times in (1, 2, 4)
+    ]
     disk = settings.nodes.disk_gib
     table = Table("pods, one a node", *(str(one.pods) for one in found))
     memory = f"memory of a pod, GiB (of {room.memory / 2**30:.1f})"
@@ -130,22 +147,22 @@ def push_image(
     ] = None,
 ) -> None:
     """Build the image, push it to the stack's registry and write its digest to the stack's settings."""
-    known = read(stack)
-    url = known.outputs().get("registry")
+    target = read_stack(stack)
+    url = target.outputs().get("registry")
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet. Fix: pulumi up --stack {stack}")
-    kind, ecr = known.settings.nodes.instance_types[0], clients(known.region)("ecr")
-    image = push.push(url, FOLDER / "launcher", kind, base=base, ecr=ecr, upon=upon)
-    known.pulumi("config", "set", "paddle-training:image", image)
+    kind, ecr = target.settings.nodes.instance_types[0], make_clients(target.region)("ecr")
+    image = image_push.push_image(url, FOLDER / "launcher", kind, base=base, ecr=ecr, upon=upon)
+    target.pulumi("config", "set", "paddle-training:image", image)
     out.print(f"image {image}\nnext: pulumi up --stack {stack}")
 
 
 @app.command("state")
 def make_state(stack: StackName) -> None:
     """Create a bucket for Pulumi's state and a key for its secrets; print the commands that use them."""
-    known = read(stack)
-    made = state.prepare(clients(known.region), known.region)
-    out.print(f"# bucket {made.bucket} and key {policies.STATE_ALIAS} are ready; next:")
+    target = read_stack(stack)
+    made = state_backend.create_state_backend(make_clients(target.region), target.region)
+    out.print(f"# bucket {made.bucket} and key {iam_policies.STATE_ALIAS} are ready; next:")
     out.print(f"pulumi login '{made.backend}'")
     out.print(f"pulumi stack init {stack} --secrets-provider '{made.secrets}'")
     out.print("# or, for a stack that this backend already has:")
@@ -161,8 +178,8 @@ def write_policies(
     to: Annotated[Path, typer.Option(help="Folder for the documents.")] = Path("iam-policies"),
 ) -> None:
     """Write the IAM policy documents of the deployer, or of the role that previews pull requests."""
-    place = clients(read(stack).region)("iam").meta.partition
-    documents = policies.deployer() if who == "deployer" else policies.preview(place)
+    place = make_clients(read_stack(stack).region)("iam").meta.partition
+    documents = iam_policies.deployer() if who == "deployer" else iam_policies.preview(place)
     to.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(documents, 1):
         name = f"paddle-training-{who}-{number}"
@@ -183,21 +200,29 @@ def try_all(
     keep: Annotated[bool, typer.Option("--keep", help="Do not destroy the stack at the end.")] = False,
 ) -> None:
     """Run up, training, results, destroy and a search for leftovers in a real AWS account."""
-    known = read(stack)
-    client, price = clients(known.region), cost.total(cost.parts(known.settings))
+    target = read_stack(stack)
+    client, price = (
+        make_clients(target.region),
+        hourly_cost.total_per_hour(hourly_cost.cost_items(target.settings)),
+    )
     if not yes:
         raise CommandError(
             f"this creates real resources at about ${price:.2f} an hour. To confirm, add --yes (make: YES=1)"
         )
-    if known.settings.compute == "off":
-        raise CommandError(f"compute is off, so no training can run. Fix: {known.setting('compute', 'on')}")
-    if known.settings.storage.protect and not keep:
-        fix = known.setting("storage.protect", "false")
-        raise CommandError(f"storage.protect is true, so destroy would keep the data. Fix: {fix}")
-    bad = [finding for finding in doctor.examine(known, client) if finding.level == "bad"]
+    if target.settings.compute == "off":
+        raise CommandError(f"compute is off, so no training can run. Fix: {target.setting('compute', 'on')}")
+    if target.settings.storage.protect and not keep:
+        fix = target.setting("storage.protect", "false")
+        raise CommandError(
+            "storage.protect is true, so the destroy at the end of the smoke test would leave the file "
+            f"system and the bucket, which cost money; nothing was created. Fix: {fix}"
+        )
+    bad = [finding for finding in doctor.run_checks(target, client) if finding.level == "bad"]
     if bad:
         raise CommandError("\n".join(f"{finding.what}\n  → {finding.fix}" for finding in bad))
-    left = smoke.smoke(known, client, base=base, results=results.resolve(), say=out.rule, keep=keep)
+    left = smoke_test.run_smoke_test(
+        target, client, base=base, results=results.resolve(), say=out.rule, keep=keep
+    )
     if left:
         raise CommandError("resources that still exist after destroy:\n" + "\n".join(left))
     out.print(f"done; results are in {results}")
@@ -206,26 +231,26 @@ def try_all(
 @app.command("destroy")
 def remove(stack: StackName, yes: Yes = False) -> None:
     """List what will be removed and kept, ask for confirmation, and destroy the stack."""
-    known = read(stack)
-    exported = json.loads(known.pulumi("stack", "export", capture=True))
-    planned = destroy.plan(exported, stack, known.settings.storage.protect)
+    target = read_stack(stack)
+    exported = json.loads(target.pulumi("stack", "export", capture=True))
+    planned = destroy_plan.plan_destroy(exported, stack, target.settings.storage.protect)
     out.print(
-        f"{planned.removed} resources of stack {stack} are removed: {known.outputs().get('destroyLoses')}"
+        f"{planned.removed_count} resources of stack {stack} are removed: {target.outputs().get('destroyLoses')}"
     )
-    for line in [f"  removed: {name}" for name in planned.goes] + [
-        f"  kept: {name}" for name in planned.stays
+    for line in [f"  removed: {name}" for name in planned.removed_data] + [
+        f"  kept: {name}" for name in planned.kept_data
     ]:
         out.print(line)
     if not yes and typer.prompt(f"type {stack} to continue", default="", show_default=False) != stack:
         raise CommandError("nothing was removed")
-    known.pulumi(*destroy.ARGUMENTS)
+    target.pulumi(*destroy_plan.ARGUMENTS)
 
 
 @app.command("kept")
 def show_kept(stack: StackName) -> None:
     """List the resources with this stack's tags; after a destroy, those that it kept."""
-    known = read(stack)
-    left = smoke.residue(known, clients(known.region))
+    target = read_stack(stack)
+    left = smoke_test.find_leftovers(target, make_clients(target.region))
     out.print("\n".join(left) if left else f"no resource has the tags of stack {stack}")
 
 
@@ -236,9 +261,9 @@ def write_comment(
     to: Annotated[Path, typer.Option(help="File for the comment.")],
 ) -> None:
     """Write the comment for a pull request; exit with the preview's exit code."""
-    code, text, why = preview_comment.preview(stack)
+    code, text, why = preview_comment.run_preview(stack)
     chart = preview_comment.chart_diff(base.resolve(), FOLDER, stack)
-    to.write_text(preview_comment.comment(stack, code, text, chart, why), encoding="utf-8")
+    to.write_text(preview_comment.build_comment(stack, code, text, chart, why), encoding="utf-8")
     raise typer.Exit(code)
 
 

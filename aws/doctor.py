@@ -16,9 +16,9 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from aws import push
-from aws.stack import Client, Stack, seen
-from infra import cidr, deployer_actions, versions
+from aws import image_push
+from aws.stack_access import AwsStack, Client, call_if_exists
+from infra import cidr, constants, deployer_permissions
 
 # Quotas of an account in a region: service, quota code, description.
 VCPU = {
@@ -51,28 +51,28 @@ class Finding:
 
 
 Findings = Iterator[Finding]
-Check = Callable[[Stack, Client], Findings]
+Check = Callable[[AwsStack, Client], Findings]
 ok, warn, bad, unknown = (partial(Finding, level) for level in ("ok", "warn", "bad", "unknown"))
 
 
-def principal(client: Client, kind: str, name: str) -> str | None:
+def find_principal_arn(client: Client, kind: str, name: str) -> str | None:
     """Return the ARN, with its path, of the role or user of this name; None when it does not exist.
 
     A session's ARN lacks the path of its role, and EKS accepts only the full ARN.
     """
     iam, noun = client("iam"), kind.capitalize()
-    found = seen(iam.get_user if kind == "user" else iam.get_role, **{f"{noun}Name": name})
+    found = call_if_exists(iam.get_user if kind == "user" else iam.get_role, **{f"{noun}Name": name})
     return found and str(found[noun]["Arn"])
 
 
-def myself(client: Client) -> str:
+def caller_arn(client: Client) -> str:
     """Return the ARN of the caller's role or user with its path; for the root user its plain ARN."""
     arn = str(client("sts").get_caller_identity()["Arn"])
     session = re.fullmatch(r"arn:[\w-]+:sts::\d+:assumed-role/([^/]+)/.*", arn)
-    return (principal(client, "role", session[1]) if session else None) or arn
+    return (find_principal_arn(client, "role", session[1]) if session else None) or arn
 
 
-def check_access(stack: Stack, client: Client) -> Findings:
+def check_access(stack: AwsStack, client: Client) -> Findings:
     """Check that admins and viewers exist, that the caller is an admin, and who can reach the API.
 
     EKS rejects an unknown principal only once the cluster is up, and without an administrator the release
@@ -90,7 +90,7 @@ def check_access(stack: Stack, client: Client) -> Findings:
             yield unknown(f"{setting}: {arn} belongs to another account, so it was not checked")
             continue
         kind, _, path = arn.rpartition(":")[2].partition("/")
-        found = principal(client, kind, path.rpartition("/")[2])
+        found = find_principal_arn(client, kind, path.rpartition("/")[2])
         if found == arn:
             yield ok(f"{setting}: {arn} exists in IAM")
         elif found is None:
@@ -98,7 +98,7 @@ def check_access(stack: Stack, client: Client) -> Findings:
         else:
             text = f"{setting}: IAM has {found}, not {arn}; EKS accepts only the full ARN"
             yield bad(text, stack.setting(setting, found))
-    mine = myself(client)
+    mine = caller_arn(client)
     if mine in [arn for setting, arn in arns.items() if setting.startswith("cluster.admins")]:
         yield ok(f"{mine} is an administrator of the cluster")
     else:
@@ -114,13 +114,13 @@ def offered_zones(client: Client) -> list[str]:
     """Return the names of the region's availability zones in which EKS supports control planes."""
     asked = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
     found = client("ec2").describe_availability_zones(Filters=asked)["AvailabilityZones"]
-    unfit = versions.ZONES_WITHOUT_CONTROL_PLANE
+    unfit = constants.ZONES_WITHOUT_CONTROL_PLANE
     fit = (zone for zone in found if zone["State"] == "available" and zone["ZoneId"] not in unfit)
     return sorted(zone["ZoneName"] for zone in fit)
 
 
-def used_zones(stack: Stack, client: Client) -> list[str]:
-    """Return the zones that the stack will use, chosen as in infra/aws_stack.py."""
+def used_zones(stack: AwsStack, client: Client) -> list[str]:
+    """Return the zones that the stack will use, chosen as in infra/aws_target.py."""
     network = stack.settings.network
     if network.vpc_id != "":
         found = client("ec2").describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]
@@ -128,7 +128,7 @@ def used_zones(stack: Stack, client: Client) -> list[str]:
     return list(network.availability_zones) or offered_zones(client)[: network.zones]
 
 
-def check_region(stack: Stack, client: Client) -> Findings:
+def check_region(stack: AwsStack, client: Client) -> Findings:
     """Check that the account has the region enabled and that it has enough zones for EKS."""
     ec2, network = client("ec2"), stack.settings.network
     regions = {r["RegionName"]: r["OptInStatus"] for r in ec2.describe_regions(AllRegions=True)["Regions"]}
@@ -145,7 +145,7 @@ def check_region(stack: Stack, client: Client) -> Findings:
         yield ok(f"region {stack.region} with zones {', '.join(zones)}")
 
 
-def check_types(stack: Stack, client: Client) -> Findings:
+def check_types(stack: AwsStack, client: Client) -> Findings:
     """Check that every zone of the nodes offers one of their instance types."""
     zones, types = used_zones(stack, client), stack.settings.nodes.instance_types
     pages = client("ec2").get_paginator("describe_instance_type_offerings")
@@ -162,13 +162,13 @@ def check_types(stack: Stack, client: Client) -> Findings:
             yield ok(f"{kind} is offered in {', '.join(zones)}")
 
 
-def _others(stack: Stack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the items without the stack's own, which the estimate of what is needed includes already."""
     mine = stack.tags.items()
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
-def check_quotas(stack: Stack, client: Client) -> Findings:
+def check_quotas(stack: AwsStack, client: Client) -> Findings:
     """Check that the quotas allow the node group at its maximum size, one more VPC and its NAT gateways."""
     nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
@@ -194,7 +194,7 @@ def check_quotas(stack: Stack, client: Client) -> Findings:
     for (service, code, name), used, needed in needs:
         asked = {"ServiceCode": service, "QuotaCode": code}
         # An account that never requested another value has AWS' default quota.
-        own = seen(quotas.get_service_quota, **asked)
+        own = call_if_exists(quotas.get_service_quota, **asked)
         limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
         text = f"{name}: {used} used by others, {needed} needed, quota {limit:g}"
         asks = f"--service-code {service} --quota-code {code} --desired-value {used + needed}"
@@ -202,7 +202,7 @@ def check_quotas(stack: Stack, client: Client) -> Findings:
         yield ok(text) if used + needed <= limit else bad(text, fix)
 
 
-def check_existing(stack: Stack, client: Client) -> Findings:
+def check_existing(stack: AwsStack, client: Client) -> Findings:
     """Check that the resources exist that the settings refer to: VPC, key pair, KMS key, public zone."""
     settings, ec2, kms, dns = stack.settings, client("ec2"), client("kms"), client("route53")
     asked: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
@@ -214,15 +214,15 @@ def check_existing(stack: Stack, client: Client) -> Findings:
     for setting, name, look in asked:
         if name == "":
             continue
-        found = seen(look, name)
+        found = call_if_exists(look, name)
         state = found.get("KeyMetadata", {}).get("KeyState", "Enabled") if found else "missing"
         fix = f"correct {setting}, or leave it empty"
         yield ok(f"{setting} {name}") if state == "Enabled" else bad(f"{setting} {name} is {state}", fix)
 
 
-def check_actions(_: Stack, client: Client) -> Findings:
+def check_actions(_: AwsStack, client: Client) -> Findings:
     """Check with IAM's policy simulator that the caller has all rights of the program and these commands."""
-    arn = myself(client)
+    arn = caller_arn(client)
     if arn.endswith(":root"):
         yield warn(
             "these are the root user's credentials",
@@ -230,7 +230,7 @@ def check_actions(_: Stack, client: Client) -> Findings:
         )
         return
     # The simulator does not know the service that receives the role, so it would deny iam:PassRole.
-    actions = [action for action in deployer_actions.actions() if action != "iam:PassRole"]
+    actions = [action for action in deployer_permissions.actions() if action != "iam:PassRole"]
     denied: list[str] = []
     for start in range(0, len(actions), _ACTIONS_A_CALL):
         asked = {"PolicySourceArn": arn, "ActionNames": actions[start : start + _ACTIONS_A_CALL]}
@@ -245,7 +245,7 @@ def check_actions(_: Stack, client: Client) -> Findings:
         yield ok(f"all {len(actions)} IAM actions are allowed")
 
 
-def check_image(stack: Stack, client: Client) -> Findings:
+def check_image(stack: AwsStack, client: Client) -> Findings:
     """Check that the image is set and exists in the registry."""
     image = stack.settings.image
     fix = f"make push STACK={stack.name}"
@@ -253,14 +253,14 @@ def check_image(stack: Stack, client: Client) -> Findings:
         text = "no image is set: `pulumi up` creates everything except the release"
         yield warn(text, f"pulumi up --stack {stack.name}, then {fix}, then pulumi up again")
         return
-    found = re.fullmatch(push.ECR + r"(?:@(sha256:\w+)|:(.+))", image)
+    found = re.fullmatch(image_push.ECR + r"(?:@(sha256:\w+)|:(.+))", image)
     if found is None:
         yield unknown(f"{image} is not in ECR, so it was not checked")
         return
     account, name, digest, tag = found.groups()
     wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
     asked = {"registryId": account, "repositoryName": name, "imageIds": [wanted]}
-    there = seen(client("ecr").describe_images, **asked)
+    there = call_if_exists(client("ecr").describe_images, **asked)
     absent = bad(f"{image} is not in the registry, so pods could not pull it", fix)
     yield ok(f"image {image}") if there else absent
 
@@ -268,7 +268,7 @@ def check_image(stack: Stack, client: Client) -> Findings:
 CHECKS = (check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image)
 
 
-def _safely(check: Check, stack: Stack, client: Client) -> Findings:
+def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:
     name = check.__name__.removeprefix("check_")
     try:
         yield from check(stack, client)
@@ -280,7 +280,7 @@ def _safely(check: Check, stack: Stack, client: Client) -> Findings:
             yield unknown(f"{name}: {' '.join(str(error).split())}")
 
 
-def examine(stack: Stack, client: Client) -> list[Finding]:
+def run_checks(stack: AwsStack, client: Client) -> list[Finding]:
     """Return all findings in the order of the checks; without working credentials only that finding."""
     try:
         who = client("sts").get_caller_identity()

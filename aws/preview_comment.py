@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from aws.stack import FOLDER, CommandError, read
-from infra import chart_check, chart_values, stack_file
-from infra.problems import SettingsError
-from infra.settings import load
+from aws.stack_access import FOLDER, CommandError, read_stack
+from infra import chart_check, chart_values, stack_config
+from infra.settings_errors import SettingsError
+from infra.settings_loader import load_settings
 
 # The workflow finds its earlier comment by this line and replaces it.
 MARKER = "<!-- paddle-training preview of {stack} -->"
@@ -31,7 +31,7 @@ WITHOUT_CLUSTER = ("--exclude", "**kubernetes:**", "--exclude-dependents")
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
-def fenced(text: str, language: str, room: int) -> str:
+def code_block(text: str, language: str, room: int) -> str:
     """Return `text` as a Markdown code block that it cannot close; cut to `room` characters, with a note."""
     plain = _ANSI.sub("", text).strip("\n")
     if len(plain) > room:
@@ -43,7 +43,7 @@ def fenced(text: str, language: str, room: int) -> str:
     return f"{fence}{language}\n{plain}\n{fence}"
 
 
-def comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -> str:
+def build_comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -> str:
     """Return the comment as Markdown, within GitHub's limit.
 
     Args:
@@ -60,12 +60,12 @@ def comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -
         why = f"since the cluster's API was not reached ({unreachable})"
         head.append(f"**Not compared:** namespace and release, {why}. What follows is AWS only.")
     room = LIMIT - sum(map(len, head)) - 500
-    changes = fenced(chart, "diff", room // 2) if chart != "" else "The rendered chart does not change."
-    shown = fenced(preview, "diff", room - min(len(chart), room // 2))
+    changes = code_block(chart, "diff", room // 2) if chart != "" else "The rendered chart does not change."
+    shown = code_block(preview, "diff", room - min(len(chart), room // 2))
     return "\n\n".join([*head, shown, "### Rendered chart, base → head", changes]) + "\n"
 
 
-def unreachable(kubeconfig: str) -> str:
+def why_unreachable(kubeconfig: str) -> str:
     """Return why the API server of this kubeconfig cannot be reached from here, or an empty text."""
     try:
         server = urlsplit(yaml.safe_load(kubeconfig)["clusters"][0]["cluster"]["server"])
@@ -79,7 +79,7 @@ def unreachable(kubeconfig: str) -> str:
     return ""
 
 
-def preview(stack: str) -> tuple[int, str, str]:
+def run_preview(stack: str) -> tuple[int, str, str]:
     """Run the preview; return its exit code, its output, and why the cluster was excluded (or an empty text).
 
     Raises:
@@ -88,11 +88,11 @@ def preview(stack: str) -> tuple[int, str, str]:
     if shutil.which("pulumi") is None:
         raise CommandError("pulumi is not on PATH")
     try:
-        known = read(stack).outputs()
+        known = read_stack(stack).outputs()
     except (CommandError, SettingsError):
         known = {}  # the preview itself reports invalid settings
     # Before the first `up`, and with compute off, there is no cluster to exclude.
-    why = unreachable(known["kubeconfig"]) if "kubeconfig" in known else ""
+    why = why_unreachable(known["kubeconfig"]) if "kubeconfig" in known else ""
     argv = ["pulumi", "preview", "--diff", "--non-interactive", "--color", "never", "--stack", stack]
     argv += WITHOUT_CLUSTER if why else ()
     pipe, out = subprocess.PIPE, subprocess.STDOUT
@@ -100,16 +100,16 @@ def preview(stack: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, why
 
 
-def rendered(folder: Path, stack: str) -> str:
+def render_chart(folder: Path, stack: str) -> str:
     """Return the rendered chart of a checkout, from its own chart, values and settings, as YAML text.
 
     Raises:
         CommandError, SettingsError: the checkout has no such stack, or invalid settings or values.
         FileNotFoundError: helm is not on PATH.
     """
-    settings = load(stack_file.read(folder, stack))
+    settings = load_settings(stack_config.read_stack_config(folder, stack))
     # Without the stack's image: its digest differs with every commit, and this diff is about the chart.
-    done = chart_check.template(settings, chart_values.own_values(settings, folder), folder)
+    done = chart_check.run_helm_template(settings, chart_values.user_values(settings, folder), folder)
     if done.returncode != 0:
         raise CommandError(done.stderr.strip())
     return done.stdout
@@ -120,7 +120,7 @@ def chart_diff(base: Path, head: Path, stack: str) -> str:
     texts = []
     for name, folder in (("base", base), ("head", head)):
         try:
-            texts.append(rendered(folder, stack).splitlines())
+            texts.append(render_chart(folder, stack).splitlines())
         except (CommandError, SettingsError, FileNotFoundError) as error:
             return f"The {name} could not be rendered, so nothing was compared.\n{error}"
     return "\n".join(difflib.unified_diff(texts[0], texts[1], "base", "head", lineterm=""))

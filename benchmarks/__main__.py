@@ -1,33 +1,38 @@
-"""`make bench`: every side-by-side measurement, one after the other, each line
-`name ratio=… ours=… theirs=…`.
+"""Run benchmarks one after the other: `make bench`, or one with `make bench PART=ctr`.
 
-Each measurement is a program of its own, so that a person can run one alone:
-`python -m benchmarks data_prepare`. One that fails makes
-this command fail, after the others have run.
+Every result is a line `name ratio=… ours=… theirs=…`: `ours` is the value of this project, `theirs` the value
+that it is compared with (another program, the same work without this project, or a budget), `ratio` is ours /
+theirs. Each benchmark is a module that can also be run alone, with its own options: `python -m
+benchmarks.data_prepare --runs 1`. If one fails, the others still run, and the exit code is not 0. Benchmarks
+of ON_REQUEST run only if they are specified.
 """
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+ON_REQUEST = {"walk"}
+"""Benchmarks that repeat what `make test` has just done: tests/e2e/test_walk.py takes minutes."""
 
 
 def main() -> int:
-    """Runs the measurements named on the command line, or all of them; returns the number that failed."""
-    known = sorted(p.stem for p in HERE.glob("*.py") if not p.stem.startswith("_"))
-    wanted = sys.argv[1:] or known
+    """Run the benchmarks of the command line, or all except ON_REQUEST; return how many failed."""
+    known = sorted(path.stem for path in HERE.glob("*.py") if not path.stem.startswith("_"))
+    wanted = sys.argv[1:] or [name for name in known if name not in ON_REQUEST]
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        print(f"no measurement named {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
+        print(f"unknown benchmark: {', '.join(unknown)}. Fix: use one of {', '.join(known)}", file=sys.stderr)
         return 2
     failed = []
     for name in wanted:
         print(f"# {name}", flush=True)
-        if subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False
-        ).returncode:
+        started = time.monotonic()
+        argv = [sys.executable, "-m", f"benchmarks.{name}"]
+        if subprocess.run(argv, cwd=HERE.parent, check=False).returncode:
             failed.append(name)
+        print(f"# {name} took {time.monotonic() - started:.0f} s", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

@@ -17,7 +17,7 @@ WIDTH, PASSES = 16, 2
 
 
 class DeepFm(nn.Module):
-    """As launcher/programs/ctr/trainer_config.py has it."""
+    """The network of launcher/programs/ctr/trainer_config.py in PyTorch."""
 
     def __init__(self, known: int, slots: int, counts: int, hidden: list[int]) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class DeepFm(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
     def forward(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The score, [batch, 1]."""
+        """Return the score, shape [batch, 1]."""
         rows = self.table(ids)
         total = rows.sum(1)
         pairs = 0.5 * (total.square() - rows.square().sum(1))[:, 1:].sum(1, keepdim=True)
@@ -42,7 +42,7 @@ class DeepFm(nn.Module):
 
 
 def main(file: str, hidden: str, batch: int) -> None:
-    """Two passes; the second is measured."""
+    """Train two passes and print the measurements of the second."""
     torch.set_num_threads(1)
     torch.manual_seed(1)
     data = np.load(file)

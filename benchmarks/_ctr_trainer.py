@@ -1,12 +1,12 @@
-"""One trainer of benchmarks/ctr.py, in place of `python -m launcher.worker`: by our loop, or by Paddle's own.
+"""Trainer process of benchmarks/ctr.py: the launcher's loop or Paddle's `train_from_dataset`.
 
-Both have the same program, servers and connection, and differ in what feeds them. `ours` takes batches from
-mapped records, which were parsed once, before; so does `alone`, by one thread. `theirs` is
-`train_from_dataset` over text files in Paddle's MultiSlot form, as many as threads. They take turns, pass by
-pass, in one process: a machine that others slow down does so to all. BENCH_CTR is {"hows", "repeats",
-"files": of one pass, "pids": a file with those of the servers}. Prints a line of JSON for each pass but the
-first, which makes the tables' rows: {"how", "samples", "seconds", "cpu": seconds of this process, "servers":
-of all servers}.
+It trains in three ways, with the same program, servers and connection, but different input. `ours` reads
+batches from memory-mapped records that were parsed before; `alone` does so with one thread. `theirs` is
+`train_from_dataset` over text files in Paddle's MultiSlot format with as many threads. The ways alternate,
+pass by pass, in one process, so that a busy machine slows all of them. The environment variable BENCH_CTR
+contains JSON: {"hows", "repeats", "files": of one pass, "pids": a file with the pids of the servers}. Every
+pass but the first, which creates the tables' rows, prints a line of JSON: {"how", "samples", "seconds",
+"cpu": seconds of this process, "servers": CPU seconds of all servers}.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from typing import Any
 import paddle
 import psutil
 
-from launcher.worker import convert
-from launcher.worker import program as programs
-from launcher.worker.crew import Crew
-from launcher.worker.settings import WorkerSettings
-from launcher.worker.trainer import Trainer
+from launcher.trainer import program_loader as programs
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.records import conversion
+from launcher.trainer.trainer_threads import TrainerThreads
 
 BEFORE = 8
 """Batches before a pass of ours, by which new executors are prepared."""
 
 
-def ours(trainer: Trainer, batches: Iterator[Any], steps: int) -> None:
-    """A pass of the product's loop, or the next part of one."""
+def ours(trainer: PserverClient, batches: Iterator[Any], steps: int) -> None:
+    """Train a pass, or the next part of one, with the product's loop."""
     trainer.train(batches, steps, lambda *_: None)
 
 
-def renew(trainer: Trainer, threads: int) -> None:
-    """New executors: Paddle's own pass drops the scopes that the others had prepared."""
+def renew(trainer: PserverClient, threads: int) -> None:
+    """Create new executors: Paddle's own pass drops the scopes that the existing ones have prepared."""
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
-    trainer.crew = Crew(threads, trainer.scope, trainer._step, trainer.pull_dense)
+    trainer.threads = TrainerThreads(threads, trainer.scope, trainer._step, trainer.pull_dense)
 
 
-def theirs(trainer: Trainer, files: list[str]) -> None:
-    """A pass of Paddle's. The queue reads and parses the text while it trains."""
+def theirs(trainer: PserverClient, files: list[str]) -> None:
+    """Train a pass with Paddle's QueueDataset, which reads and parses the text while it trains."""
     block = trainer.network.main.global_block()
     dataset = paddle.distributed.QueueDataset()
     dataset.init(
@@ -57,26 +57,25 @@ def theirs(trainer: Trainer, files: list[str]) -> None:
 
 
 def main() -> None:
-    """A pass that is not measured, and then a pass of each way in turn."""
-    settings, told = WorkerSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
-    path = settings.program_dir / settings.config_file
-    program = programs.load(path, settings.data_dir / "tables", settings.options)
-    [rows] = convert.staged(
-        program, settings.data_dir, settings.work_dir / "records", settings.rank, test=False
+    """Train a pass that is not measured, then one pass of each way in turn."""
+    settings, given = ProcessSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
+    program = programs.load_program(settings.program_file, settings.work.tables, settings.extra_args)
+    [rows] = conversion.convert_staged(
+        program, settings.data_dir, settings.work.records, settings.rank, test=False
     )
-    trainer = Trainer(settings, program)
+    trainer = PserverClient(settings, program)
     trainer.join()
-    files = [str(Path(settings.data_dir) / name) for name in told["files"]]
+    files = [str(Path(settings.data_dir) / name) for name in given["files"]]
     steps = -(-rows.rows // settings.batch_size)
     ours(trainer, rows.batches(steps, (1, 0, settings.rank)), steps)
-    for number, how in enumerate(told["repeats"] * told["hows"], 1):
+    for number, how in enumerate(given["repeats"] * given["hows"], 1):
         if how != "theirs":
             renew(trainer, 1 if how == "alone" else settings.trainer_count)
             batches = rows.batches(steps + BEFORE, (1, number, settings.rank))
             ours(trainer, batches, BEFORE)
         trainer.settle(last=False)
         trainer.barrier()
-        servers = [psutil.Process(pid) for pid in json.loads(Path(told["pids"]).read_text())]
+        servers = [psutil.Process(pid) for pid in json.loads(Path(given["pids"]).read_text())]
         before = [_cpu(psutil.Process()), sum(map(_cpu, servers)), time.monotonic()]
         if how == "theirs":
             theirs(trainer, files)

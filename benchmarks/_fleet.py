@@ -1,4 +1,4 @@
-"""Real Paddle in three pods' stead on loopback: under three launchers, and started by hand."""
+"""The benchmarks' example trainings on loopback, with real Paddle: under launchers, and without them."""
 
 from __future__ import annotations
 
@@ -10,73 +10,61 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from benchmarks.learning import prepare
-from launcher.timings import Timings
-from tests.launcher.core.kit import LoopbackGang
-from tests.launcher.worker.loopback import PROGRAMS, Loopback, Process
+from benchmarks.learning import prepare_example
+from local.launcher_gang import LauncherGang, job_environment
+from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 RANKS = range(3)
 ROLES = ("trainer", "pserver")
-VALUES = {
-    "PADDLE_LAUNCHER_DATA_DIGEST": "try",
-    "CONF_PADDLE_PORTS_NUM": "1",
-    "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
-}
+PORTS = {"CONF_PADDLE_PORTS_NUM": "1", "CONF_PADDLE_PORTS_NUM_SPARSE": "1"}
+JOB = "job"
 
 
 def job_of(example: str, folder: Path) -> Path:
-    """A job's folder as the data Job leaves it, with the example's real data."""
-    return prepare(example, folder)[0].parents[1]
+    """Prepare the example's real data in `folder` as its data Job does; return the job's folder."""
+    return prepare_example(example, folder)[0].parents[1]
 
 
-class FleetGang(LoopbackGang):
-    """Launchers with the product's runtime and times, whose processes meet on 127.0.0.1 to 127.0.0.3."""
+class FleetGang(LauncherGang):
+    """A gang (all launchers of one job) of three ranks that trains an example on loopback."""
 
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
-        shutil.copytree(job, folder / "shared" / "job", symlinks=True)
-        own = {
-            "JOB_NAME": "job",
-            "TRAIN_CONFIG_DIR": example,
-            "CONF_PADDLE_NIC": "lo",
-            "PADDLE_LAUNCHER_RUNTIME": "fleet",
-            "PADDLE_LAUNCHER_LOG_FORMAT": "json",
-        }
-        settings: dict[str, Any] = own | VALUES | env
-        super().__init__(folder, timings=asdict(Timings()), **settings)
-        self._began = 0.0
+        shared = folder / "shared"
+        shutil.copytree(job, shared / JOB, symlinks=True)
+        example_env = {"TRAIN_CONFIG_DIR": example, "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
+        inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+        super().__init__(
+            folder, {**inherited, **job_environment(shared, JOB, len(RANKS)), **PORTS, **example_env, **env}
+        )
+        self.output = shared / JOB / "output"
+        self._started = 0.0
 
-    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> FleetGang:
-        self._began = time.time()
-        super().start(*ranks, prefix=prefix, **env)
-        return self
-
-    def config(self, rank: int) -> dict[str, Any]:
-        config = super().config(rank)
-        config["nics"] = {"lo": [f"127.0.0.{rank + 1}"]}
-        return config
+    def start(self, *ranks: int) -> Self:
+        """Start the launchers."""
+        self._started = time.time()
+        return super().start(*ranks)
 
     def marks(self, rank: int) -> dict[str, float]:
-        """The marks of a rank's trainer."""
-        return dict(read(self.folder / f"work-{rank}" / "progress.json").get("marks", {}))
+        """Return when a rank's trainer reached each point of its start (unix seconds)."""
+        return dict(read(self.work_dir(rank) / "progress.json").get("marks", {}))
 
     def events(self, rank: int) -> list[tuple[float, str]]:
-        """(unix seconds, message) of each line of a rank's launcher."""
+        """Return (unix seconds, message) of each line of a rank's launcher."""
         return events(self.pod_log(rank))
 
     def began(self) -> float:
-        """When the launchers were started (unix seconds)."""
-        return self._began
+        """Return when the launchers were started (unix seconds)."""
+        return self._started
 
     def trains(self, after: float) -> bool:
-        """Whether every rank has done a first batch after that moment."""
+        """Return whether every rank has trained a first batch after that moment."""
         return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
 
     def kill(self, rank: int, role: str) -> float:
-        """Kills a rank's process, and returns when (unix seconds)."""
+        """Kill a rank's trainer or pserver, and return when (unix seconds)."""
         for pid in self.alive():
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             name = Path(f"/proc/{pid}/comm").read_text().split()
@@ -86,38 +74,43 @@ class FleetGang(LoopbackGang):
         raise AssertionError(f"rank {rank} has no {role}:\n{self.pod_log(rank)}")
 
 
-class ByHand(Loopback):
-    """The same processes, with the same environment, and no launcher."""
+class ByHand(TrainerProcesses):
+    """The same pservers and trainers as under the launchers of FleetGang, started without launchers."""
 
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
         folder.mkdir()
         data = [job / str(rank) / "data" for rank in RANKS]
-        super().__init__(folder, data, PROGRAMS / example, values={**VALUES, **env}, forked=False)
+        super().__init__(folder, data, PROGRAMS / example, values={**PORTS, **env})
 
-    def first_batch(self, seconds: float, look: Callable[[], object] = lambda: None) -> dict[str, float]:
-        """Seconds from the start of all six processes to the last rank's first batch, and their parts.
+    def first_batch(self, seconds: float, measure: Callable[[], object] = lambda: None) -> dict[str, float]:
+        """Start all processes, and kill them after each rank's first batch.
 
-        `look` is called while all train; then they are killed.
+        Args:
+            seconds: deadline.
+            measure: called while all trainers train.
+
+        Returns:
+            Seconds from the start to the last rank's first batch, as `total`, and their parts.
         """
-        began = time.time()
+        started = time.time()
         found: list[dict[str, float]] = []
 
         def watch(running: dict[str, Process]) -> None:
             marks = [read(self.settings(rank).work.progress).get("marks", {}) for rank in RANKS]
             if not found and all("first_batch" in m for m in marks):
-                found.append(parts(began, paddle_ends(marks)))
-                look()
+                found.append(parts(started, paddle_ends(marks)))
+                measure()
                 for process in running.values():
                     process.kill()
 
         codes = self.run(seconds, watch)
         if not found:
-            sys.exit(f"by hand it did not train: {codes}\n{self.log()[-3000:]}")
+            sys.exit(f"without launchers no rank trained a batch: {codes}\n{self.log()[-3000:]}")
         return found[0]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON file that may not be there yet."""
+    """Return the object in a JSON file; empty when the file is missing or half-written."""
     try:
         return dict(json.loads(path.read_text()))
     except (OSError, ValueError):
@@ -125,7 +118,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def events(log: str) -> list[tuple[float, str]]:
-    """(unix seconds, message) of the launcher's own lines of a pod's log."""
+    """Return (unix seconds, message) of the launcher's own lines in a pod's log."""
     found = []
     for line in log.splitlines():
         if line.startswith('{"time"'):
@@ -136,23 +129,23 @@ def events(log: str) -> list[tuple[float, str]]:
     return found
 
 
-def last(found: Sequence[Sequence[tuple[float, str]]], what: str, after: float = 0.0) -> float:
-    """When the last of these launchers said so, for the first time after that moment."""
-    times = [[at for at, text in one if at >= after and what in text] for one in found]
-    assert all(times), f"a launcher said nothing of {what!r} after {after}"
+def last(found: Sequence[Sequence[tuple[float, str]]], text: str, after: float = 0.0) -> float:
+    """Return when the last of these launchers first logged `text` after that moment."""
+    times = [[at for at, message in one if at >= after and text in message] for one in found]
+    assert all(times), f"a launcher logged nothing with {text!r} after {after}"
     return max(each[0] for each in times)
 
 
-MARKS = {"imported": "import", "met": "join", "loaded": "load", "first_batch": "batch"}
+MARKS = {"imported": "import", "joined": "join", "loaded": "load", "first_batch": "batch"}
 
 
 def paddle_ends(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """When the last rank's trainer had imported Paddle, joined the others, loaded, done its first batch."""
+    """Return when the last rank's trainer had imported Paddle, joined, loaded, and trained a batch."""
     return {part: max(m[mark] for m in marks) for mark, part in MARKS.items()}
 
 
 def parts(began: float, ends: Mapping[str, float]) -> dict[str, float]:
-    """Moments in order → the seconds that each part took, and `total`."""
+    """Return the seconds of each part, and their sum as `total`, from the moments at which parts ended."""
     result, before = {}, began
     for part, moment in ends.items():
         result[part], before = moment - before, moment

@@ -1,17 +1,19 @@
-"""Preparing 1 GB of text (10 million lines) into 8 shards, against coreutils and the tutorial's own way.
+"""Prepare 0.5 GB of text (5 million lines) into 8 shards, compared with coreutils and the tutorial's own way.
 
-`python -m benchmarks.data_prepare` prints, after interleaved runs on this machine:
+`python -m benchmarks.data_prepare` prints, after alternating runs on this machine:
 
-- `data_prepare_wall_coreutils`: our wall time over that of `sha256sum`, `split -n r/8`, `sha256sum` of the
-  parts, one after the other (the same work: a checksum of the source and of every shard). Limit 0.8.
+- `data_prepare_wall_coreutils`: our wall time over that of `sha256sum`, `split -n r/8` and `sha256sum` of the
+  parts, one after the other: the same work, a checksum of the source and of every shard. Limit 0.8.
 - `data_prepare_wall_tutorial`: over that of the tutorial's way, which verifies nothing: split by bytes, copy
-  everything into every shard folder, rename. Limit 1.3.
-- `data_prepare_bytes_written`: bytes of the files we made, over the input.
-  Limit 1.05. `theirs` is the tutorial's, over the same.
-- `data_prepare_memory_mb_<size>`: peak resident memory (VmHWM) in MB for 0.1 and 1 GB. Limit 150.
+  everything into every shard's folder, rename. Limit 1.3.
+- `data_prepare_bytes_written`: bytes of the files that we write, over the input. Limit 1.05. `theirs` is the
+  tutorial's.
+- `data_prepare_memory_mb_<size>`: peak resident memory (VmHWM) in MB for a tenth of the rows and for all.
+  Limit 150.
 
-Ours ends with an fsync of every file, theirs without any; what earlier runs left to be written is synced
-before each run. The ratio is between the medians.
+Our run ends with an fsync of every file, the others without any; before each run pending writes are synced.
+The ratios are between medians.
+
 """
 
 from __future__ import annotations
@@ -34,28 +36,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SHARDS = 8
-LINES = 10_000_000
+LINES = 5_000_000
 LINE_BYTES = 100  # on average, with the newline
 TEST_FRACTION = 0.01
 LIMITS = {"wall_coreutils": 0.8, "wall_tutorial": 1.3, "bytes_written": 1.05, "memory_mb": 150.0}
 
 
 def make_text(path: Path, lines: int) -> None:
-    """Lines of 51 to 149 bytes in words, a label first; the same for everybody."""
+    """Write `lines` lines of 51 to 149 bytes, a label and words, always the same ones."""
     rng = random.Random(1)
     words = [f"w{number}" for number in range(50_000)]
     block = []
     for number in range(100_000):
         text = f"{number % 2}\t{' '.join(rng.choices(words, k=24))}"
         block.append(text[: rng.randrange(LINE_BYTES - 50, LINE_BYTES + 49)].rstrip())
-    whole = "\n".join(block) + "\n"
+    text = "\n".join(block) + "\n"
     with path.open("w") as file:
         for _ in range(lines // len(block)):
-            file.write(whole)
+            file.write(text)
 
 
-def ours(storage: Path) -> tuple[float, int]:
-    """Wall seconds and the peak memory in KB of one `prepare` of `sources/in.txt`."""
+def run_prepare(storage: Path) -> tuple[float, int]:
+    """Return wall seconds and peak memory in KB of one `prepare` of `sources/in.txt`."""
     log = storage / "log"
     environ = {
         "PATH": os.environ["PATH"],
@@ -86,8 +88,8 @@ def ours(storage: Path) -> tuple[float, int]:
     return seconds, int(peak[1])
 
 
-def coreutils(source: Path, folder: Path) -> float:
-    """Wall seconds of checksum, split in turn, checksums."""
+def run_coreutils(source: Path, folder: Path) -> float:
+    """Return the wall seconds of checksum, round-robin split and checksums."""
     folder.mkdir()
     begin = time.monotonic()
     subprocess.run(["sha256sum", source], stdout=subprocess.DEVNULL, check=True)
@@ -96,8 +98,8 @@ def coreutils(source: Path, folder: Path) -> float:
     return time.monotonic() - begin
 
 
-def tutorial(source: Path, folder: Path) -> float:
-    """Wall seconds of the tutorial's way: everything is copied into every shard's folder."""
+def run_tutorial(source: Path, folder: Path) -> float:
+    """Return the wall seconds of the tutorial's way, which copies everything into every shard's folder."""
     first = folder / "0" / "data"
     first.mkdir(parents=True)
     begin = time.monotonic()
@@ -113,12 +115,12 @@ def tutorial(source: Path, folder: Path) -> float:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def verify(source: Path, storage: Path) -> None:
-    """Every line of the source is in the shards or the test set exactly once: equal sums of hashes."""
+def verify_lines(source: Path, storage: Path) -> None:
+    """Check with sums of hashes that every line of the source is in exactly one shard or the test set."""
 
     def total(paths: list[Path]) -> tuple[int, int]:
         lines = hashes = 0
@@ -135,7 +137,7 @@ def verify(source: Path, storage: Path) -> None:
 
 
 def main() -> int:
-    """Prints the lines; returns 1 when a limit is not kept."""
+    """Run the benchmark and print its result lines; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description="preparing data, side by side")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--lines", type=int, default=LINES)
@@ -155,7 +157,7 @@ def main() -> int:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> int:
-    """Runs everything in `folder`."""
+    """Measure everything in `folder`; return 1 if a limit is exceeded."""
     storage = folder / "storage"
     source = storage / "sources" / "in.txt"
     source.parent.mkdir(parents=True)
@@ -176,7 +178,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
 
     peaks = {}
     make_text(source, options.lines // 10)
-    _, peaks["0.1gb"] = ours(storage)
+    _, peaks["tenth"] = run_prepare(storage)
     shutil.rmtree(storage / "bench")
     make_text(source, options.lines)
     seconds: dict[str, list[float]] = {"ours": [], "coreutils": [], "tutorial": []}
@@ -184,19 +186,19 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
     for _ in range(options.runs):
 
         def one() -> float:
-            wall, peaks["1gb"] = ours(storage)
+            wall, peaks["all"] = run_prepare(storage)
             return wall
 
         seconds["ours"].append(timed(one))
         written["ours"] = size_of(storage / "bench")
         if options.verify and len(seconds["ours"]) == 1:
-            verify(source, storage)
+            verify_lines(source, storage)
         shutil.rmtree(storage / "bench")
-        for other in (coreutils, tutorial):
-            target = folder / other.__name__
-            seconds[other.__name__].append(timed(functools.partial(other, source, target)))
+        for name, run in {"coreutils": run_coreutils, "tutorial": run_tutorial}.items():
+            target = folder / name
+            seconds[name].append(timed(functools.partial(run, source, target)))
             # `split` wrote the input once, then each further folder is a copy of all of it.
-            written[other.__name__] = size_of(target)
+            written[name] = size_of(target)
             shutil.rmtree(target)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     for way in ("coreutils", "tutorial"):

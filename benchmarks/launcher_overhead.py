@@ -1,15 +1,18 @@
-"""A job under the launcher against the same processes started by hand with the same environment, on loopback.
+"""Compare a job under launchers with the same processes started by hand in the same environment, on loopback.
 
-Both train `quick_start` on its real data with runtime `fleet`: three pservers and three trainers, from the
-same specs. By hand, all six are started at once and the end is that of the last one. Under the launchers the
-time begins when the three launchers are started, with staging, rendezvous and the closing of the books in it.
+Both train `quick_start` on its real data with runtime `fleet`: three pservers and three trainers from the
+same specs. By hand, all six are started at once, and the run ends when the last one exits. Under launchers
+the time starts with the three launchers and includes staging, rendezvous and writing the final run record.
 
-- `launcher_overhead`: wall time of a job of half a minute that saves after each pass, in both. At most 1.03.
-- `launcher_overhead_saving`: of a job of a minute, in which ours saves about every ten seconds (`saveEvery`
-  as many batches as theirs makes in that time) and theirs only at its end. At most 1.05.
+- `launcher_overhead`: wall time of a job of about 25 seconds. Both runs save a checkpoint after each pass.
+  Limit of the ratio: 1.03.
+- `launcher_overhead_saving`: wall time of a job of about 40 seconds. The run under launchers saves a
+  checkpoint about every ten seconds; the run by hand saves only at the end. (`checkpointEvery` is the number
+  of batches that the run by hand trains in ten seconds.) Limit of the ratio: 1.05.
 
-The runs alternate. A line of processor seconds follows each, all processes together: unlike the wall time it
-says the same on a busy machine. `python -m benchmarks.launcher_overhead` takes eight minutes.
+The runs alternate. A line of CPU seconds of all processes follows each: unlike the wall time it hardly
+depends on the load of the machine. `python -m benchmarks.launcher_overhead` takes about six minutes.
+
 """
 
 from __future__ import annotations
@@ -27,58 +30,61 @@ REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
 from benchmarks._fleet import ByHand, FleetGang, job_of  # noqa: E402
-from benchmarks._lines import say  # noqa: E402
+from benchmarks._result_lines import print_ratio  # noqa: E402
 
 EXAMPLE = "quick_start"
 ROUNDS, DEADLINE = 3, 400.0
-SHORT = {"PADDLE_LAUNCHER_PASSES": "40"}
-LONG = {"PADDLE_LAUNCHER_PASSES": "160", "PADDLE_LAUNCHER_SAVING_PERIOD": "1000"}
+SHORT = {"PADDLE_LAUNCHER_PASSES": "30"}
+LONG = {"PADDLE_LAUNCHER_PASSES": "100", "PADDLE_LAUNCHER_SAVING_PERIOD": "1000"}
 SAVE_SECONDS = 10.0
 Cost = tuple[float, float]
 """Wall and processor seconds."""
 
 
-def clock() -> Cost:
-    """Now; processor seconds are of all children that have ended, and theirs."""
+def read_clocks() -> Cost:
+    """Return the wall clock's seconds, and the CPU seconds of all exited descendants of this process."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.monotonic(), used.ru_utime + used.ru_stime
 
 
-def launched(folder: Path, job: Path, values: dict[str, str]) -> Cost:
-    """What the job costs under three launchers."""
-    with FleetGang(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_SAVES="1000", **values) as gang:
-        began = clock()
+def run_with_launchers(folder: Path, job: Path, values: dict[str, str]) -> Cost:
+    """Return the wall and CPU seconds of the job under three launchers."""
+    with FleetGang(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="1000", **values) as gang:
+        began = read_clocks()
         codes = gang.start().wait(DEADLINE)
-        ended = clock()
+        ended = read_clocks()
         if codes != [0, 0, 0]:
             sys.exit(f"under the launcher it failed: {codes}\n{gang.pod_log(0)[-3000:]}")
         print(f"# {len(list(gang.output.glob('pass-*/done')))} saves", flush=True)
         return ended[0] - began[0], ended[1] - began[1]
 
 
-def by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, int]:
-    """What the same processes cost without any launcher, and how many batches a rank made."""
-    gang = ByHand(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_SAVES="1000", **values)
-    began = clock()
+def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, int]:
+    """Return the wall and CPU seconds of the same processes without launchers, and the batches of a rank."""
+    gang = ByHand(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="1000", **values)
+    began = read_clocks()
     codes = gang.run(DEADLINE)
-    ended = clock()
-    each = re.search(r"(\d+) batches a pass", gang.log())
+    ended = read_clocks()
+    each = re.search(r"(\d+) batches per pass", gang.log())
     if set(codes.values()) != {0} or each is None:
         sys.exit(f"by hand it failed: {codes}\n{gang.log()[-3000:]}")
     return (ended[0] - began[0], ended[1] - began[1]), int(each[1]) * int(values["PADDLE_LAUNCHER_PASSES"])
 
 
 def compare(folder: Path, job: Path, values: dict[str, str], saving: bool) -> list[float]:
-    """Medians: our wall seconds, theirs, our processor seconds, theirs."""
+    """Return medians: wall seconds under launchers and by hand, CPU seconds under launchers and by hand."""
     pairs = []
     for n in range(ROUNDS):
-        hand, batches = by_hand(folder / f"hand-{n}", job, values)
-        every = {"PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": str(round(batches * SAVE_SECONDS / hand[0]))}
-        pairs.append((launched(folder / f"launched-{n}", job, values | (every if saving else {})), hand))
+        hand, batches = run_by_hand(folder / f"hand-{n}", job, values)
+        every = {"PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": str(round(batches * SAVE_SECONDS / hand[0]))}
+        pairs.append(
+            (run_with_launchers(folder / f"launched-{n}", job, values | (every if saving else {})), hand)
+        )
     return [statistics.median(pair[who][what] for pair in pairs) for what in (0, 1) for who in (0, 1)]
 
 
 def main() -> int:
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     kept = []
     for line, values, saving, most in (
         ("launcher_overhead", SHORT, False, 1.03),
@@ -87,7 +93,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="overhead-") as name:
             job = job_of(EXAMPLE, Path(name) / "data")
             wall, bare, used, used_bare = compare(Path(name), job, values, saving)
-        kept.append(say(line, wall, bare, most=most))
+        kept.append(print_ratio(line, wall, bare, most=most))
         shown = f"ours={used:.1f} theirs={used_bare:.1f} ratio={used / used_bare:.3f}"
         print(f"# processor seconds: {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
     return kept.count(False)

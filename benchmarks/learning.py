@@ -1,15 +1,16 @@
-"""What three pods learn, against one machine: both example programs on real data.
+"""Compare what three pods learn with one machine: both example programs on real data.
 
-`python -m benchmarks.learning` prints, for three pservers and three trainers on loopback, started with the
-environment that the launcher gives them, with the examples' settings:
+`python -m benchmarks.learning` prints, for three pservers and three trainers on loopback with the environment
+that the launcher sets and the examples' settings:
 
 - `quick_start_test_error`: our test error and that of scikit-learn's LogisticRegression (C=1) on the same
   split and the same bag of words. Limit: 0.01 above.
 - `recommendation_rmse`: our RMSE on the held-out tenth and that of the same network in one process without
-  servers, as many passes. Limits: 0.96, and 0.02 above.
+  servers after as many passes. Limits: 0.96, and 0.02 above.
 
 `ours` is always the score of the exported model, computed without any server. Data and settings are those of
 the chart's examples; the launcher's own data preparation splits the data.
+
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 from sklearn.linear_model import LogisticRegression
 
-from launcher.data import fields
-from launcher.worker.interface import Job
-from local import tryout
-from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+from launcher.dataprep.csv_records import split_fields
+from launcher.program import Job
+from local import try_example
+from local.paths import CLONE
+from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 EXAMPLES = ("quick_start", "recommendation")
 
 
-def prepare(name: str, root: Path) -> list[Path]:
-    """The example's data as its data Job deals them; one staged folder a rank."""
-    env = tryout.dealt(name, root)
+def prepare_example(name: str, root: Path) -> list[Path]:
+    """Prepare the example's data as its data Job does; return one staged folder per rank."""
+    env = try_example.prepare_example(name, root)
     job = Path(env["OUT_DIR"])
     (job / "tables").mkdir(exist_ok=True)
     folders = [job / str(rank) / "data" for rank in range(int(env["SPLIT_COUNT"]))]
@@ -46,8 +48,8 @@ def prepare(name: str, root: Path) -> list[Path]:
     return folders
 
 
-def whole(data: list[Path], root: Path) -> Path:
-    """All shards as one, for the one process."""
+def join_shards(data: list[Path], root: Path) -> Path:
+    """Return a folder with all shards in one, for the single process."""
     one = root / "one"
     one.mkdir()
     (one / "train.txt").write_bytes(b"".join((folder / "train.txt").read_bytes() for folder in data))
@@ -56,12 +58,12 @@ def whole(data: list[Path], root: Path) -> Path:
     return one
 
 
-def ours(name: str, root: Path, data: list[Path]) -> dict[str, float]:
-    """Trains on loopback; the score that the exported model has."""
-    told = tryout.environment(tryout.values(name), root)
+def train_gang(name: str, root: Path, data: list[Path]) -> dict[str, float]:
+    """Train on loopback; return the score of the exported model."""
+    environment = try_example.example_environment(try_example.example_values(name), root)
     keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
-    values = {key: told[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
-    gang = Loopback(root / "gang", data, PROGRAMS / name, values=values)
+    values = {key: environment[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
+    gang = TrainerProcesses(root / "gang", data, PROGRAMS / name, values=values)
     gang.root.mkdir()
     began = time.monotonic()
     codes = gang.run(300)
@@ -71,20 +73,20 @@ def ours(name: str, root: Path, data: list[Path]) -> dict[str, float]:
     return dict(json.loads((gang.output.model / "score.json").read_text()))
 
 
-def one_process(name: str, one: Path) -> dict[str, float]:
-    """The same network and passes in one process without servers."""
-    training = tryout.values(name)["training"]
+def train_one_process(name: str, one: Path) -> dict[str, float]:
+    """Train the same network for as many passes in one process without servers; return its score."""
+    training = try_example.example_values(name)["training"]
     command = [sys.executable, "-m", "launcher", "try", name, "-o", "json", "--to", str(one / "model")]
     command += ["--data", str(one / "train.txt"), "--test", str(one / "test.txt")]
     command += ["--passes", str(training["passes"]), "--batch-size", str(training["batchSize"])]
     for table in sorted((one / "tables").iterdir()):
         command += ["--table", str(table)]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=CLONE, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout)["score"])
 
 
-def regression(one: Path) -> float:
-    """scikit-learn's test error on the same words."""
+def train_regression(one: Path) -> float:
+    """Return scikit-learn's test error on the same words."""
     sys.path.insert(0, str(PROGRAMS / "quick_start"))
     import texts  # type: ignore[import-not-found]  # noqa: PLC0415 (a program's folder is no package)
 
@@ -93,7 +95,9 @@ def regression(one: Path) -> float:
 
     def read(path: Path) -> tuple[csr_matrix, NDArray[np.float64]]:
         with path.open(encoding="utf-8", newline="\n") as file:
-            rows = [texts.parse(dict(zip(texts.COLUMNS, fields(line), strict=True)), job) for line in file]
+            rows = [
+                texts.parse(dict(zip(texts.COLUMNS, split_fields(line), strict=True)), job) for line in file
+            ]
         rows = [row for row in rows if row is not None]
         words = [row["words"][:length] for row in rows]
         row_of = np.repeat(np.arange(len(rows)), [len(w) for w in words])
@@ -106,19 +110,19 @@ def regression(one: Path) -> float:
 
 
 def main() -> int:
-    """Prints both lines; returns how many limits were missed."""
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     missed = []
     for name in EXAMPLES:
         with tempfile.TemporaryDirectory(prefix="learning-") as folder:
             root = Path(folder)
-            data = prepare(name, root)
-            one = whole(data, root)
-            score = ours(name, root, data)
+            data = prepare_example(name, root)
+            one = join_shards(data, root)
+            score = train_gang(name, root, data)
             if name == "quick_start":
-                found, other, slack, most = score["error"], regression(one), 0.01, 1.0
+                found, other, slack, most = score["error"], train_regression(one), 0.01, 1.0
                 label = "quick_start_test_error"
             else:
-                found, other, slack, most = score["rmse"], one_process(name, one)["rmse"], 0.02, 0.96
+                found, other, slack, most = score["rmse"], train_one_process(name, one)["rmse"], 0.02, 0.96
                 label = "recommendation_rmse"
             print(f"{label} ratio={found / other:.3f} ours={found:.4f} theirs={other:.4f}", flush=True)
             if found > other + slack or found > most:

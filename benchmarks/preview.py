@@ -1,9 +1,10 @@
-"""`pulumi preview` of stack `dev` against `pulumi preview` of a program with one bucket.
+"""Compare `pulumi preview` of stack `dev` with `pulumi preview` of a program with one bucket.
 
-Prints `preview ratio=… ours=… theirs=…` (wall seconds; at most 3 is allowed). The same engine, the same
-emulated account, the same machine; the runs alternate. Everything is as for a person: the engine starts the
-program, the plugin (tests/aws_emulator, in place of AWS's) and pip anew each time. Nothing is deployed, so
-that each preview plans to make everything; `dev` has an image here, so that the release is among it.
+Prints `preview ratio=… ours=… theirs=…` in wall seconds; the limit of the ratio is 3. Engine, emulated
+account and machine are the same, and the runs alternate. As for a user, the engine starts the program, the
+provider plugin (testkit/aws_emulator instead of AWS's) and pip for each run. Nothing is deployed, so every
+preview plans to create everything; `dev` has an image here, so that the plan includes the release.
+
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from tests.aws_emulator.account import Account  # noqa: E402
-from tests.aws_emulator.workbench import Engine, moto_server  # noqa: E402
-from tests.infra_emulated import program  # noqa: E402
+from testkit import program_copy  # noqa: E402
+from testkit.aws_emulator.account import Account  # noqa: E402
+from testkit.aws_emulator.pulumi_engine import Engine, moto_server  # noqa: E402
 
 ROUNDS = 5
 LIMIT = 3.0
 BUCKET = 'import pulumi_aws as aws\naws.s3.Bucket("one")\n'
 
 
-def dev(folder: Path, account: Path) -> Engine:
-    """This repository's program with stack `dev`."""
-    project = program.copy(folder / "dev")
-    program.add_stack(project, "dev")
+def create_dev_engine(folder: Path, account: Path) -> Engine:
+    """Return an engine with this repository's program and stack `dev`."""
+    project = program_copy.copy_program(folder / "dev")
+    program_copy.add_dev_stack(project, "dev")
     engine = Engine(project, "dev", folder / "home", account, starts_plugin=True).init()
     engine.config("paddle-training:image=registry.example/launcher@sha256:" + "0" * 64)
     return engine
 
 
-def bucket(folder: Path, account: Path) -> Engine:
-    """A program with one bucket."""
+def create_bucket_engine(folder: Path, account: Path) -> Engine:
+    """Return an engine with a program of one bucket."""
     project = folder / "bucket"
     project.mkdir()
     (project / "Pulumi.yaml").write_text("name: bucket\nruntime: python\n", encoding="utf-8")
@@ -46,8 +47,8 @@ def bucket(folder: Path, account: Path) -> Engine:
     return engine
 
 
-def preview(engine: Engine) -> float:
-    """Wall seconds of one preview."""
+def time_preview(engine: Engine) -> float:
+    """Return the wall seconds of one preview."""
     began = time.monotonic()
     done = engine.preview()
     wall = time.monotonic() - began
@@ -57,13 +58,14 @@ def preview(engine: Engine) -> float:
 
 
 def main() -> int:
+    """Run the benchmark and print its result lines; return 1 if the limit is exceeded."""
     with tempfile.TemporaryDirectory() as name, moto_server(Path(name) / "moto.log") as moto:
         folder = Path(name)
         account = Account.create(folder / "account", moto=moto).folder
-        both = dev(folder, account), bucket(folder, account)
+        both = create_dev_engine(folder, account), create_bucket_engine(folder, account)
         for engine in both:  # the first run writes bytecode
-            preview(engine)
-        rounds = [(preview(both[0]), preview(both[1])) for _ in range(ROUNDS)]
+            time_preview(engine)
+        rounds = [(time_preview(both[0]), time_preview(both[1])) for _ in range(ROUNDS)]
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
     print(f"preview ratio={ours / theirs:.2f} ours={ours:.2f}s theirs={theirs:.2f}s")
     return int(ours / theirs > LIMIT)

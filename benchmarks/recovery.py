@@ -1,18 +1,21 @@
-"""From a kill to the next attempt's first batch, and from the pods' start to the first one, with real Paddle.
+"""Measure the time from a kill to the next attempt's first batch, and from the start to the first batch.
 
 `python -m benchmarks.recovery` prints for each example program (`quick_start`, `recommendation`)
 
 - `recovery_<example>_<victim>`: median seconds from the SIGKILL of one rank's trainer or pserver until the
-  last of three ranks has done its first batch of the next attempt. At most 12, and 8 is the goal.
-- `first_batch_<example>`: median seconds from the start of three launchers to the last rank's first batch. At
-  most 12, and 6 is the goal.
+  last of three ranks has completed its first batch of the next attempt. Limit 8.
+- `first_batch_<example>`: median seconds from the start of three launchers to the last rank's first batch.
+  Limit 6.
 
-`theirs` of both is bare Paddle's own way to the first batch: the same six processes started by hand at once.
-The names with `_cluster` are the same in pods of the local cluster, if it runs and has this launcher's image
-(`make cluster image`); there the time of `first_batch` begins when the last pod's container has started.
-A line of parts follows each: detect (until rank 0 knows), stop (until no process is left), meet (until the
-order to start; at a first start with the lock and the staging in it), start (of the processes), import (of
-Paddle and the program's data), join (servers and trainers), load, batch. It takes some ten minutes.
+`theirs` of both is the way of bare Paddle to the first batch: the same six processes started by hand at once.
+Names with `_cluster` are the same for `quick_start` in pods of the local cluster, if that is running with
+this launcher's image (`make cluster image`); there the time of `first_batch` starts when the last pod's
+container has started. A line with the median seconds of each part follows: detect (until rank 0 knows of the
+failure), stop (until no process is left), meet (the rendezvous, until rank 0 instructs all ranks to start; in
+a first start including output lease and staging), start (of the processes), import (of Paddle and the
+program's data), join (of servers and trainers), load (of the checkpoint), batch (the first one). The
+benchmark takes about six minutes.
+
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from typing import Protocol
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from benchmarks._cluster import PodGang, reachable  # noqa: E402
 from benchmarks._fleet import (  # noqa: E402
     RANKS,
     ROLES,
@@ -38,7 +40,8 @@ from benchmarks._fleet import (  # noqa: E402
     paddle_ends,
     parts,
 )
-from benchmarks._lines import median, say, say_parts  # noqa: E402
+from benchmarks._pod_gang import PodGang, is_cluster_ready  # noqa: E402
+from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio  # noqa: E402
 from benchmarks.learning import EXAMPLES  # noqa: E402
 
 ROUNDS = 3
@@ -48,8 +51,8 @@ ENDLESS = {"PADDLE_LAUNCHER_PASSES": "100000", "PADDLE_LAUNCHER_RESTARTS": "100"
 Parts = dict[str, float]
 
 
-class Run(Protocol):
-    """Three launchers, wherever they run. Times are unix seconds: one machine, one clock."""
+class RunningGang(Protocol):
+    """Three launchers, on loopback or in pods. Times are Unix seconds: there is one machine and one clock."""
 
     def began(self) -> float: ...
 
@@ -62,8 +65,8 @@ class Run(Protocol):
     def kill(self, rank: int, role: str) -> float: ...
 
 
-def await_training(run: Run, after: float) -> None:
-    """Returns when every rank has done a first batch after that moment."""
+def await_training(run: RunningGang, after: float) -> None:
+    """Wait until every rank has completed its first batch after the time `after`."""
     deadline = time.monotonic() + DEADLINE
     while not run.trains(after):
         if time.monotonic() > deadline:
@@ -72,57 +75,59 @@ def await_training(run: Run, after: float) -> None:
         time.sleep(0.1)
 
 
-def first_batch(run: Run) -> Parts:
-    """The parts of a first start."""
+def measure_first_batch(run: RunningGang) -> Parts:
+    """Return the parts of a first start, in seconds."""
     began = run.began()
     await_training(run, began)
-    told = [run.events(rank) for rank in RANKS]
+    logs = [run.events(rank) for rank in RANKS]
     ends = {
-        "stage": last(told, "staged shard"),
-        "meet": last(told[:1], "attempt 0 "),
-        "start": last(told, "started trainer"),
+        "stage": last(logs, "staged shard"),
+        "meet": last(logs[:1], "attempt 0 "),
+        "start": last(logs, "started trainer"),
     }
     return parts(began, ends | paddle_ends([run.marks(rank) for rank in RANKS]))
 
 
-def recovery(run: Run, rank: int, role: str) -> Parts:
-    """The parts of a restart."""
+def measure_recovery(run: RunningGang, rank: int, role: str) -> Parts:
+    """Kill a rank's process and return the parts of the restart, in seconds."""
     killed = run.kill(rank, role)
     await_training(run, killed)
-    told = [run.events(rank) for rank in RANKS]
+    logs = [run.events(rank) for rank in RANKS]
     ends = {
-        "detect": last(told[:1], " failed: ", killed),
-        "stop": last(told[:1], "restarting as attempt", killed),
-        "meet": last(told[:1], "after its plan", killed),
-        "start": last(told, "started trainer", killed),
+        "detect": last(logs[:1], " failed: ", killed),
+        "stop": last(logs[:1], "restarting as attempt", killed),
+        "meet": last(logs[:1], "the rendezvous took", killed),
+        "start": last(logs, "started trainer", killed),
     }
     return parts(killed, ends | paddle_ends([run.marks(rank) for rank in RANKS]))
 
 
-def both(run: Run, first: list[Parts], lost: dict[str, list[Parts]]) -> None:
-    """One start and a kill of each kind."""
-    first.append(first_batch(run))
+def measure_start_and_kills(run: RunningGang, first: list[Parts], lost: dict[str, list[Parts]]) -> None:
+    """Measure one start and one kill of each role; append the parts to `first` and `lost`."""
+    first.append(measure_first_batch(run))
     for rank, role in enumerate(ROLES, 1):
         time.sleep(3)  # some passes and saves
-        lost[role].append(recovery(run, rank, role))
+        lost[role].append(measure_recovery(run, rank, role))
 
 
 def report(name: str, where: str, first: list[Parts], lost: dict[str, list[Parts]], bare: float) -> int:
-    """Prints what was found; returns how many limits were missed."""
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     kept = []
     for role, found in lost.items():
         line = f"recovery_{name}_{role}{where}"
-        kept.append(say(line, median(found, "total"), bare, limit=LIMIT_RECOVERY))
-        say_parts(found)
-    kept.append(say(f"first_batch_{name}{where}", median(first, "total"), bare, limit=LIMIT_FIRST))
-    say_parts(first)
+        kept.append(print_ratio(line, median_of_part(found, "total"), bare, limit=LIMIT_RECOVERY))
+        print_median_parts(found)
+    kept.append(
+        print_ratio(f"first_batch_{name}{where}", median_of_part(first, "total"), bare, limit=LIMIT_FIRST)
+    )
+    print_median_parts(first)
     return kept.count(False)
 
 
 def main() -> int:
-    """Prints the lines; returns how many limits were missed."""
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     missed = 0
-    clustered = reachable()
+    clustered = is_cluster_ready()
     for name in EXAMPLES:
         hand: list[Parts] = []
         first: list[Parts] = []
@@ -134,16 +139,16 @@ def main() -> int:
                 hand.append(ByHand(folder / f"hand-{n}", job, name, **ENDLESS).first_batch(DEADLINE))
                 gang = FleetGang(folder / f"gang-{n}", job, name, **ENDLESS)
                 with gang:
-                    both(gang.start(), first, lost)
-        bare = median(hand, "total")
+                    measure_start_and_kills(gang.start(), first, lost)
+        bare = median_of_part(hand, "total")
         print(f"# {name} by hand", flush=True)
-        say_parts(hand)
+        print_median_parts(hand)
         missed += report(name, "", first, lost, bare)
-        if clustered:
+        if clustered and name == EXAMPLES[0]:  # the pods add the same to every program
             first, lost = [], {role: [] for role in ROLES}
             for n in range(ROUNDS):
                 with PodGang(name, n) as pods:
-                    both(pods, first, lost)
+                    measure_start_and_kills(pods, first, lost)
             missed += report(name, "_cluster", first, lost, bare)
     if not clustered:
         print("# no local cluster with this launcher's image: `make cluster image`", flush=True)

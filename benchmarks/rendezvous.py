@@ -1,17 +1,18 @@
-"""The meeting of many launchers on loopback, and what it costs rank 0.
+"""Measure the rendezvous of many launchers on loopback: duration, CPU time of rank 0, and API requests.
 
 `python -m benchmarks.rendezvous` prints
 
-- `rendezvous_<N>`: seconds from the first call of a launcher until each of the N holds the order to serve, at
-  most 10 for 1,000. `theirs` is how long N bare TCP connections take, one exchange of the same size on each.
-- `rendezvous_cpu_<N>`: rank 0's processor seconds a second while all train; `theirs` of one core.
+- `rendezvous_<N>`: seconds from the first request of a launcher until all N have received rank 0's
+  instruction to start their pservers (`serve`), at most 10 for 1,000. `theirs` is the time of N plain TCP
+  connections with one exchange of the same size on each.
+- `rendezvous_cpu_<N>`: rank 0's CPU seconds per second while all train, compared with one core.
 - `rendezvous_api_requests`: requests of one pod at an API server with `rendezvous: api`, while rank 0's pod
   starts late and is replaced; `theirs` is the budget of 3.
 
-Rank 0 is the product's launcher with all that it does (the lease, the plan, the books, `status.json`) and the
-product's times; its own children are stand-ins. The other launchers are simulated, as many as fit in two
-processes, but speak as the product's link does: a state when the last answer came, kept connections, and a
-new state of its own for each phase.
+Rank 0 is the real launcher with all its work (output lease, plan of attempts, `run.json`, `status.json`) and
+its real intervals; its child processes are substitutes. The other launchers are simulated in two processes.
+They follow the protocol of the real launcher: they keep their connection, send their state after each answer
+of rank 0, and report a new state for each phase.
 """
 
 from __future__ import annotations
@@ -26,23 +27,22 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from benchmarks._lines import say  # noqa: E402
-from launcher.gang.finding import credential  # noqa: E402
-from launcher.gang.messages import Order, State  # noqa: E402
-from launcher.gang.rank0 import Rank0  # noqa: E402
-from launcher.layout import Output  # noqa: E402
+from benchmarks._result_lines import print_ratio  # noqa: E402
 from launcher.settings import TrainSettings  # noqa: E402
-from launcher.storage.lock import holder_at  # noqa: E402
-from launcher.timings import Timings  # noqa: E402
-from tests.launcher.core.kit import LoopbackGang, environ  # noqa: E402
-from tests.launcher.core.test_kubernetes import Server, pod  # noqa: E402
+from launcher.supervisor.peers.messages import MemberState, Order  # noqa: E402
+from launcher.supervisor.peers.rank0_locator import build_credential  # noqa: E402
+from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch  # noqa: E402
+from launcher.supervisor.shared_storage.output_lease import read_lease_holder  # noqa: E402
+from local.launcher_gang import job_environment  # noqa: E402
+from testkit.fake_api_server import FakeApiServer, make_pod  # noqa: E402
+from testkit.stand_in_gang import JOB, StandInGang  # noqa: E402
+from testkit.waiting import until  # noqa: E402
 
 SIZES = (10, 100, 1000)
 LIMIT_SECONDS, LIMIT_REQUESTS = 10.0, 3.0
@@ -50,26 +50,11 @@ DEADLINE, STEADY = 120.0, 10.0
 PROCESSES = 2
 TICK = os.sysconf("SC_CLK_TCK")
 PHASES = {"wait": "idle", "serve": "ready", "train": "training", "finish": "ended", "stop": "idle"}
-"""What a simulated launcher does of each order, at once."""
-STAND_IN = """
-import os, socket, sys, time
-options = dict(word.removeprefix("--").partition("=")[::2] for word in sys.argv[2:])
-if "help" in options:
-    print("-nics -port -ports_num -ports_num_for_sparse")
-    sys.exit(1)
-if sys.argv[1] == "pserver":
-    last = int(options["ports_num"]) + int(options["ports_num_for_sparse"])
-    ports = range(int(options["port"]), int(options["port"]) + last)
-    kept = [socket.create_server((os.environ["PADDLE_LAUNCHER_POD_IP"], port)) for port in ports]
-else:
-    print("Pass=0", flush=True)
-time.sleep(3600)
-"""
-"""Rank 0's own children: they serve and train nothing."""
+"""Instruction of rank 0 -> the phase that a simulated launcher reports immediately afterwards."""
 
 
 class Launcher:
-    """One simulated rank: the protocol of `launcher.gang.control.Link`, without a thread of its own."""
+    """One simulated rank: the protocol of `CoordinatorLink` (launcher.supervisor.peers) without a thread."""
 
     def __init__(self, rank: int, address: tuple[str, int], token: str, print_: dict[str, Any]) -> None:
         self.rank, self.address, self.token, self.print = rank, address, token, print_
@@ -78,13 +63,13 @@ class Launcher:
         self.began = self.serves = 0.0
 
     def request(self) -> bytes:
-        """Its whole state, as it is sent."""
+        """Return the request with the rank's complete state."""
         self.batch += 1
         progress = {
             **{"pass": 0, "batch": self.batch, "batches": 1000, "samples_per_second": 1234.5, "loss": 0.5},
-            **{"state": "training", "saved": None, "marks": dict.fromkeys(("met", "loaded"), time.time())},
+            **{"state": "training", "saved": None, "marks": dict.fromkeys(("joined", "loaded"), time.time())},
         }
-        state = State(
+        state = MemberState(
             self.rank,
             self.incarnation,
             self.phase,
@@ -104,7 +89,7 @@ class Launcher:
         return head.encode() + body
 
     async def live(self) -> None:
-        """Asks for ever; raises what goes wrong."""
+        """Send this rank's state and read rank 0's instruction until it is `end`; raise for a rejected request."""
         self.began = time.monotonic()
         reader, writer = await asyncio.open_connection(*self.address)
         while True:
@@ -128,7 +113,10 @@ class Launcher:
 
 
 async def simulate(launchers: list[Launcher]) -> None:
-    """All of them until rank 0 ends; says when the first began and the last held the order to serve."""
+    """Run these launchers until rank 0 exits.
+
+    Prints two monotonic times: of the first request, and when the last launcher was instructed to serve.
+    """
     tasks = [asyncio.create_task(launcher.live()) for launcher in launchers]
     while not all(launcher.serves for launcher in launchers):
         for task in tasks:
@@ -140,49 +128,44 @@ async def simulate(launchers: list[Launcher]) -> None:
 
 
 def clients(given: str) -> None:
-    """One process of simulated launchers."""
-    told = json.loads(given)
-    rest = tuple(told["address"]), told["token"], told["fingerprint"]
-    asyncio.run(simulate([Launcher(rank, *rest) for rank in range(*told["ranks"])]))
+    """Run the simulated launchers that the JSON text `given` describes, in this process."""
+    parameters = json.loads(given)
+    rest = tuple(parameters["address"]), parameters["token"], parameters["fingerprint"]
+    asyncio.run(simulate([Launcher(rank, *rest) for rank in range(*parameters["ranks"])]))
 
 
 def cpu(pid: int) -> float:
-    """Processor seconds of a process so far."""
+    """Return the CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICK
 
 
 def memory(pid: int) -> float:
-    """Its greatest resident memory so far, in MB."""
+    """Return the peak resident memory of a process so far, in MB."""
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
 
 
 def measure(size: int, folder: Path) -> tuple[float, float, float]:
-    """(seconds to meet, rank 0's processor seconds a second, its MB)."""
-    with LoopbackGang(
-        folder,
-        trainers=size,
-        timings=asdict(Timings()),
-        PADDLE_LAUNCHER_RENDEZVOUS_SECONDS=str(int(DEADLINE)),
-    ) as gang:
-        (gang.folder / "bin" / "paddle").write_text(f"#!{sys.executable} -S\n{STAND_IN}")
+    """Return (seconds until all ranks have joined, rank 0's CPU seconds per second, its memory in MB)."""
+    waits = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": str(int(DEADLINE))}
+    with StandInGang(folder, size, **waits) as gang:
         pid = gang.start(0).processes[0].pid
-        output = Output(gang.output)
-        gang.until(output.run_json.exists, 30)
-        settings = TrainSettings.from_environ(gang.config(1)["environ"])
-        told = {
+        until(gang.output.run_json.exists, "run.json", 30)
+        settings = TrainSettings.from_environ(rank_environment(folder, size))
+        parameters = {
             "address": (gang.addresses[0], settings.peer_port),
-            "token": credential(settings, holder_at(output.lock)["token"]),
-            "fingerprint": gang.json("run.json")["fingerprint"],
+            "token": build_credential(settings, read_lease_holder(gang.output.lock)["token"]),
+            "fingerprint": json.loads(gang.output.run_json.read_text())["fingerprint"],
         }
         edges = [1 + (size - 1) * n // PROCESSES for n in range(PROCESSES + 1)]
         command = [sys.executable, "-m", "benchmarks.rendezvous"]
         crowd = [
             subprocess.Popen(
-                [*command, json.dumps({**told, "ranks": ranks})],
+                [*command, json.dumps({**parameters, "ranks": ranks})],
                 cwd=REPO,
-                env={**os.environ, "GANG_MARK": gang.mark},  # the gang's end is theirs
+                # by which the gang's end stops them too
+                env={**os.environ, "PADDLE_LAUNCHER_WORK_DIR": str(gang.work_dir(size))},
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -193,7 +176,7 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
             assert process.stdout is not None
             times.append([float(word) for word in process.stdout.readline().split()])
         met = max(t[1] for t in times) - min(t[0] for t in times)
-        gang.until(lambda: "Pass=" in gang.said(0), 60)
+        until(lambda: "Pass=" in gang.trainer_log(0), "rank 0's first pass", 60)
         time.sleep(3)
         before = cpu(pid), time.monotonic()
         time.sleep(STEADY)
@@ -204,8 +187,14 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
     return found
 
 
+def rank_environment(folder: Path, trainers: int) -> dict[str, str]:
+    """Return the environment of rank 1, from which a simulated launcher reads its settings."""
+    base = job_environment(folder / "shared", JOB, trainers)
+    return {**base, "JOB_COMPLETION_INDEX": "1", "TRAIN_CONFIG_DIR": "mine", "PADDLE_LAUNCHER_RUNTIME": "v1"}
+
+
 def bare(size: int) -> float:
-    """Seconds for so many connections, opened and answered once, with one thread a connection as here."""
+    """Return the seconds for `size` connections, each opened and answered once, with a thread for each."""
     body = b"x" * 1000
 
     def answer(connection: socket.socket) -> None:
@@ -234,22 +223,23 @@ def bare(size: int) -> float:
 
 
 def requests(folder: Path, pods: int = 20) -> float:
-    """Requests a pod at an API server, over a life in which rank 0's pod starts late and is replaced."""
-    server = Server(folder)
-    server.pods = [pod("first", None, phase="Pending", made="1")]
+    """Return the requests per pod to an API server, if rank 0's pod starts late and is replaced."""
+    server = FakeApiServer(folder)
+    server.pods = [make_pod("first", None, phase="Pending", made="1")]
     server.changes = [
-        {"type": "MODIFIED", "object": pod("first", "10.0.0.2", made="1")},
-        {"type": "MODIFIED", "object": pod("first", "10.0.0.2", deleting=True, made="1")},
-        {"type": "ADDED", "object": pod("second", "10.0.0.3", made="2")},
+        {"type": "MODIFIED", "object": make_pod("first", "10.0.0.2", made="1")},
+        {"type": "MODIFIED", "object": make_pod("first", "10.0.0.2", deleting=True, made="1")},
+        {"type": "ADDED", "object": make_pod("second", "10.0.0.3", made="2")},
     ]
     server.hangs.set()
-    settings = TrainSettings.from_environ(environ(PADDLE_LAUNCHER_RENDEZVOUS="api"))
-    finders = [Rank0(settings, server.api()) for _ in range(pods)]
+    environ = rank_environment(folder, pods) | {"PADDLE_LAUNCHER_RENDEZVOUS": "api"}
+    settings = TrainSettings.from_environ(environ)
+    finders = [Rank0PodWatch(settings, server.api()) for _ in range(pods)]
     deadline = time.monotonic() + 30
 
-    def found(finder: Rank0) -> bool:
+    def found(finder: Rank0PodWatch) -> bool:
         try:
-            return finder.address() == "10.0.0.3"
+            return finder.find_address() == "10.0.0.3"
         except OSError:
             return False
 
@@ -265,16 +255,20 @@ def requests(folder: Path, pods: int = 20) -> float:
 
 
 def main() -> int:
-    """Prints the lines; returns how many limits were missed."""
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     kept = []
     for size in SIZES:
         with tempfile.TemporaryDirectory(prefix="rendezvous-") as name:
             met, used, mb = measure(size, Path(name))
-        kept.append(say(f"rendezvous_{size}", met, bare(size), limit=LIMIT_SECONDS if size == 1000 else None))
-        say(f"rendezvous_cpu_{size}", used, 1.0)
+        kept.append(
+            print_ratio(f"rendezvous_{size}", met, bare(size), limit=LIMIT_SECONDS if size == 1000 else None)
+        )
+        print_ratio(f"rendezvous_cpu_{size}", used, 1.0)
         print(f"# rank 0 had at most {mb:.0f} MB; load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory(prefix="rendezvous-") as name:
-        kept.append(say("rendezvous_api_requests", requests(Path(name)), 3.0, "", limit=LIMIT_REQUESTS))
+        kept.append(
+            print_ratio("rendezvous_api_requests", requests(Path(name)), 3.0, "", limit=LIMIT_REQUESTS)
+        )
     return kept.count(False)
 
 

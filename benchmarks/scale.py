@@ -1,16 +1,16 @@
-"""Traffic, memory and time of a run by its number of pods: what `make plan` reckons with, measured.
+"""Measure traffic, memory and CPU time by the number of pods: the rates with which `make plan` estimates.
 
-`python -m benchmarks.scale` prints, beside the values of aws/rates.yaml (DeepFM of program ctr, all ids of
-a batch different, one trainer and one or eight servers, batches of 512 rows and of 4096):
+`python -m benchmarks.scale` prints, compared with the values of aws/rates.yaml (DeepFM of program ctr, all
+ids of a batch are different, one trainer and one or eight servers, batches of 512 rows and of 4096):
 
-- `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, both ways: of a row (its ids,
-  vectors and gradients), and of a batch (the dense parameters);
-- `scale_message`: CPU microseconds of both sides, a batch and server;
-- `scale_memory`: megabytes of a trainer with eight servers, beside one;
-- `scale_foretold`: bytes a row with batches of 2048, beside what follows from the first two;
+- `scale_wire_row`, `scale_wire_batch`: bytes between a trainer and its servers, in both directions: per row
+  (its ids, vectors and gradients), and per batch (the dense parameters);
+- `scale_message`: CPU microseconds of trainer and server for each batch and server;
+- `scale_memory`: megabytes of a trainer with eight servers, compared with one;
+- `scale_foretold`: bytes per row with batches of 2048, compared with the estimate from the first two results;
 
-and the table of docs/scale.md (`--table`: nothing else). All traffic of the machine's loopback is counted, so
-it runs in a network namespace of its own.
+and the table of docs/explanation/scale.md (`--table`: nothing else). All traffic of the machine's loopback
+is counted, so it runs in a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from aws import plan
-from benchmarks._lines import say
+from aws import training_estimate as estimate
+from benchmarks._result_lines import print_ratio
 from launcher.programs.ctr import planted
-from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback, Process
+from local.paths import CLONE
+from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 ROWS = 80_000
 BATCH, MIDDLE, LARGE = 512, 2048, 4096
@@ -43,7 +44,7 @@ CORES = 2.0
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of trainer and servers, and bytes that went over loopback."""
+    """CPU seconds of trainer and servers, and bytes that were sent over loopback."""
 
     batches: int
     cpu: float
@@ -53,7 +54,7 @@ class Spent:
 
 
 def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
-    """What a batch takes, in the second pass."""
+    """Train two passes with one trainer and this number of servers; return what the second pass used."""
     values = {
         "CONF_PADDLE_PORTS_NUM": str(servers),
         "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
@@ -61,7 +62,7 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
         "PADDLE_LAUNCHER_PASSES": "2",
         "PADDLE_LAUNCHER_SAVING_PERIOD": "2",
     }
-    gang = Loopback(folder, [data], PROGRAMS / "ctr", values=values)
+    gang = TrainerProcesses(folder, [data], PROGRAMS / "ctr", values=values)
     progress = gang.settings(0).work.progress
     seen: list[Spent] = []
     last = [0]
@@ -100,21 +101,21 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
 
 
 def wire() -> float:
-    """Bytes that went over loopback so far."""
+    """Return the bytes that were sent over loopback so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return float(next(line for line in lines if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
 def rows(file: Path) -> None:
-    """Writes rows whose ids nobody else has."""
+    """Write rows in which no id occurs twice."""
     clicks, ids, counts = planted.rows(0, ROWS, day=0, seed=0)
     ids = np.random.default_rng(1).integers(1, 1 << 32, ids.shape)
     file.write_text(planted.text(clicks, ids, counts))
 
 
 def constants(folder: Path) -> None:
-    """Measures, and prints all lines."""
-    known = plan.rates()
+    """Measure the rates and print a result line for each."""
+    known = estimate.read_rates()
     data = folder / "data"
     (data / "tables").mkdir(parents=True)
     rows(data / "train.txt")
@@ -122,19 +123,19 @@ def constants(folder: Path) -> None:
     runs = ((1, BATCH), (1, MIDDLE), (1, LARGE), (SERVERS, BATCH))
     small, middle, large, many = (measure(folder / "run", data, *run) for run in runs)
     row = (large.wire - small.wire) / (LARGE - BATCH)
-    say("scale_wire_row", row, known["wire_row"], " bytes")
-    say("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
-    say("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
-    say("scale_memory", many.memory / 1e6, small.memory / 1e6, "MB")
-    say("scale_foretold", middle.wire / MIDDLE, plan.wire(MIDDLE, known), " bytes")
+    print_ratio("scale_wire_row", row, known["wire_row"], " bytes")
+    print_ratio("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
+    print_ratio("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
+    print_ratio("scale_memory", many.memory / 1e6, small.memory / 1e6, "MB")
+    print_ratio("scale_foretold", middle.wire / MIDDLE, estimate.bytes_per_row(MIDDLE, known), " bytes")
 
 
 def table() -> None:
-    """The table of docs/scale.md."""
-    known = plan.rates()
+    """Print the table of docs/explanation/scale.md."""
+    known = estimate.read_rates()
     columns = [(pods, batch) for pods in PODS for batch in (BATCH, LARGE)]
-    jobs = [plan.Job(rows=0, gigabytes=0, passes=1, ids=IDS, batch=batch) for _, batch in columns]
-    loads = [plan.load(pods, CORES, job, known) for (pods, _), job in zip(columns, jobs, strict=True)]
+    jobs = [estimate.TrainingJob(rows=0, gigabytes=0, passes=1, ids=IDS, batch=batch) for _, batch in columns]
+    loads = [estimate.pod_load(pods, CORES, job, known) for (pods, _), job in zip(columns, jobs, strict=True)]
     print("| pods, batch | " + " | ".join(f"{pods}, {batch}" for pods, batch in columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for name, cells in (
@@ -154,14 +155,14 @@ def table() -> None:
 
 
 def main() -> int:
-    """Measures in a network namespace of its own. Returns the exit code."""
+    """Measure in a separate network namespace; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     parser.add_argument("--table", action="store_true", help="only the table, from aws/rates.yaml")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.table and not given.inside:
         own = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "benchmarks.scale", "--inside"]
-        return subprocess.run(own, cwd=ROOT, check=False).returncode
+        return subprocess.run(own, cwd=CLONE, check=False).returncode
     if given.inside:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         with tempfile.TemporaryDirectory(prefix="scale-") as folder:

@@ -1,18 +1,20 @@
-"""A model of many ids: out of the servers, into a process that answers, and what an answer costs.
+"""Measure the export of a model with many ids, the start of a model server, and predictions.
 
 `python -m benchmarks.serving [--millions 20]` prints
 
-- `export_cpu`: CPU of the trainers an id, all of the export, beside the look-up alone (the transfer). The
-  rest has a limit of 1 us. Two servers and two trainers on loopback, ids of 64 bits, width 16.
-- `export_wall`: seconds a million ids, scoring in a process of its own included, beside the save before it.
-- `serve_start`: `python -m launcher serve` until it has answered a row, beside `import paddle` alone in a new
-  process; limit 2 s.
-- `serve_open`: of it, what opening the model takes (mapped files, the network, the program) when its files
-  were read before, beside the first time.
-- `serve_rows`: predictions a second and core of parsed rows (DeepFM: 26 ids, 13 counts), beside the network
-  alone with its vectors at hand.
-- `serve_texts`: the same of rows of text, through the program's own parse(), beside those of parsed rows.
-- `serve_http_p50`, `serve_http_p99`: one row over HTTP, beside one row without it.
+- `export_cpu`: the trainers' CPU microseconds per id for the whole export, compared with the look-up of the
+  vectors in the pservers alone. The difference may be at most 1 us. Two servers and two trainers on loopback,
+  ids of 64 bits, vectors of width 16.
+- `export_wall`: seconds per million ids, including the scoring in a separate process, compared with the
+  checkpoint that was saved before.
+- `serve_start`: seconds until `python -m launcher serve` has answered a row, compared with `import paddle`
+  alone in a new process; limit 2 s.
+- `serve_open`: the part of `serve_start` that opens the model (mapped files, network, program), with the
+  files in the page cache, compared with the first time.
+- `serve_rows`: predictions per second and core for parsed rows (DeepFM: 26 ids, 13 counts), compared with the
+  network alone, whose vectors were looked up before.
+- `serve_texts`: the same for rows of text that the program's parse() reads, compared with parsed rows.
+- `serve_http_p50`, `serve_http_p99`: seconds for one row over HTTP, compared with one row without HTTP.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ from typing import Any
 import numpy as np
 import paddle
 
-from benchmarks._lines import say
-from launcher.served import Model
-from launcher.served.model import table_folder
-from launcher.worker import model as models
-from launcher.worker import program as programs
-from launcher.worker import shares
-from launcher.worker.network import build
-from tests.launcher.worker.loopback import PROGRAMS, ROOT, Loopback
+from benchmarks._result_lines import print_ratio
+from launcher.schema import ModelTable
+from launcher.serving.paddle_served import Model
+from launcher.serving.paddle_served.model import table_folder
+from launcher.trainer import program_loader as programs
+from launcher.trainer.export import table_writer
+from launcher.trainer.export.model_writer import ModelWriter
+from launcher.trainer.graph.network_builder import build_network
+from local.paths import CLONE
+from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 WIDTH = 16
 SLOTS = 26
@@ -52,7 +56,7 @@ PATTERN = re.compile(r"filled: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) to
 FILLING = f"""
 import numpy as np
 import paddle
-from launcher.worker.interface import Ids, Real
+from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
 LABEL = "label"
@@ -79,7 +83,7 @@ def optimizer(job):
 
 
 def export(root: Path, millions: float) -> bool:
-    """Trains every id once and prints the export's lines."""
+    """Train every id once and print the lines of the export."""
     program = root / "filling"
     program.mkdir(parents=True)
     (program / "trainer_config.py").write_text(FILLING)
@@ -93,40 +97,45 @@ def export(root: Path, millions: float) -> bool:
         (folder / "test.txt").write_text("1\n")
         data.append(folder)
     values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
-    gang = Loopback(root, data, program, values=values)
+    gang = TrainerProcesses(root, data, program, values=values)
     codes = gang.run(600 + 60 * millions)
     if set(codes.values()) != {0}:
         sys.exit(f"the export's run failed: {codes}\n{gang.log()[-3000:]}")
     found = [PATTERN.search(log) for log in (gang.log(0), gang.log(1))]
     assert all(found)
-    counts, transfer, beside = (sum(float(each[n]) for each in found if each) for n in range(1, 4))
-    whole, alone = (transfer + beside) / counts * 1e6, transfer / counts * 1e6
+    counts, transfer, rest = (sum(float(each[n]) for each in found if each) for n in range(1, 4))
+    total, alone = (transfer + rest) / counts * 1e6, transfer / counts * 1e6
     saved = float(re.findall(r"saved .* in ([\d.]+) s", gang.log())[-1])
     wall = float(re.findall(r"model in .*\(([\d.]+) s\)", gang.log())[-1])
-    print(f"# {counts:,.0f} ids of width {WIDTH}; beside the transfer {whole - alone:.2f} us an id (limit 1)")
-    kept = say("export_cpu", whole, alone, "us", limit=alone + 1)
-    say("export_wall", wall / millions, saved / millions, "s")
+    print(
+        f"# {counts:,.0f} ids of width {WIDTH}; without the transfer {total - alone:.2f} us per id (limit 1)"
+    )
+    kept = print_ratio("export_cpu", total, alone, "us", limit=alone + 1)
+    print_ratio("export_wall", wall / millions, saved / millions, "s")
     return kept
 
 
 def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], list[dict[str, str]]]]:
-    """A DeepFM of made-up ids, and rows that it knows."""
+    """Create a DeepFM with generated ids, and rows that contain them."""
     paddle.enable_static()
     config = PROGRAMS / "ctr" / "trainer_config.py"
-    program = programs.load(config, root / "tables")
-    network = build(program, "served")
+    program = programs.load_program(config, root / "tables")
+    network = build_network(program, "served")
     rng = np.random.default_rng(1)
     block = network.main.global_block()
     values = {n: rng.normal(0, 0.1, block.var(n).shape).astype(np.float32) for n in network.dense()}
     [table] = network.tables
     each = int(millions * 1e6) // SLOTS
-    export = models.Export(root / "model")
-    export.begin({table.name: (each * SLOTS, table.width)})
-    folder = table_folder(export.temp, table.name)
+    writer = ModelWriter(root / "model")
+    shapes = {table.name: ModelTable(each * SLOTS, table.width)}
+    writer.create(shapes)
+    folder = table_folder(writer.temp, table.name)
     for slot in range(SLOTS):  # as the program's parse() numbers them
         ids = (np.uint64(slot + 1) << np.uint64(40)) + np.arange(1, each + 1, dtype=np.uint64)
-        shares.fill(folder, slot * each, ids, rng.normal(0, 0.05, (each, table.width)).astype(np.float32))
-    export.end(program, config, values, {table.name: (each * SLOTS, table.width)}, lambda _: {"auc": 0.5})
+        table_writer.write_rows(
+            folder, slot * each, ids, rng.normal(0, 0.05, (each, table.width)).astype(np.float32)
+        )
+    writer.finish(program, values, shapes, lambda _: {"auc": 0.5})
 
     columns = [column for column in program.columns if column != program.label]
 
@@ -143,7 +152,7 @@ def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], 
 
 
 def cpu(work: Callable[[], Any], times: int) -> float:
-    """Median CPU seconds of this process."""
+    """Return the median CPU seconds of this process over several calls."""
     spent = []
     for _ in range(times):
         began = time.process_time()
@@ -153,7 +162,7 @@ def cpu(work: Callable[[], Any], times: int) -> float:
 
 
 def wall(work: Callable[[], Any], times: int) -> list[float]:
-    """Seconds of each, ascending."""
+    """Return the wall seconds of each call, in ascending order."""
     spent = []
     for _ in range(times):
         began = time.perf_counter()
@@ -163,12 +172,12 @@ def wall(work: Callable[[], Any], times: int) -> list[float]:
 
 
 def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -> list[float]:
-    """Prints what predictions cost; returns the sorted seconds of one row."""
+    """Print what predictions cost in this process; return the sorted seconds of one row."""
     began = time.perf_counter()
     model = Model(folder)
     opened = time.perf_counter() - began
     own = sorted(wall(lambda: Model(folder), 5))[2]
-    say("serve_open", own, opened, "s")
+    print_ratio("serve_open", own, opened, "s")
     count = 8192
     texts = rows(count, 2)
     parsed = model.program.arrays(texts)
@@ -180,23 +189,23 @@ def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -
     alone = cpu(lambda: model._network.run(features | {lookup["vectors"]: vectors}), 9)
     fresh = iter(rows(count, 10 + n) for n in range(9))
     arrays = iter([model.program.arrays(each) for each in fresh])  # other ids each time
-    whole = cpu(lambda: model.predict_arrays(next(arrays)), 9)
-    say("serve_rows", count / whole, count / alone, "/s")
-    say("serve_texts", count / cpu(lambda: model.predict(texts), 3), count / whole, "/s")
+    total = cpu(lambda: model.predict_arrays(next(arrays)), 9)
+    print_ratio("serve_rows", count / total, count / alone, "/s")
+    print_ratio("serve_texts", count / cpu(lambda: model.predict(texts), 3), count / total, "/s")
     one = rows(400, 3)
     singles = iter(one)
     return wall(lambda: model.answer([next(singles)]), 400)
 
 
 def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], int, float]:
-    """The server, its port, and the seconds until it had answered a row."""
+    """Return the server, its port, and the seconds until it had answered a row."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "launcher", "serve", "--model", str(folder), "--workers", "1"]
     command += ["--port", str(port)]
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, cwd=CLONE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while True:
         try:
             ask(http.client.HTTPConnection("127.0.0.1", port, timeout=10), json.dumps({"rows": [row]}))
@@ -208,7 +217,7 @@ def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], i
 
 
 def ask(connection: http.client.HTTPConnection, body: str) -> None:
-    """One request, answered."""
+    """Send one request and read the response."""
     connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     said = answer.read()
@@ -216,13 +225,13 @@ def ask(connection: http.client.HTTPConnection, body: str) -> None:
 
 
 def spent(pid: int) -> float:
-    """CPU seconds of a process so far."""
+    """Return the CPU seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], singles: list[float]) -> bool:
-    """Prints start and latency."""
+    """Print start and latency of the HTTP server."""
     starts = []
     for _ in range(3):
         process, port, seconds = start(folder, rows(1, 5)[0])
@@ -232,7 +241,7 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
             process.wait()
     imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
     print(f"# CPU seconds until it had answered: {spent(process.pid):.2f}")
-    kept = say("serve_start", statistics.median(starts), imports, "s", limit=2)
+    kept = print_ratio("serve_start", statistics.median(starts), imports, "s", limit=2)
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         bodies = iter([json.dumps({"rows": [row]}) for row in rows(1200, 4)])
@@ -243,12 +252,12 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
         process.wait()
     for part in (50, 99):
         ours, theirs = (times[len(times) * part // 100] * 1e3 for times in (asked, singles))
-        say(f"serve_http_p{part}", ours, theirs, "ms")
+        print_ratio(f"serve_http_p{part}", ours, theirs, "ms")
     return kept
 
 
 def main() -> int:
-    """Prints all lines; returns how many limits were missed."""
+    """Run the benchmark and print its result lines; return how many limits were exceeded."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

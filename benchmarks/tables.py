@@ -1,14 +1,16 @@
-"""Tables as they grow: memory, saves and loads. One pserver and one trainer.
+"""Measure memory, saving and loading of growing tables with one pserver and one trainer.
 
-`python -m benchmarks.tables [--millions 2] [--brief]` prints
+`python -m benchmarks.tables [--millions 1] [--brief]` prints
 
-- `ctr_table_memory_<rule>`: the pserver's megabytes a million ids of width 16, beside Adam's;
-- `ctr_table_save_<how>`: the pservers' CPU seconds to save a million of them, compressed as we do beside
-  gzip's own level 6, with the bytes an id that each takes;
-- `ctr_table_load`: seconds of wall time to load a million beside to save them;
-- `ctr_table_begin`: the same of a new run that begins with the model (`training.initFrom`), beside that load.
+- `ctr_table_memory_<rule>`: megabytes of the pserver per million ids of width 16, compared with Adam's;
+- `ctr_table_save_<how>`: CPU seconds of the pservers to save a million of them, compressed as in the product,
+  compared with gzip's default level 6, and the bytes per id of each;
+- `ctr_table_load`: wall seconds to load a million, compared with saving them;
+- `ctr_table_begin`: the same of a new run that starts with the model (`training.initModelPath`), compared
+  with that load.
 
 `--brief` leaves out other rules than Adam and gzip's level 6: 20 million ids took 12 minutes.
+
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPO))
 
-from benchmarks._lines import say  # noqa: E402
-from launcher.layout import Position  # noqa: E402
-from tests.launcher.worker.loopback import Loopback, Process  # noqa: E402
+from benchmarks._result_lines import print_ratio  # noqa: E402
+from launcher.paths import Position  # noqa: E402
+from local.trainer_processes import Process, TrainerProcesses  # noqa: E402
 
 TICK = os.sysconf("SC_CLK_TCK")
 PROGRAM = """
 import numpy as np
 import paddle
-from launcher.worker.interface import Ids, Real
+from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
 LABEL = "label"
@@ -64,8 +66,8 @@ def optimizer(job):
 """
 
 
-def gang(folder: Path, lines: list[str], **values: str) -> Loopback:
-    """One pserver and one trainer on these rows, of which the first 100 are the test set."""
+def gang(folder: Path, lines: list[str], **values: str) -> TrainerProcesses:
+    """Return a gang of one pserver and one trainer on these rows, the first 100 of which are the test set."""
     data, own = folder / "data", folder / "own"
     (data / "tables").mkdir(parents=True)
     own.mkdir()
@@ -73,13 +75,13 @@ def gang(folder: Path, lines: list[str], **values: str) -> Loopback:
     (data / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     (data / "test.txt").write_text("".join(f"{line}\n" for line in lines[:100]))
     few = {"PADDLE_LAUNCHER_LOG_PERIOD": "1000", "PADDLE_LAUNCHER_DOT_PERIOD": "1000"}
-    return Loopback(folder, [data], own, values=few | values, forked=False)
+    return TrainerProcesses(folder, [data], own, values=few | values)
 
 
 class Watched:
-    """A run, with the pserver's memory and CPU before and after its save."""
+    """A run whose pserver's memory and CPU time are read before and after its save."""
 
-    def __init__(self, started: Loopback) -> None:
+    def __init__(self, started: TrainerProcesses) -> None:
         self.started = started
         self.resident = self.before = self.after = 0.0
         codes = started.run(3600, self._look)
@@ -105,12 +107,12 @@ class Watched:
 
     @property
     def cpu(self) -> float:
-        """Seconds of the pserver, and of what it started, for the save."""
+        """Return the CPU seconds of the pserver and its child processes for the save."""
         return self.after - self.before
 
 
 def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
-    """A run that trains each of so many million ids once, and saves."""
+    """Return a run that trains each of so many million ids once and saves."""
     lines = [str(n) for n in range(int(millions * 1000))]
     values = {
         "PADDLE_LAUNCHER_PASSES": "1",
@@ -121,7 +123,7 @@ def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
 
 
 def tables(millions: float, brief: bool) -> bool:
-    """Prints all lines; False when a limit is not kept."""
+    """Run the benchmark and print its result lines; return False if a limit is exceeded."""
     few, kept = 0.001, True
     rules = ("adam",) if brief else ("adam", "adagrad", "sgd")
     memory, saves = {}, {}
@@ -138,23 +140,25 @@ def tables(millions: float, brief: bool) -> bool:
             ran = grown(Path(root) / "level6", millions, "adam", GZIP="-6")
             saves["level6"] = ran.cpu / millions, saved_bytes(ran.started) / millions / 1e6
     for rule, size in memory.items():
-        kept &= say(f"ctr_table_memory_{rule}", size, memory["adam"], " MB a million ids")
+        kept &= print_ratio(f"ctr_table_memory_{rule}", size, memory["adam"], " MB a million ids")
     for how, (cpu, size) in saves.items():
         print(f"# saved {how}: {size:.0f} bytes an id")
         theirs = saves["ours" if brief else "level6"][0]
-        kept &= say(f"ctr_table_save_{how}", cpu, theirs, " CPU s a million ids")
+        kept &= print_ratio(f"ctr_table_save_{how}", cpu, theirs, " CPU s a million ids")
     return kept
 
 
-def saved_bytes(started: Loopback) -> int:
-    """Of the tables in the save."""
-    return sum(path.stat().st_size for path in (started.output.save(Position(1)) / "tables").rglob("part-*"))
+def saved_bytes(started: TrainerProcesses) -> int:
+    """Return the bytes of the tables in the newest checkpoint of this run."""
+    return sum(
+        path.stat().st_size for path in (started.output.checkpoint(Position(1)) / "tables").rglob("part-*")
+    )
 
 
-def loaded(started: Loopback, millions: float) -> bool:
-    """Prints `ctr_table_load` of a run that goes on from this one's save, and `ctr_table_begin`."""
+def loaded(started: TrainerProcesses, millions: float) -> bool:
+    """Print `ctr_table_load` of a run that resumes from this run's save, and `ctr_table_begin`."""
     [saved] = (float(s) for s in re.findall(r"saved \S+ in (\S+) s", started.log()))
-    anew = {"PADDLE_LAUNCHER_INIT_FROM": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
+    anew = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
     began = replace(started, root=started.root / "anew", values=started.values | anew)
     began.root.mkdir()
     (began.root / "earlier").symlink_to(started.root)
@@ -162,12 +166,12 @@ def loaded(started: Loopback, millions: float) -> bool:
     shutil.rmtree(began.root)
     shutil.rmtree(started.output.model)
     load = loading(replace(started, resume=Position(1), attempt=1))
-    kept = say("ctr_table_load", load / millions, saved / millions, " s a million")
-    return say("ctr_table_begin", begin / millions, load / millions, " s a million") and kept
+    kept = print_ratio("ctr_table_load", load / millions, saved / millions, " s a million")
+    return print_ratio("ctr_table_begin", begin / millions, load / millions, " s a million") and kept
 
 
-def loading(gang: Loopback) -> float:
-    """Seconds in which a run's tables come to the servers; it is ended then."""
+def loading(gang: TrainerProcesses) -> float:
+    """Return the seconds in which the servers load a run's tables; the run is stopped then."""
     progress = gang.root / "work0" / "progress.json"
     progress.unlink(missing_ok=True)  # an earlier attempt's
     found: list[float] = []
@@ -176,7 +180,7 @@ def loading(gang: Loopback) -> float:
         with contextlib.suppress(OSError, ValueError):
             marks = json.loads(progress.read_text())["marks"]
             if "loaded" in marks and not found:
-                found.append(marks["loaded"] - marks["met"])
+                found.append(marks["loaded"] - marks["joined"])
                 for process in running.values():
                     process.kill()
 
@@ -187,9 +191,9 @@ def loading(gang: Loopback) -> float:
 
 
 def main() -> int:
-    """Returns 1 when a limit is not kept."""
+    """Run the benchmark and print its result lines; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
-    parser.add_argument("--millions", type=float, default=2.0, help="of ids")
+    parser.add_argument("--millions", type=float, default=1.0, help="of ids")
     parser.add_argument("--brief", action="store_true", help="Adam only, compressed as we do")
     given = parser.parse_args()
     return 0 if tables(given.millions, given.brief) else 1

@@ -1,12 +1,12 @@
-"""The round of docs/own-model.md on the local cluster: commands and minutes, beside the tutorial of 2017.
+"""Run docs/how-to/own-model.md on the local cluster; compare its commands and minutes with the 2017 tutorial.
 
-`python -m benchmarks.walk` runs tests/e2e/test_walk.py, which does what the page says, and prints for each of
-its sections
+`python -m benchmarks.walk` runs tests/e2e/test_walk.py, which follows the page, and prints for each section
 
-- `walk_commands_<section>`: lines that are typed, beside those that the tutorial needs for the same
-  (COMMANDS, from the text of its versions; files to write are not counted on either side);
-- `walk_minutes_<section>`: minutes, beside those that the tutorial itself names: 7 of its data Job, 20 of its
-  training. It names none for the rest, and has nothing to compare, to serve or to sweep with.
+- `walk_commands_<section>`: command lines, compared with those that the tutorial needs for the same
+  (COMMANDS, from the text of its versions; files to write are counted on neither side);
+- `walk_minutes_<section>`: minutes, compared with those in the tutorial: 7 for its data Job and 20 for its
+  training. It gives none for the rest, and has nothing to compare, serve or sweep with.
+
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks._lines import say
+from benchmarks._result_lines import print_ratio
 
 REPO = Path(__file__).resolve().parents[1]
 BUILD = ("docker build -t IMAGE .", "docker push IMAGE")
@@ -45,21 +45,21 @@ MINUTES = {"Train it": 7 + 20, "Change it, and again": 7 + 20, "Try settings": 2
 
 
 def main() -> int:
-    """Returns pytest's exit code."""
+    """Run the test, print the lines and return pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
         argv = [sys.executable, "-m", "pytest", "-q", "tests/e2e/test_walk.py"]
         ended = subprocess.run(argv, cwd=REPO, env={**os.environ, "WALK_TIMES": str(times)}, check=False)
         if ended.returncode:
             return ended.returncode
-        for title, told in json.loads(times.read_text()).items():
+        for title, result in json.loads(times.read_text()).items():
             name = re.sub(r"\W+", "_", title.lower())
             if COMMANDS[title]:
-                say(f"walk_commands_{name}", told["commands"], len(COMMANDS[title]), "")
+                print_ratio(f"walk_commands_{name}", result["commands"], len(COMMANDS[title]), "")
             if title in MINUTES:
-                say(f"walk_minutes_{name}", told["seconds"] / 60, MINUTES[title], "min")
+                print_ratio(f"walk_minutes_{name}", result["seconds"] / 60, MINUTES[title], "min")
             else:
-                print(f"# {title}: {told['commands']} commands, {told['seconds'] / 60:.1f} min")
+                print(f"# {title}: {result['commands']} commands, {result['seconds'] / 60:.1f} min")
     return 0
 
 

@@ -1,6 +1,10 @@
-"""The Pulumi program's parts: settings, pure builders, and one component a file.
+"""The Pulumi program.
 
-Modules that import no pulumi (so that tests and other tools use them without an engine): `problems`,
-`reading`, `settings`, `checks`, `capacity`, `naming`, `versions`, `cidr`, `policies`, `chart_values`,
-`kubeconfigs`, `chart_check`, `stack_file`, `drift`.
+`stack_builder.py` is the entry point. It reads the inputs (`stack_inputs.py`) and calls one of two targets
+(`aws_target.py`, `kubeconfig_target.py`), which create components: one `ComponentResource` per module.
+
+Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
+`setting_types`, `stack_config`, `chart_values`, `chart_check`, `cluster_preflight`, `release_drift`,
+`naming`, `cidr`, `constants`, `node_capacity`, `kubernetes_quantities`, `eks_kubeconfig`, `iam_policies`,
+`deployer_permissions`.
 """

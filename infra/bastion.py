@@ -1,4 +1,4 @@
-"""A small machine that mounts the file system, for people who want to look into it. Session Manager only."""
+"""A small EC2 instance that mounts the file system, for users who want to inspect it by Session Manager."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra import capacity, versions
-from infra.context import Context, attach, role
-from infra.storage import Storage
+from infra import constants, node_capacity
+from infra.aws_context import AwsComponent, AwsContext
+from infra.efs_storage import EfsStorage
+from infra.iam_roles import attach_aws_policy, create_role
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
 MOUNT_POINT = "/efs"
 
 
 def user_data(file_system_host: str) -> str:
-    """What the machine does at its first start: mounts the file system, now and after every restart. Pure."""
-    entry = f"{file_system_host}:/ {MOUNT_POINT} nfs4 {versions.NFS_MOUNT_OPTIONS},_netdev 0 0"
+    """Return the start script of the instance: it mounts the file system now and after every restart."""
+    entry = f"{file_system_host}:/ {MOUNT_POINT} nfs4 {constants.NFS_MOUNT_OPTIONS},_netdev 0 0"
     return "\n".join(
         [
             "#!/bin/bash",
@@ -25,7 +26,7 @@ def user_data(file_system_host: str) -> str:
             "dnf install -y nfs-utils",
             f"mkdir -p {MOUNT_POINT}",
             f"echo '{entry}' >> /etc/fstab",
-            # The name of a new mount target takes a minute to resolve.
+            # The name of a new mount target resolves only after about a minute.
             f"for i in $(seq 30); do mount {MOUNT_POINT} && break; sleep 10; done",
             f"mountpoint -q {MOUNT_POINT}",
             "",
@@ -33,56 +34,54 @@ def user_data(file_system_host: str) -> str:
     )
 
 
-class Bastion(pulumi.ComponentResource):
-    """paddle:infra:Bastion: no port is open, no key is installed. `ready`: what its network waits for."""
+class Bastion(AwsComponent):
+    """paddle:infra:Bastion: an instance without open ports and without ssh keys.
+
+    Args:
+        context: the stack's context.
+        storage: the file system to mount.
+        vpc_id: id of the VPC.
+        subnet_id: id of the instance's subnet.
+        key_arn: ARN of the KMS key of its disk.
+        instance_type: EC2 instance type.
+        ready: resources that give the subnet internet access.
+    """
 
     def __init__(
         self,
-        context: Context,
-        storage: Storage,
+        context: AwsContext,
+        storage: EfsStorage,
         *,
         vpc_id: pulumi.Input[str],
         subnet_id: pulumi.Input[str],
-        file_system_host: pulumi.Input[str],
         key_arn: pulumi.Input[str],
         instance_type: str,
         ready: Sequence[pulumi.Resource],
     ) -> None:
         after = pulumi.ResourceOptions(depends_on=list(ready))
-        super().__init__("paddle:infra:Bastion", context.named("bastion"), None, after)
-        own = pulumi.ResourceOptions(parent=self)
-        machine_role = role(context, "bastion", "ec2.amazonaws.com", self)
-        allowed = attach(context, "bastion", machine_role, "AmazonSSMManagedInstanceCore", self)
-        profile = aws.iam.InstanceProfile(
-            context.named("bastion"),
-            role=machine_role.name,
-            path=context.iam_path,
-            tags=context.tagged("bastion"),
-            opts=own,
-        )
+        super().__init__("paddle:infra:Bastion", context, "bastion", after)
+        name = context.named("bastion")
+        role = create_role(context, "bastion", "ec2.amazonaws.com", self)
+        attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
+        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam_path, opts=self.child)
         group = aws.ec2.SecurityGroup(
-            context.named("bastion"),
-            vpc_id=vpc_id,
-            description="The bastion: nothing in",
-            tags=context.tagged("bastion"),
-            opts=own,
+            name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
         )
-        out = aws.vpc.SecurityGroupEgressRule(
+        egress = aws.vpc.SecurityGroupEgressRule(
             context.named("bastion-out"),
             security_group_id=group.id,
             cidr_ipv4="0.0.0.0/0",
             ip_protocol="-1",
             description="Session Manager, packages and the file system",
-            tags=context.tagged("bastion-out"),
-            opts=own,
+            opts=self.child,
         )
-        mount = storage.admit("bastion", group.id)
-        architecture = "arm64" if capacity.is_arm(instance_type) else "x86_64"
+        nfs = storage.allow_nfs("bastion", group.id)
+        architecture = "arm64" if node_capacity.is_arm(instance_type) else "x86_64"
         image = aws.ssm.get_parameter(
             name=IMAGE.format(architecture=architecture), opts=pulumi.InvokeOptions(parent=self)
         )
         self.instance = aws.ec2.Instance(
-            context.named("bastion"),
+            name,
             ami=image.value,
             instance_type=instance_type,
             subnet_id=subnet_id,
@@ -95,13 +94,14 @@ class Bastion(pulumi.ComponentResource):
                 "http_put_response_hop_limit": 1,
             },
             root_block_device={"encrypted": True, "kms_key_id": key_arn, "volume_type": "gp3"},
-            user_data=pulumi.Output.from_input(file_system_host).apply(user_data),
+            user_data=storage.file_system.dns_name.apply(user_data),
             user_data_replace_on_change=True,
-            tags=context.tagged("bastion"),
             volume_tags=context.tagged("bastion"),
-            # A newer machine image is no reason to replace a machine that somebody may be using.
+            # A newer machine image must not replace an instance that somebody may be using.
             opts=pulumi.ResourceOptions(
-                parent=self, ignore_changes=["ami"], depends_on=[allowed, out, mount, *storage.mount_targets]
+                parent=self,
+                ignore_changes=["ami"],
+                depends_on=[attached, egress, nfs, *storage.mount_targets],
             ),
         )
         self.register_outputs({"instanceId": self.instance.id})

@@ -1,12 +1,13 @@
-"""Asks the chart itself whether its values can work, before any resource is made. Imports no pulumi.
+"""Check chart values with `helm template` before any resource is created. Imports no pulumi.
 
-The chart has the rules (its schema, and `_validate*.tpl`), and would otherwise tell of a broken one only when
-the release is made: on target aws half an hour after the network. `helm template` reaches no cluster.
+The chart contains the rules (its schema and `_validate*.tpl`), but would apply them only when the release is
+installed: on target aws, half an hour after the first resource. `helm template` contacts no cluster.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import re
 import subprocess
@@ -14,77 +15,88 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.chart_values import CHART, Facts, build
-from infra.problems import Problem
+from infra.chart_values import CHART, StackOutputs, release_values
 from infra.settings import Settings
-from launcher import misspelt
+from infra.settings_errors import Problem
 
 SECONDS = 60
-# Stand-ins for what only a stack's resources know.
-FACTS = Facts(
+# Placeholders for outputs of resources that do not exist yet.
+PLACEHOLDERS = StackOutputs(
     image="example.invalid/paddle-training@sha256:" + "0" * 64,
     file_system_id="fs-00000000000000000",
     access_point_id="fsap-00000000000000000",
     file_system_host="efs.example.internal",
     bucket="the-stacks-bucket",
 )
-# As the templates write it: `paddle-training.fault` in _validate.tpl.
-_FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (.*)\.")
+# Messages of the templates: `paddle-training.fault` in _validate.tpl.
+_TEMPLATE_FAULT = re.compile(r"(.+?) is (.*?), but must be (.*?): (.*?)\. (?:Fix: )?(.*)\.")
+# Messages of the schema: `at '/training/batchSize': got string, want integer`.
+_SCHEMA_FAULT = re.compile(r"at '/?([^']*)': (.*)")
+_UNKNOWN_VALUE = re.compile(r"additional properties '([^']+)'.* not allowed")
 
 
-def template(
-    settings: Settings, own: Mapping[str, Any], folder: Path, image: str = ""
+def run_helm_template(
+    settings: Settings, user: Mapping[str, Any], folder: Path, image: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """`helm template` of the chart in `folder`, with the release's values of a stack.
+    """Run `helm template` with the values of a stack's release.
 
     Args:
-        settings: the stack's.
-        own: the person's values, from `chart_values.own_values`.
-        folder: the project's.
-        image: the stack's image, if it has one.
+        settings: settings of the stack.
+        user: the user's values, from `chart_values.user_values`.
+        folder: the project folder with the chart.
+        image: the stack's image; an empty text uses a placeholder.
 
     Raises:
         FileNotFoundError: helm is not on PATH.
     """
-    facts = FACTS if image == "" else dataclasses.replace(FACTS, image=image)
+    outputs = PLACEHOLDERS if image == "" else dataclasses.replace(PLACEHOLDERS, image=image)
     argv = ["helm", "template", settings.release.name, str(folder / CHART)]
-    # helm by itself believes in whatever Kubernetes it was built for.
+    # Without --kube-version, helm assumes the Kubernetes version it was built for.
     argv += ["--namespace", settings.namespace.name, "--kube-version", f"{settings.cluster.version}.0"]
-    values = json.dumps(build(settings, facts, own))  # JSON is YAML
+    values = json.dumps(release_values(settings, outputs, user))  # JSON is valid YAML
     return subprocess.run(
         [*argv, "--values", "-"], input=values, capture_output=True, text=True, timeout=SECONDS, check=False
     )
 
 
+def find_rejections(
+    settings: Settings, user: Mapping[str, Any], folder: Path, image: str = ""
+) -> Iterator[Problem]:
+    """Yield a Problem for each value that the chart rejects; arguments as of `run_helm_template`."""
+    done = run_helm_template(settings, user, folder, image)
+    message = done.stderr.strip() if done.returncode else ""
+    lines = [line.strip() for line in message.splitlines()]
+    faults = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    faults = [line for line in faults if not line.endswith(": validation failed")]
+    schema = json.loads((folder / CHART / "values.schema.json").read_text(encoding="utf-8"))
+    for line in faults if faults else [message] * (message != ""):
+        yield _problem(line, user, schema)
+
+
 def _problem(line: str, values: Mapping[str, Any], schema: Mapping[str, Any]) -> Problem:
-    mend = "correct it in the stack's valuesFiles or values"
-    if found := _FAULT.fullmatch(line):
-        key, text, limit, reason, better = found.groups()
+    fix = "correct it in the stack's valuesFiles or values"
+    if found := _TEMPLATE_FAULT.fullmatch(line):
+        key, text, limit, reason, better_fix = found.groups()
         try:
             value = json.loads(text)
         except ValueError:
             value = text
-        return Problem(key, value, limit, reason, better)
-    if at := misspelt.AT.fullmatch(line):
-        path, value, node = [key for key in at[1].split("/") if key], values, schema
+        return Problem(key, value, limit, reason, better_fix)
+    if found := _SCHEMA_FAULT.fullmatch(line):
+        path, value, node = [key for key in found[1].split("/") if key], values, schema
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else value
             node = node.get("properties", {}).get(key, node)
-        if name := misspelt.unknown(at[2]):
-            known, key = list(node.get("properties", {})), ".".join([*path, name])
-            limit, why = f"one of {', '.join(known)}", "the chart has no such value"
-            return Problem(key, value.get(name), limit, why, misspelt.meant(name, known) or mend)
+        if unknown := _UNKNOWN_VALUE.fullmatch(found[2]):
+            name, known = unknown[1], list(node.get("properties", {}))
+            close = difflib.get_close_matches(name, known, 1)
+            return Problem(
+                ".".join([*path, name]),
+                value.get(name),
+                f"one of {', '.join(known)}",
+                "the chart has no such value",
+                f"did you mean {close[0]}?" if close else fix,
+            )
         if path:
-            return Problem(".".join(path), value, at[2], node.get("description", ""), mend)
-    return Problem("values", line, "what charts/paddle-training takes", "helm refuses them", mend)
-
-
-def refused(settings: Settings, own: Mapping[str, Any], folder: Path, image: str = "") -> Iterator[Problem]:
-    """Each fault that the chart has with the values; the arguments are those of `template`."""
-    done = template(settings, own, folder, image)
-    said = done.stderr.strip() if done.returncode else ""
-    lines = [line.strip().removeprefix("- ") for line in said.splitlines() if line.lstrip().startswith("- ")]
-    lines = [line for line in lines if not line.endswith(": validation failed")]
-    schema = json.loads((folder / CHART / "values.schema.json").read_text(encoding="utf-8"))
-    for line in lines if lines else [said] * (said != ""):
-        yield _problem(line, own, schema)
+            return Problem(".".join(path), value, found[2], node.get("description", ""), fix)
+    return Problem("values", line, "values of charts/paddle-training", "helm rejects them", fix)

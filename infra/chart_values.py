@@ -1,7 +1,7 @@
-"""Settings and outputs → values of the chart. Pure: nothing here knows resources.
+"""Build the chart values of a stack from its settings and outputs. Imports no pulumi.
 
-Precedence, weakest first, as with `helm -f`: what the stack knows (image, storage, service account), then
-`valuesFiles` in their order, then the stack's own `values`. A null takes a key back to the chart's default.
+Later sources override earlier ones, as with `helm -f`: the stack's outputs (image, storage), `valuesFiles` in
+their order, the setting `values`. A null restores the chart's default.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 
 import yaml
 
-from infra.problems import Problem, SettingsError
 from infra.settings import Settings
+from infra.settings_errors import Problem, SettingsError
 
 CHART = "charts/paddle-training"
 BUCKET_PLACEHOLDER = "{bucket}"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What only the stack's resources know. Empty where a stack has no such resource."""
+class StackOutputs:
+    """Outputs of the stack's resources that become chart values; an empty text if there is no resource."""
 
     image: str
     file_system_id: str = ""
@@ -31,10 +31,10 @@ class Facts:
     bucket: str = ""
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`, mapping by mapping as helm does.
+def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `over` merged into it, mapping by mapping, as helm merges values.
 
-    Lists are replaced, a null removes the key.
+    A list replaces the other list, and a null removes the key.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -42,89 +42,90 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if value is None:
             merged.pop(key, None)
         elif isinstance(value, Mapping):
-            merged[key] = merge(below if isinstance(below, Mapping) else {}, value)
+            merged[key] = merge_values(below if isinstance(below, Mapping) else {}, value)
         else:
             merged[key] = value
     return merged
 
 
-def read_file(path: Path, key: str) -> dict[str, Any]:
-    """One YAML file of values.
+def read_yaml(path: Path, key: str) -> dict[str, Any]:
+    """Return the mapping in a YAML file; an empty file is an empty mapping.
+
+    Args:
+        path: the file.
+        key: the setting that refers to the file, for the message.
 
     Raises:
-        SettingsError: it is absent, no YAML, or no mapping.
+        SettingsError: the file does not exist, is not YAML, or contains no mapping.
     """
 
-    def refuse(reason: str) -> SettingsError:
-        limit, mend = "a YAML file with a mapping of values", "correct the path or the file"
-        return SettingsError([Problem(key, str(path), limit, reason, mend)])
+    def invalid(reason: str) -> SettingsError:
+        limit, fix = "a YAML file with a mapping", "correct the path or the file"
+        return SettingsError([Problem(key, str(path), limit, reason, fix)])
 
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise refuse(f"it cannot be read: {error.strerror}") from error
+        raise invalid(f"it cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise refuse(f"it is no YAML: {' '.join(str(error).split())}") from error
+        raise invalid(f"it is not YAML: {' '.join(str(error).split())}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise refuse(f"it holds a {type(loaded).__name__}")
+        raise invalid(f"it contains a {type(loaded).__name__}")
     return loaded
 
 
-def own_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """What the person set: `valuesFiles` in order, then `values`.
+def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
+    """Return the user's chart values: `valuesFiles` in their order, then `values`.
 
     Raises:
-        SettingsError: a file is absent or no mapping.
+        SettingsError: a file does not exist or contains no mapping.
     """
     merged: dict[str, Any] = {}
     for name in settings.values_files:
-        merged = merge(merged, read_file(project_folder / name, "paddle-training:valuesFiles"))
-    return merge(merged, settings.values)
+        merged = merge_values(merged, read_yaml(project_folder / name, "paddle-training:valuesFiles"))
+    return merge_values(merged, settings.values)
 
 
-def effective(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """What the chart will see of the person's values, with its defaults filled in.
-
-    For checks before any resource.
-    """
-    chart = read_file(project_folder / CHART / "values.yaml", CHART)
-    return merge(chart, own_values(settings, project_folder))
+def effective_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
+    """Return the user's chart values with the chart's defaults filled in, for checks before `up`."""
+    chart = read_yaml(project_folder / CHART / "values.yaml", CHART)
+    return merge_values(chart, user_values(settings, project_folder))
 
 
-def storage_values(settings: Settings, facts: Facts) -> dict[str, Any]:
-    """The chart's `storage` for this stack."""
+def storage_values(settings: Settings, outputs: StackOutputs) -> dict[str, Any]:
+    """Return the chart value `storage` of this stack."""
     storage = settings.storage
     if storage.type == "efs-csi":
         return {
             "type": "efs-csi",
-            "efsCsi": {"fileSystemId": facts.file_system_id, "accessPointId": facts.access_point_id},
+            "efsCsi": {"fileSystemId": outputs.file_system_id, "accessPointId": outputs.access_point_id},
         }
     if storage.type == "nfs":
-        server = storage.server if storage.server != "" else facts.file_system_host
+        server = storage.server if storage.server != "" else outputs.file_system_host
         return {"type": "nfs", "nfs": {"server": server, "path": storage.path if storage.path != "" else "/"}}
     if storage.type == "hostPath":
         return {"type": "hostPath", "hostPath": {"path": storage.path}}
     return {"type": "existingClaim", "existingClaim": {"name": storage.claim}}
 
 
-def _fill(value: Any, bucket: str) -> Any:
+def _fill_in_bucket(value: Any, bucket: str) -> Any:
     if isinstance(value, str):
         return value.replace(BUCKET_PLACEHOLDER, bucket) if bucket != "" else value
     if isinstance(value, Mapping):
-        return {key: _fill(item, bucket) for key, item in value.items()}
-    return [_fill(item, bucket) for item in value] if isinstance(value, list) else value
+        return {key: _fill_in_bucket(item, bucket) for key, item in value.items()}
+    return [_fill_in_bucket(item, bucket) for item in value] if isinstance(value, list) else value
 
 
-def build(settings: Settings, facts: Facts, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the release.
+def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the Helm release.
 
     Args:
-        settings: the stack's.
-        facts: what its resources know.
-        own: the person's values, from `own_values`.
+        settings: settings of the stack.
+        outputs: outputs of its resources.
+        user: the user's values, from `user_values`.
     """
-    known: dict[str, Any] = {"image": facts.image, "storage": storage_values(settings, facts)}
-    filled: dict[str, Any] = _fill(merge(known, own), facts.bucket)
+    base: dict[str, Any] = {"image": outputs.image, "storage": storage_values(settings, outputs)}
+    filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
     return filled

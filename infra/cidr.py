@@ -1,9 +1,9 @@
-"""Address arithmetic of the network. Pure.
+"""Calculate the subnets of the VPC. Imports no pulumi.
 
-One block is cut in eight. The first ones become the private subnets, one a zone; the last one is cut in eight
-again for the public subnets, which hold nothing but NAT gateways and load balancers. So 10.0.0.0/16 gives
-private /19s (8,187 usable addresses) and public /22s, and a third zone may be added later without moving the
-first two.
+The block of the VPC is split into eight. The first ones are the private subnets, one for each zone. The last
+one is split into eight again for the public subnets, which hold only NAT gateways and load balancers. So
+10.0.0.0/16 has private /19s (8,187 usable addresses) and public /22s, and a third zone can be added later
+without changing the first two.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-# AWS takes VPCs of /16 to /28. A /22 leaves 123 addresses in a private subnet; pods take theirs from there.
+# AWS allows VPCs of /16 to /28. A /22 leaves 123 addresses in a private subnet, which pods use as well.
 LARGEST_VPC = 16
 SMALLEST_VPC = 22
-# EKS takes service networks of /12 to /24, in private ranges.
+# EKS allows service networks of /12 to /24, in private ranges.
 LARGEST_SERVICE = 12
 SMALLEST_SERVICE = 24
 MAX_ZONES = 3
@@ -22,17 +22,17 @@ MAX_ZONES = 3
 
 @dataclass(frozen=True)
 class SubnetPlan:
-    """One zone's networks, in CIDR form."""
+    """The two subnets of one zone, in CIDR notation."""
 
     private: str
     public: str
 
 
-def plan(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
-    """The subnets of `zones` zones. A zone's networks do not depend on how many zones there are.
+def plan_subnets(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
+    """Return the subnets of each zone. The subnets of a zone do not depend on the number of zones.
 
     Raises:
-        ValueError: `vpc_cidr` is no network of /16 to /22, or `zones` is not 1 to 3.
+        ValueError: `vpc_cidr` is not a network of /16 to /22, or `zones` is not 1 to 3.
     """
     network = ipaddress.IPv4Network(vpc_cidr)
     if not LARGEST_VPC <= network.prefixlen <= SMALLEST_VPC:
@@ -44,11 +44,11 @@ def plan(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
     return tuple(SubnetPlan(str(blocks[zone]), str(publics[zone])) for zone in range(zones))
 
 
-def overlap(one: str, other: str) -> bool:
-    """Whether two networks share an address."""
+def networks_overlap(one: str, other: str) -> bool:
+    """Return whether two networks share an address."""
     return ipaddress.IPv4Network(one).overlaps(ipaddress.IPv4Network(other))
 
 
 def is_open(cidr: str) -> bool:
-    """Whether a network is the internet, or so large a part of it that it limits nothing (/7 and larger)."""
+    """Return whether a network is /7 or larger, so that it practically is the whole internet."""
     return ipaddress.IPv4Network(cidr).prefixlen < 8

@@ -1,17 +1,19 @@
-"""Names, tags and digests. Pure: imports nothing of pulumi."""
+"""Names, tags and digests of a stack. Imports no pulumi."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
-from infra.problems import Problem, SettingsError
+from infra.settings_errors import Problem, SettingsError
 
 LAUNCHER_PLACEHOLDER = "{launcher}"
-# 12 hex digits are 48 bits: no two versions of one folder meet by chance, and the tag stays readable.
+# 12 hex digits are 48 bits: enough to distinguish all versions of a folder, in a tag that stays readable.
 SHORT_DIGEST = 12
+# The bucket's name is the tightest: 63 characters, including `-artifacts` and eight of the provider's.
+LONGEST_PREFIX = 45
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -25,17 +27,17 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def folder_digest(path: str | Path) -> str:
-    """sha256 (64 hex digits) over the sorted relative names and the bytes of the files below `path`.
+    """Return the sha256 (64 hex digits) of the relative names and contents of the files below `path`.
 
-    Leaves out what differs between clones of one commit: `__pycache__`, `*.pyc` and hidden files. Name and
-    content are each preceded by their length, so that no two trees share one stream.
+    `__pycache__`, `*.pyc` and hidden files are ignored, because they differ between clones of one commit. The
+    length of each name and content is hashed before it, so that no two trees have the same input.
 
     Raises:
-        FileNotFoundError: `path` is no folder.
+        FileNotFoundError: `path` is not a folder.
     """
     root = Path(path)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no folder")
+        raise FileNotFoundError(f"{root} is not a folder")
     entries = sorted((file.relative_to(root).as_posix(), file) for file in _files(root))
     digest = hashlib.sha256()
     for name, file in entries:
@@ -45,54 +47,46 @@ def folder_digest(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: str | Path) -> str:
+    """Return the sha256 of a file (64 hex digits), read in pieces, because data sets are large."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def image_reference(image: str, launcher_folder: str | Path) -> str:
-    """The stack's `image`, with `{launcher}` as the first 12 digits of the launcher folder's digest."""
+    """Return `image` with `{launcher}` replaced by the first 12 digits of the launcher folder's digest."""
     if LAUNCHER_PLACEHOLDER not in image:
         return image
     return image.replace(LAUNCHER_PLACEHOLDER, folder_digest(launcher_folder)[:SHORT_DIGEST])
 
 
 def prefix(project: str, stack: str) -> str:
-    """What the name of every resource begins with, so that two stacks share one account and are told apart.
+    """Return the prefix of all names of a stack, so that several stacks can share one account.
 
-    Characters that AWS names do not take become dashes: `org/dev.1` → `org-dev-1`.
+    Characters that AWS does not accept in names become dashes: `org/dev.1` → `org-dev-1`.
     """
     return re.sub(r"[^a-z0-9-]+", "-", f"{project}-{stack}".lower()).strip("-")
 
 
-# The bucket's name is the tightest: 63 characters with `-artifacts` and the provider's eight.
-LONGEST_PREFIX = 45
-
-
-def refuse_long(project: str, stack: str) -> None:
-    """Names longer than AWS takes would fail in the middle of `up`.
+def check_prefix_length(project: str, stack: str) -> None:
+    """Check that names with this prefix do not exceed the limits of AWS.
 
     Raises:
         SettingsError: project and stack are too long together.
     """
     name = prefix(project, stack)
     if len(name) > LONGEST_PREFIX:
-        limit, why = (
-            f"at most {LONGEST_PREFIX} characters",
-            "names of buckets and roles begin with it, and end at 63",
-        )
-        raise SettingsError(
-            [Problem("the stack's name", name, limit, why, "init a stack with a shorter name")]
-        )
+        limit = f"at most {LONGEST_PREFIX} characters"
+        why = "names of buckets and roles begin with it, and have at most 63"
+        fix = "create a stack with a shorter name: pulumi stack init NAME"
+        raise SettingsError([Problem("the stack's name", name, limit, why, fix)])
 
 
-def tags(project: str, stack: str, own: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The one tag set of every taggable resource. A person's own tags come on top, and never replace ours."""
-    ours = {
+def stack_tags(project: str, stack: str) -> dict[str, str]:
+    """Return the tags that identify a stack's resources."""
+    return {
         "Project": project,
         "Stack": stack,
         "ManagedBy": "pulumi",
         "KubernetesCluster": prefix(project, stack),
     }
-    return {**(own if own is not None else {}), **ours}
-
-
-def file_digest(path: str | Path) -> str:
-    """sha256 of a file's bytes, 64 hex digits; reads it in pieces, since data sets are large."""
-    with Path(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

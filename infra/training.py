@@ -1,4 +1,4 @@
-"""The namespace and the Helm release, on whichever cluster. The same for every target."""
+"""The namespace and the Helm release of the training, the same for both targets."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ from typing import Any
 import pulumi
 import pulumi_kubernetes as k8s
 
-from infra import chart_values, drift, naming, state
+from infra import chart_values, naming, release_drift, stack_state
 from infra.chart_values import CHART
-from infra.preflight import ENFORCE_LABEL
+from infra.cluster_preflight import ENFORCE_LABEL
 
-# What helm waits for without release.wait: objects that are ready at once. Its own default, said aloud.
+# How long helm waits without release.wait, for objects that are ready at once; helm's own default.
 READY_SECONDS = 300
-# Beyond the Jobs' own deadlines: pulling the image and starting pods.
+# In addition to the deadlines of the Jobs: time to pull the image and to start pods.
 START_SECONDS = 900
 
-LOST = (
-    "Destroying or replacing this release stops a running training: what came after its newest saved pass is "
-    "lost; data, passes and models on the shared storage stay."
+DATA_LOSS_NOTE = (
+    "Destroying or replacing this release stops a running training: progress since its newest checkpoint is "
+    "lost; data, checkpoints and models on the shared storage are kept."
 )
 
 
 @dataclass(frozen=True)
 class TrainingArgs:
-    """What the release needs.
+    """Arguments of `Training`.
 
     Attributes:
-        kubeconfig: path or content; with `context`, the only cluster that is ever talked to.
-        context: its context.
-        namespace: name of the namespace; made here when `create_namespace`.
-        labels: labels of the namespace when it is made here.
-        privileged: whether pods need host ports, which Pod Security `restricted` refuses.
-        release: the release's name.
-        values: the chart's values.
-        wait_seconds: None, or how long `up` waits for the Jobs to complete.
-        keep_manual_values: leave the values of the release as they are in the cluster.
-        cluster_name: what makes a cluster another one, when its kubeconfig's text may change.
+        kubeconfig: path or content of the kubeconfig.
+        context: its context; the provider contacts no other cluster.
+        namespace: name of the namespace.
+        create_namespace: whether to create the namespace.
+        labels: labels of a namespace that is created.
+        privileged: whether pods use host ports, which Pod Security `restricted` does not admit.
+        release: name of the release.
+        values: chart values.
+        project_folder: the project folder with the chart.
+        wait_seconds: how long `up` waits for the Jobs to complete; None does not wait.
+        keep_manual_values: keep the release's values as they are in the cluster.
+        cluster_name: identity of the cluster, for a kubeconfig whose text may change.
+        after: resources that must exist before the release.
     """
 
     kubeconfig: pulumi.Input[str]
@@ -60,7 +63,7 @@ class TrainingArgs:
 class Namespace(pulumi.CustomResource):
     """kubernetes:core/v1:Namespace.
 
-    The SDK's own class brings all of core/v1 along, which takes the better part of a second to load.
+    The SDK's own class would import all of core/v1, which takes most of a second.
     """
 
     def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:
@@ -69,7 +72,7 @@ class Namespace(pulumi.CustomResource):
 
 
 def wait_seconds(values: Mapping[str, Any]) -> int:
-    """Both deadlines and the start: how long `up` waits with release.wait. Seconds."""
+    """Return how many seconds `up` waits with release.wait: the deadlines of both Jobs, and start-up time."""
     data, training = values.get("data") or {}, values.get("training") or {}
     prepare = (
         int(data.get("deadlineSeconds") or data.get("waitSeconds") or 0) if data.get("enabled", True) else 0
@@ -78,41 +81,46 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
 
 
 def _description(args: TrainingArgs, before: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
-    """Return the release's description: `before`, the state's, or another where there is work for `up`.
+    """Return the release's description: the previous one, or another one if `up` has something to do.
 
-    It carries the chart's digest, because the provider's own checksum never reaches the diff, and names what
-    was changed by hand, because the provider sees only a part of that (see infra/drift.py). It then stays as
-    it is, so that the next `up` has nothing to do. The chart's path is relative, so that every clone sees the
-    same input.
+    The provider's diff contains neither changes of the chart nor all manual changes of values (see
+    release_drift.py). So the description contains the chart's digest and the keys that were changed manually:
+    a new description makes `up` upgrade the release, and an unchanged one means that nothing is to be done.
+
+    Args:
+        args: arguments of the release; `args.values` is passed resolved, as `values`.
+        before: the description in the state.
+        kubeconfig: resolved kubeconfig.
+        values: resolved chart values of the stack.
     """
-    chart = f"chart {naming.folder_digest(args.project_folder / CHART)}. {LOST}"
+    chart = f"chart {naming.folder_digest(args.project_folder / CHART)}. {DATA_LOSS_NOTE}"
     same = before if before.startswith(chart) else chart
     if args.keep_manual_values or before == "":
         return same
     where = f"release {args.release} in namespace {args.namespace}"
     try:
-        live = drift.newest_revision(kubeconfig, args.context, args.namespace, args.release)
-    except drift.UnreadableError as error:
-        pulumi.log.warn(f"{where} was not compared with the cluster: {error}")
+        live = release_drift.newest_revision(kubeconfig, args.context, args.namespace, args.release)
+    except release_drift.UnreadableError as error:
+        pulumi.log.warn(f"{where} could not be compared with the cluster: {error}")
         return same
     if live is None or live.description == before:
         return same
-    defaults = chart_values.read_file(args.project_folder / CHART / "values.yaml", CHART)
-    wanted = chart_values.merge(defaults, values)
-    found = list(drift.differences(chart_values.merge(defaults, live.values), wanted))
+    defaults = chart_values.read_yaml(args.project_folder / CHART / "values.yaml", CHART)
+    wanted = chart_values.merge_values(defaults, values)
+    found = list(release_drift.differences(chart_values.merge_values(defaults, live.values), wanted))
     if not found:
         return same
     listed = "".join(f"\n  {line}" for line in found)
     pulumi.log.warn(
-        f"{where}: revision {live.number} is not of this stack's last update, but made by hand (helm: "
-        f"{live.description}). `pulumi up` puts back:{listed}"
+        f"{where}: revision {live.number} was not installed by this stack (its description is: "
+        f"{live.description}). `pulumi up` reverts these values:{listed}"
     )
     keys = ", ".join(line.partition(": ")[0] for line in found)
-    return f"{chart} Puts back what revision {live.number} changed by hand: {keys}."
+    return f"{chart} Reverts manual changes of revision {live.number}: {keys}."
 
 
 class Training(pulumi.ComponentResource):
-    """paddle:infra:Training: provider, namespace, release."""
+    """paddle:infra:Training: the Kubernetes provider, the namespace and the release."""
 
     def __init__(self, name: str, args: TrainingArgs) -> None:
         super().__init__("paddle:infra:Training", name)
@@ -133,8 +141,8 @@ class Training(pulumi.ComponentResource):
                 inside,
             )
         manual = args.keep_manual_values
-        known = state.outputs(pulumi.get_project(), pulumi.get_stack())
-        before = known.get(f"kubernetes:helm.sh/v3:Release::{name}-release", {}).get("description", "")
+        state = stack_state.read_outputs(pulumi.get_project(), pulumi.get_stack())
+        before = state.get(f"kubernetes:helm.sh/v3:Release::{name}-release", {}).get("description", "")
         self.release = k8s.helm.v3.Release(
             f"{name}-release",
             name=args.release,
@@ -145,10 +153,9 @@ class Training(pulumi.ComponentResource):
             ),
             values={} if manual else args.values,
             reuse_values=True if manual else None,
-            # Helm would forget what a failed upgrade has made. And that would be the last revision, whose
-            # values a refresh reads, so that the next up had nothing to do: a rollback has the old ones, even
-            # where it fails.
-            # But with wait it is mostly the training that failed, and its Jobs tell why.
+            # Without these, a failed upgrade would leave its objects behind and become the last revision.
+            # A refresh reads its values, so the next `up` would do nothing. A rollback restores the old values.
+            # With wait, mostly the training itself failed; its Jobs are kept for inspection.
             cleanup_on_fail=args.wait_seconds is None,
             atomic=args.wait_seconds is None,
             skip_await=False,

@@ -1,1 +1,1 @@
-"""The launcher: what runs in the pods of a PaddlePaddle training, and a person's command line for it."""
+"""The launcher: runs in the pods of a PaddlePaddle training, and is the command line for its users."""

@@ -1,4 +1,4 @@
-"""`python -m launcher <command>`: the pods' commands, which load little, and a person's command line."""
+"""Entry point `python -m launcher <command>`: runs a command of the pods (POD_COMMANDS) or one for users."""
 
 from __future__ import annotations
 
@@ -10,35 +10,52 @@ POD_COMMANDS = ("prepare", "await-data", "train", "reader", "serve")
 
 
 def _pod_command(command: str, arguments: list[str]) -> int:
-    """Runs one of the pods' commands and returns its exit code; raises `LauncherError`."""
+    """Run a command that only pods use (POD_COMMANDS).
+
+    Each command imports only the modules that it needs, so that pods start fast.
+
+    Args:
+        command: one of POD_COMMANDS.
+        arguments: the command's arguments.
+
+    Returns:
+        The exit code of the process.
+
+    Raises:
+        LauncherError: the command failed; the error has the message for users and the exit code.
+    """
     if command == "prepare":
-        from launcher.data import prepare
+        from launcher.dataprep import data_job
         from launcher.settings import DataSettings
 
-        return int(prepare.main(DataSettings.from_environ()) or 0)
+        return int(data_job.main(DataSettings.from_environ()) or 0)
     if command == "reader":
-        from launcher import reader
+        from launcher.cli.storage import reader_commands
 
-        return int(reader.main(arguments) or 0)
+        return int(reader_commands.main(arguments) or 0)
     if command == "serve":
-        from launcher import serve
+        from launcher.serving import serve
 
         return serve.main(arguments)
     from launcher.settings import TrainSettings
 
     settings = TrainSettings.from_environ()
     if command == "await-data":
-        from launcher.storage.manifest import await_data
+        from launcher.supervisor.shared_storage.wait_for_data import await_data
 
         await_data(settings)
         return errors.EXIT_OK
-    from launcher.gang.agent import train
+    from launcher.supervisor.agent import run_rank
 
-    return train(settings)
+    return run_rank(settings)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The exit code of the command in `argv` (default: the process's arguments)."""
+    """Run one command and return the exit code of the process.
+
+    Args:
+        argv: the command and its arguments; None: those of this process.
+    """
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[0] if arguments else ""
     if command not in POD_COMMANDS:
@@ -49,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _pod_command(command, arguments[1:])
     except errors.LauncherError as error:
-        from launcher.reporting.ending import report_failure
+        from launcher.reporting.failure_messages import report_failure
         from launcher.settings import termination_log
 
         report_failure(error, command, termination_log())

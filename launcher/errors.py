@@ -1,22 +1,25 @@
-"""Everything that the launcher itself reports as an error.
+"""The exceptions of the launcher and the exit codes of its processes.
 
-LauncherError                 70  anything below; `exit_code` is what the process ends with
-├── SettingsError             64  a setting is wrong: nothing was made yet
+The gang is all processes of a training job together; a rank is one of its pods, numbered from 0. An attempt
+is one start of the gang: after a failure the gang restarts, which is the next attempt.
+
+LauncherError                 70  any error below; `exit_code` is the exit code of the process
+├── SettingsError             64  a setting is wrong; nothing was created yet
 ├── DataError                 65  the data is wrong or missing
-│   └── DivergedError             the loss is no number: the same again would end the same
-├── GangError                 70  the job's processes failed as a whole
-│   ├── ProcessError              a pserver or trainer ended when it should not have, or hangs
-│   └── DeadlineError             something that was waited for did not come
-├── TwinError                 69  another pod of this rank is alive, or has taken its place
-├── UnfitError                71  this launcher cannot go on; another pod of its rank may
-│   ├── CheckpointError           a checkpoint is damaged: the next attempt takes the one before it
-│   └── StorageFailedError        the storage answers with errors that may pass (EIO, ESTALE, ETIMEDOUT)
-├── StorageError              75  no space, or storage that refuses to be written
+│   └── DivergedError             the loss is NaN or infinite, and a restart would not change that
+├── GangError                 70  the processes of the job failed
+│   ├── ProcessError              a parameter server (pserver) or trainer exited unexpectedly or hangs
+│   └── DeadlineError             a wait timed out
+├── TwinError                 69  another pod with the same rank is alive, or has replaced this one
+├── UnfitError                71  this pod cannot continue, but another pod with the same rank may
+│   ├── CheckpointError           a checkpoint is damaged; the next attempt uses an earlier one
+│   └── StorageFailedError        the storage failed, perhaps temporarily (EIO, ESTALE, ETIMEDOUT)
+├── StorageError              75  the storage is full or read-only
 ├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
-└── StoppedError             143  told to stop (SIGTERM, SIGINT)
+└── StoppedError             143  stopped by SIGTERM or SIGINT
 
-64, 65, 70 and 75 are final: the chart's podFailurePolicy fails the Job on them. 69 and 143 fail nothing, and
-71 brings another pod (docs/adr/0004-the-gang-restarts-in-place.md).
+When a pod exits with 64, 65, 70 or 75, the chart's podFailurePolicy fails the whole Job. 69 and 143 do not
+fail it, and after 71 Kubernetes starts another pod (docs/adr/0004-the-gang-restarts-in-place.md).
 """
 
 from __future__ import annotations
@@ -31,41 +34,43 @@ EXIT_STORAGE = 75
 EXIT_STOPPED = 143
 
 FINAL = (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE)
-"""Exit codes, of launchers and their children, that no restart mends: the same again would end the same."""
+"""Exit codes after which nothing is restarted, because the new attempt would fail in the same way."""
 
 
 class LauncherError(Exception):
-    """The root. `str(error)` is the cause as a person reads it, whole, on one or more lines."""
+    """Base of all errors that the launcher reports. `str(error)` is the complete message for the user."""
 
     exit_code: int = EXIT_GANG
 
 
 class SettingsError(LauncherError):
-    """One or more settings are wrong."""
+    """One or more settings (chart values, environment variables or options) are invalid."""
 
     exit_code = EXIT_SETTINGS
 
 
 class DataError(LauncherError):
-    """The source, a shard, the manifest, a save or a row is wrong or missing."""
+    """The source file, a shard (one rank's part of it), the manifest, or a row is wrong or missing."""
 
     exit_code = EXIT_DATA
 
 
 class DivergedError(DataError):
-    """The loss is no number."""
+    """The training loss is NaN or infinite, so training cannot continue."""
 
 
 class GangError(LauncherError):
-    """The gang cannot go on."""
+    """The gang (the parameter servers and trainers of all ranks) cannot continue."""
 
 
 class ProcessError(GangError):
-    """A child ended when it should not have, or does not go on.
+    """A child process (pserver, trainer or helper) exited unexpectedly or hangs.
 
-    `returncode`: the child's, negative for a signal; None while it still runs. A final code of a child
-    becomes the error's own, so that a row which a program cannot parse ends the Job as wrong data.
-    `process`: its name, as people are shown it.
+    Attributes:
+        returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL
+            becomes the exit code of this error: after a row that the program cannot parse (65) the Job fails
+            at once.
+        process: the process's name as users see it, such as `pserver 0`.
     """
 
     def __init__(self, message: str, returncode: int | None = None, process: str = "") -> None:
@@ -76,47 +81,55 @@ class ProcessError(GangError):
 
 
 class DeadlineError(GangError):
-    """What was waited for did not come in time; the message says what, how long, and why it may be late."""
+    """A wait reached its time limit; the message says what was waited for, how long, and possible causes."""
 
 
 class TwinError(LauncherError):
-    """Two pods of one rank: this one is not the one that counts."""
+    """Two pods with the same rank are alive, and this pod must exit so that only one trains."""
 
     exit_code = EXIT_TWIN
 
 
 class UnfitError(LauncherError):
-    """This launcher cannot go on, though the run can."""
+    """This pod cannot continue, but the run can, with a new pod for its rank."""
 
     exit_code = EXIT_UNFIT
 
 
 class CheckpointError(UnfitError):
-    """A checkpoint cannot be resumed from; the message says what is wrong with it."""
+    """A checkpoint cannot be restored; the message contains its path and the damage."""
 
 
 class StorageFailedError(UnfitError):
-    """The storage failed in a way that may pass; it was tried again for a while."""
+    """The storage failed in a way that may be temporary, and retries for some seconds did not help."""
 
 
 class StorageError(LauncherError):
-    """The shared storage or the pod's own disk is full or refuses to be written."""
+    """The shared storage or the pod's own disk is full or cannot be written."""
 
     exit_code = EXIT_STORAGE
 
 
 class ExportError(LauncherError):
-    """A complete run could not be copied to `training.exportTo`."""
+    """The model of a complete run could not be copied to `training.exportTo`."""
 
     exit_code = EXIT_STORAGE
 
 
 class StoppedError(LauncherError):
-    """The launcher was told to stop."""
+    """The process received SIGTERM or SIGINT and exits because of it."""
 
     exit_code = EXIT_STOPPED
 
 
-def setting(key: str, value: object, limit: str, reason: str, mend: str) -> str:
-    """The one form of a message about a wrong setting: key, value, limit, reason, mend."""
-    return f"{key} is {value!r}, but must be {limit}: {reason}. {mend}."
+def setting_message(key: str, value: object, limit: str, reason: str, fix: str) -> str:
+    """Return the message `KEY is VALUE, but must be LIMIT: REASON. Fix: FIX.` about a wrong setting.
+
+    Args:
+        key: name of the setting, as users write it, such as `training.passes (PADDLE_LAUNCHER_PASSES)`.
+        value: the wrong value.
+        limit: description of valid values; follows the words `but must be`.
+        reason: why other values cannot work.
+        fix: the action for the user: a sentence without `Fix:` and without the full stop.
+    """
+    return f"{key} is {value!r}, but must be {limit}: {reason}. Fix: {fix[:1].lower()}{fix[1:]}."

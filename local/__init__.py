@@ -1,4 +1,4 @@
-"""The embedded default made real: pinned tools and a Kubernetes of several nodes on one bare machine.
+"""Commands for one bare machine: build pinned tools, run a Kubernetes cluster of several nodes, run the demo.
 
-Nothing in the product imports this package; the product works with any pulumi, helm, kubectl and cluster.
+The product does not import this package; it works with any pulumi, helm, kubectl and cluster.
 """

@@ -1,5 +1,4 @@
-"""`python -m local <command>`: tools, cluster, image and demo on one machine. `local/bootstrap.py` starts
-it."""
+"""Command line of `local`: tools, cluster, image and demo on one machine. `local/bootstrap.py` starts it."""
 
 from __future__ import annotations
 
@@ -12,155 +11,168 @@ from typing import Annotated
 
 import typer
 
-from local import data, say, stack, tryout
+from local import console, example_data, local_stack, try_example
 from local import demo as steps
-from local.cluster import lifecycle
-from local.cluster.plan import nodes as plan
+from local.cluster import cluster_lifecycle
+from local.cluster.node_addresses import plan_nodes as plan
 from local.errors import LocalError
-from local.images import launcher
+from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
-from local.toolchain import build, debian
+from local.toolchain import debian_packages, go_build
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Tools and a Kubernetes of one to five nodes on this one machine. Needs root; never touches "
-    "$KUBECONFIG or ~/.kube/config.",
+    help="Build the tools and run a Kubernetes cluster of one to five nodes on this machine. Needs root; "
+    "never uses $KUBECONFIG or ~/.kube/config.",
 )
-Nodes = Annotated[int, typer.Option(envvar="NODES", help="Nodes of the cluster, 1 to 5.")]
+Nodes = Annotated[int, typer.Option(envvar="NODES", help="Number of nodes of the cluster, 1 to 5.")]
 
 
 @app.command()
 def tools(
-    tests: Annotated[bool, typer.Option(help="Also what the chart's tests and documents need.")] = True,
+    tests: Annotated[
+        bool, typer.Option(help="Also install what the chart's tests and documentation need.")
+    ] = True,
 ) -> None:
     """Install missing Debian packages and build missing tools."""
-    debian.ensure(tests)
-    build.tools(tests=tests)
-    say.done("all tools are there")
+    debian_packages.ensure_packages(tests)
+    go_build.ensure_all_tools(tests=tests)
+    console.success("all tools are installed")
 
 
 @app.command()
 def up(nodes: Nodes = 3) -> None:
-    """Start the local cluster, or mend it; a running one is left alone."""
-    plan(nodes)  # a wrong number is said before anything is built
-    debian.ensure()
-    build.tools()
+    """Start the local cluster, or repair it; a running, intact cluster is not changed."""
+    plan(nodes)  # rejects a wrong number before anything is built
+    debian_packages.ensure_packages()
+    go_build.ensure_all_tools()
     steps.start_cluster(nodes)
-    say.note(
-        f"kubeconfig {KUBECONFIG}, context {CONTEXT}. NetworkPolicy objects are kept but not enforced here."
+    console.info(
+        f"kubeconfig {KUBECONFIG}, context {CONTEXT}. NetworkPolicy objects are accepted but not enforced."
     )
 
 
 @app.command()
-def down(wipe: Annotated[bool, typer.Option(help="Also drop etcd's data, images and keys.")] = False) -> None:
-    """Stop the local cluster and undo what it did to this machine; data on the shared storage stays."""
-    with say.step("stopping the local cluster"):
-        left = lifecycle.down(wipe)
-    _report(left)
+def down(
+    wipe: Annotated[
+        bool, typer.Option(help="Also delete etcd's data, images, keys and the Pulumi state.")
+    ] = False,
+) -> None:
+    """Stop the local cluster and undo its changes to this machine; data on the shared storage stays."""
+    with console.timed_step("stopping the local cluster"):
+        left = cluster_lifecycle.stop_cluster(wipe)
+    _report_leftovers(left)
 
 
 @app.command()
 def residue() -> None:
-    """List what of the local cluster runs, is mounted or is routed on this machine; exit 1 if anything is."""
-    _report(lifecycle.leftovers())
+    """List what is left of the local cluster on this machine; exit with 1 if anything is."""
+    _report_leftovers(cluster_lifecycle.find_leftovers())
 
 
-def _report(left: list[str]) -> None:
-    say.note(
-        "looked for processes, cgroups, mounts, network namespaces, links, routes and iptables rules of ours"
-    )
+def _report_leftovers(left: list[str]) -> None:
+    console.info("searched processes, cgroups, mounts, network namespaces, links, routes and iptables rules")
     for line in left:
-        say.error(line)
+        console.error(line)
     if left:
         raise typer.Exit(1)
-    say.done("nothing is left")
+    console.success("nothing of the local cluster is left")
 
 
 @app.command()
 def status() -> None:
-    """What each daemon and node does, and the training on it."""
-    lines = lifecycle.status()
+    """Show the state of each daemon and node, and of the training."""
+    lines = cluster_lifecycle.describe_status()
     if not lines:
-        say.note("the local cluster does not run; `make cluster` or `make demo` starts it")
+        console.info("the local cluster is not running; `make cluster` or `make demo` starts it")
         return
     for name, text in lines:
-        (say.note if text == "Ready" or text.startswith("runs") else say.error)(f"{name}: {text}")
-    if lifecycle.running_nodes():
-        env = {**os.environ, **stack.environment({}), "KUBECONFIG": str(KUBECONFIG)}
+        (console.info if text == "Ready" or text.startswith("running") else console.error)(f"{name}: {text}")
+    if cluster_lifecycle.running_nodes():
+        env = {**os.environ, **local_stack.tool_environment({}), "KUBECONFIG": str(KUBECONFIG)}
         subprocess.run([sys.executable, "-m", "launcher", "status"], cwd=CLONE, env=env, check=False)
 
 
 @app.command()
 def image() -> None:
-    """Build the launcher image, and import it into the cluster if that runs."""
-    debian.ensure()
-    name = launcher.ensure_imported() if lifecycle.running_nodes() else launcher.ensure_archive()[0]
-    say.done(name)
+    """Build the launcher image and import it into the local cluster if that is running."""
+    debian_packages.ensure_packages()
+    name = (
+        launcher_image.ensure_imported()
+        if cluster_lifecycle.running_nodes()
+        else launcher_image.ensure_archive()[0]
+    )
+    console.success(name)
 
 
 @app.command()
 def sources(
     to: Annotated[
-        Path, typer.Option(help="Folder, by default sources/ of the stack local's storage.")
+        Path, typer.Option(help="Target folder; default: sources/ in the storage of the stack local.")
     ] = SOURCES,
 ) -> None:
-    """Fetch the examples' data."""
-    data.ensure(to)
-    say.done(f"the examples' data is in {to}")
+    """Download the examples' data."""
+    example_data.ensure_wheels(to)
+    console.success(f"the examples' data is in {to}")
 
 
 @app.command()
 def demo(
     config: Annotated[
-        str, typer.Option(help="An example: quick_start, recommendation, ctr; empty: the stack's own.")
+        str,
+        typer.Option(help="Example: quick_start, recommendation or ctr; default: the example of the stack."),
     ] = "",
     nodes: Nodes = 3,
     cluster_kubeconfig: Annotated[
-        str, typer.Option(help="A cluster of your own, instead of the local one.")
+        str, typer.Option(help="Kubeconfig of your own cluster, which is used instead of the local one.")
     ] = "",
-    context: Annotated[str, typer.Option(help="Its context.")] = "",
-    image: Annotated[str, typer.Option(help="The launcher image, where your cluster finds it.")] = "",
+    context: Annotated[str, typer.Option(help="Context in that kubeconfig.")] = "",
+    image: Annotated[
+        str, typer.Option(help="Launcher image in a registry that your cluster can reach.")
+    ] = "",
 ) -> None:
-    """Train an example from nothing to its results."""
+    """Set up everything, train an example and print its results."""
     plan(nodes)
-    where = steps.target(cluster_kubeconfig or None, context or None, image or None)
-    steps.demo(config, nodes, where, image or None)
+    where = steps.resolve_target(cluster_kubeconfig or None, context or None, image or None)
+    steps.run_demo(config, nodes, where, image or None)
 
 
 @app.command("try")
 def try_(
-    config: Annotated[str, typer.Option(help="An example: quick_start or recommendation.")] = "quick_start",
+    config: Annotated[str, typer.Option(help="Example: quick_start or recommendation.")] = "quick_start",
 ) -> None:
-    """Train an example at once on loopback: no root, no Kubernetes, nothing but the Python environment."""
-    tryout.run(config)
+    """Train an example on loopback: no root, no Kubernetes, only the Python environment."""
+    try_example.run(config)
 
 
 @app.command()
 def env() -> None:
-    """Print exports with which plain pulumi, helm and kubectl work on the stack `local`."""
-    stack.refresh()
-    for key, value in stack.environment().items():
+    """Print shell exports with which pulumi, helm and kubectl work on the stack `local`."""
+    local_stack.ensure_stack_files()
+    for key, value in local_stack.tool_environment().items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
 @app.command()
 def path() -> None:
-    """Print PATH with the tools and the Python environment first, and nothing else: what tests run with."""
-    typer.echo(stack.environment()["PATH"])
+    """Print a PATH that begins with the tools and the Python environment; tests run with it."""
+    typer.echo(local_stack.tool_environment()["PATH"])
 
 
 def main() -> None:
-    """Run one command; a mistake that the person can mend is one message and exit code 1."""
+    """Run one command; print a LocalError as a message and exit with code 1."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
     try:
         app(prog_name="python -m local")
     except LocalError as problem:
-        say.error(str(problem))
+        console.error(str(problem))
         sys.exit(1)
     except KeyboardInterrupt:
-        say.error("stopped; `make demo` goes on from here, `make down` undoes it")
+        console.error(
+            "interrupted; `make demo` continues from here, `make down` stops and removes everything"
+        )
         sys.exit(130)
 
 

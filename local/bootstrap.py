@@ -1,8 +1,9 @@
-"""From a bare Python 3.11 to the environment that everything else runs in. Standard library only.
+"""Create the Python environment of this repository; uses only the standard library.
 
-`python3 local/bootstrap.py` prints the environment's folder; with a command after it, it runs
-`python -m local COMMAND …` there. The environment lies outside the clone and is keyed by its lock file's
-digest, so that two clones of one commit share it and a changed lock makes a new one.
+`python3 local/bootstrap.py` prints the folder of the environment, and `python3 local/bootstrap.py COMMAND …`
+runs `python -m local COMMAND …` in it. The environment is in the cache outside the clone. Its name contains
+the digest of the lock file: clones with the same lock file share it, and a changed lock file creates a new
+one.
 """
 
 from __future__ import annotations
@@ -21,46 +22,49 @@ CLONE = Path(__file__).resolve().parent.parent
 LOCK = CLONE / "requirements" / "dev.lock"
 INSTALLER_LOCK = (
     CLONE / "requirements" / "installer.lock"
-)  # uv: ten times faster than pip on a long lock file
+)  # uv, ten times faster than pip on a long lock file
 SUPPORTED = ((3, 11), (3, 12))
 NEEDED_GB = 3.0
 
 
 def cache() -> Path:
+    """Return the cache folder (as in local/paths.py, which bootstrap cannot import)."""
     chosen = os.environ.get("PADDLE_TRAINING_CACHE", "")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "paddle-training"
 
 
-def key(lock: bytes, version: tuple[int, ...]) -> str:
-    """Folder name of the environment for this lock file and Python."""
+def environment_name(lock: bytes, version: tuple[int, ...]) -> str:
+    """Return the folder name of the environment for this lock file and Python version."""
     return f"venv-{version[0]}.{version[1]}-{hashlib.sha256(lock).hexdigest()[:12]}"
 
 
-def environment() -> Path:
-    return cache() / key(LOCK.read_bytes(), sys.version_info[:2])
+def environment_folder() -> Path:
+    """Return the folder of the environment for this clone's lock file."""
+    return cache() / environment_name(LOCK.read_bytes(), sys.version_info[:2])
 
 
-def stop(message: str) -> None:
+def exit_with_error(message: str) -> None:
+    """Exit with code 1 and print the message."""
     sys.exit(f"error: {message}")
 
 
 def check_python() -> None:
+    """Exit with an error if this Python version is not supported."""
     if sys.version_info[:2] not in SUPPORTED:
-        stop(
+        exit_with_error(
             f"Python {sys.version_info[0]}.{sys.version_info[1]} is not supported: the locked packages "
-            "need 3.11 or "
-            "3.12. Name another with PYTHON: make demo PYTHON=python3.11"
+            "need 3.11 or 3.12. Fix: use another interpreter, for example: make demo PYTHON=python3.11"
         )
 
 
-def install(folder: Path) -> None:
-    """Fill the new environment at `folder` from the lock file; every package's hash is checked."""
+def install_packages(folder: Path) -> None:
+    """Create an environment in `folder` with the packages of the lock file, whose hashes are checked."""
     made = subprocess.run(
         [sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        stop(
-            f"`{sys.executable} -m venv` failed. On Debian: apt-get install python3-venv\n"
+        exit_with_error(
+            f"`{sys.executable} -m venv` failed. Fix on Debian: apt-get install python3-venv\n"
             f"{(made.stderr or made.stdout).strip()[-800:]}"
         )
     python = str(folder / "bin" / "python")
@@ -86,7 +90,7 @@ def install(folder: Path) -> None:
     ]
     tries = [[[*pip, "-r", str(INSTALLER_LOCK)], [*uv, "-r", str(LOCK)]], [[*pip, "-r", str(LOCK)]]]
     problem = ""
-    for commands in tries:  # pip knows package indexes of a pip.conf that uv does not
+    for commands in tries:  # the second try is for package indexes that are configured only for pip
         for command in commands:
             ended = subprocess.run(command, capture_output=True, text=True, check=False)
             if ended.returncode:
@@ -94,11 +98,11 @@ def install(folder: Path) -> None:
                 break
         else:
             return
-    stop(f"the packages of {LOCK.relative_to(CLONE)} could not be installed:\n{problem}")
+    exit_with_error(f"the packages of {LOCK.relative_to(CLONE)} could not be installed:\n{problem}")
 
 
-def relocate(folder: Path, final: Path) -> None:
-    """Make the scripts of an environment made at `folder` name `final`, where it will lie."""
+def relocate_scripts(folder: Path, final: Path) -> None:
+    """Replace the path `folder` by `final` in the scripts of an environment that is about to be moved."""
     for script in (folder / "bin").iterdir():
         if script.is_file() and not script.is_symlink():
             data = script.read_bytes()
@@ -106,40 +110,42 @@ def relocate(folder: Path, final: Path) -> None:
                 script.write_bytes(data.replace(str(folder).encode(), str(final).encode()))
 
 
-def ensure() -> Path:
-    """The environment's folder; made under a temporary name, so that a half-made one is never used."""
+def ensure_environment() -> Path:
+    """Return the folder of the environment; create it first, under a temporary name, if it does not exist."""
     check_python()
-    final = environment()
+    final = environment_folder()
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(final.parent).free / 1e9
     if free < NEEDED_GB:
-        stop(
-            f"the Python environment needs {NEEDED_GB:.0f} GB below {final.parent}, whose disk has "
-            f"{free:.1f} GB "
-            "free. Nothing was begun. Make room, or name another disk: PADDLE_TRAINING_CACHE=FOLDER"
+        exit_with_error(
+            f"the Python environment needs {NEEDED_GB:.0f} GB in {final.parent}, whose disk has {free:.1f} "
+            f"GB free. "
+            "Nothing was installed. Fix: free some space, or use another disk with "
+            "PADDLE_TRAINING_CACHE=FOLDER"
         )
     with (final.parent / "venv.lock").open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        if final.is_dir():  # another run made it while this one waited
+        if final.is_dir():  # another process created it while this one waited
             return final
-        began = time.monotonic()
-        print(f"Python environment {final.name}, once …", file=sys.stderr, flush=True)  # noqa: T201
+        started = time.monotonic()
+        print(f"Python environment {final.name} (once) …", file=sys.stderr, flush=True)  # noqa: T201
         draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         try:
-            install(draft)
-            relocate(draft, final)
+            install_packages(draft)
+            relocate_scripts(draft, final)
             draft.chmod(0o755)
             draft.rename(final)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        print(f"Python environment: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"Python environment: {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
     return final
 
 
 def main(words: list[str]) -> None:
-    folder = ensure()
+    """Print the environment's folder, or run `python -m local` with `words` in the environment."""
+    folder = ensure_environment()
     if not words:
         print(folder)  # noqa: T201
         return

@@ -1,4 +1,5 @@
-"""`make demo`: from a bare machine to a trained model, one step after the other, what can be side by side."""
+"""`make demo`: create the tools, the local cluster, the image and the data, train an example, print the
+results."""
 
 from __future__ import annotations
 
@@ -14,43 +15,44 @@ from typing import Any
 import yaml
 
 from launcher.errors import LauncherError
-from launcher.files import read_json
+from launcher.io.files import read_json
 from launcher.programs.ctr import planted, scores
-from local import data, say, served, stack, tryout
-from local.cluster import lifecycle
+from local import console, example_data, local_stack, sample_prediction, try_example
+from local.cluster import cluster_lifecycle
 from local.errors import LocalError
-from local.files import need_space
-from local.images import launcher
+from local.external_commands import indent_last_lines
+from local.filesystem import require_free_space
+from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
-from local.run import tail
-from local.toolchain import build, debian, own
-from local.toolchain.tools import Tool, tool
+from local.toolchain import debian_packages, go_build, installed_tools
+from local.toolchain.pinned_tools import Tool, find_tool
 
 RESULTS_MINUTES = 60
 
 
 @dataclass(frozen=True)
 class Target:
-    """The cluster that a demo runs on; `own` when it is the one that `local` starts."""
+    """The cluster that a demo runs on; `own` is true for the local cluster, false for a cluster of the
+    user."""
 
     kubeconfig: Path
     context: str
     own: bool
 
 
-def target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
-    """Which cluster is meant: the named one, else the one of the stack's file.
+def resolve_target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
+    """Return the specified cluster, or else the cluster of the stack's file.
 
     Raises:
-        LocalError: a named kubeconfig that is not there, has no such context, or comes without an image.
+        LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image.
     """
-    kept: dict[str, Any] = {} if kubeconfig else stack.settings().get("kubeconfig") or {}
+    kept: dict[str, Any] = {} if kubeconfig else local_stack.read_settings().get("kubeconfig") or {}
     if not kubeconfig:
         if context:
             raise LocalError(
-                f"CONTEXT={context} without CLUSTER_KUBECONFIG: a context is looked up in the file that "
-                "you name; "
-                "$KUBECONFIG and ~/.kube/config are never used. Add CLUSTER_KUBECONFIG=FILE."
+                f"CONTEXT={context} was specified without CLUSTER_KUBECONFIG; $KUBECONFIG and "
+                f"~/.kube/config are "
+                "never used. Fix: add CLUSTER_KUBECONFIG=FILE with the file that contains this context"
             )
         if (kept.get("path"), kept.get("context")) == (str(KUBECONFIG), CONTEXT):
             return Target(KUBECONFIG, CONTEXT, own=True)
@@ -64,132 +66,152 @@ def target(kubeconfig: str | None, context: str | None, image: str | None) -> Ta
     chosen = context or kept.get("context") or content.get("current-context") or ""
     if chosen not in known:
         raise LocalError(
-            f"CONTEXT={chosen or '(none)'} is not in {file}, which has {', '.join(known) or 'none'}."
+            f"CONTEXT={chosen or '(none)'} is not in {file}. Fix: use one of its contexts: "
+            f"{', '.join(known) or 'none'}"
         )
     if file == KUBECONFIG and chosen == CONTEXT:
         return Target(file, chosen, own=True)
     if kubeconfig and not image:
         raise LocalError(
-            "A cluster of your own needs the launcher's image where its nodes can fetch it: build it with "
-            "`docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
+            "IMAGE is missing: the nodes of your own cluster pull the launcher image from a registry. Fix: "
+            "build it "
+            "with `docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
         )
     return Target(file, chosen, own=False)
 
 
-def demo(config: str, nodes: int, where: Target, image: str | None) -> None:
-    """Run the example `config` to its results; empty: the one that the stack's file names."""
+def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
+    """Train an example and print its results.
+
+    Args:
+        config: Name of the example; if empty, the one of the stack's file.
+        nodes: Number of nodes of the local cluster.
+        where: The cluster to run on.
+        image: The launcher image; None for the image that is built from this clone.
+    """
     if config:
-        stack.check_config(config)
+        local_stack.check_example_exists(config)
     chosen: dict[str, str | list[str]] = (
-        {"valuesFiles": [f"{stack.EXAMPLES}/{config}.yaml"]} if config else {}
+        {"valuesFiles": [f"{local_stack.EXAMPLES}/{config}.yaml"]} if config else {}
     )
-    config = config or stack.example()
+    config = config or local_stack.configured_example()
     STATE.mkdir(parents=True, exist_ok=True)
-    need_space(STATE, 3, "The demo")
-    fitting = own.told()
-    tools = build.wanted(cluster=where.own, fitting=fitting)
+    require_free_space(STATE, 3, "The demo")
+    fitting = installed_tools.report_compatible_tools()
+    tools = go_build.tools_to_build(cluster=where.own, fitting=fitting)
     if where.own:
-        debian.ensure()
-        _prepare(nodes, config, tools)
+        debian_packages.ensure_packages()
+        _prepare_local_cluster(nodes, config, tools)
     else:
-        build.ensure(tools)
-        say.note(
-            f"cluster {where.context} of {where.kubeconfig}: its own storage must hold what the example names"
+        go_build.ensure_tools(tools)
+        console.info(
+            f"cluster {where.context} of {where.kubeconfig}: its shared storage must contain the example's "
+            f"data"
         )
-    stack.refresh()
+    local_stack.ensure_stack_files()
     chosen |= {"kubeconfig.path": str(where.kubeconfig), "kubeconfig.context": where.context}
-    if image or (where.own and stack.settings()["kubeconfig"].get("path") != str(where.kubeconfig)):
-        chosen["image"] = image or f"{launcher.REPOSITORY}:{{launcher}}"
-    env = {**os.environ, **stack.environment(fitting)}
-    example = CLONE / stack.EXAMPLES / f"{config}.yaml"
+    if image or (
+        where.own and local_stack.read_settings()["kubeconfig"].get("path") != str(where.kubeconfig)
+    ):
+        chosen["image"] = image or f"{launcher_image.REPOSITORY}:{{launcher}}"
+    env = {**os.environ, **local_stack.tool_environment(fitting)}
+    example = CLONE / local_stack.EXAMPLES / f"{config}.yaml"
     job = SHARED / str(yaml.safe_load(example.read_text())["jobName"])
-    before = finished(job) if where.own else None
-    with say.step("pulumi up -s local"):
-        stack.ensure(env, own_pulumi="pulumi" in fitting)
-        stack.choose(env, chosen)
-        _pulumi_up(env)
-    _launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))
-    say.done("the training is complete")
-    _launcher(env, where, "results")
+    before = completion_time(job) if where.own else None
+    with console.timed_step("pulumi up -s local"):
+        local_stack.ensure_stack_exists(env, own_pulumi="pulumi" in fitting)
+        local_stack.write_settings(env, chosen)
+        _run_pulumi_up(env)
+    _run_launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))
+    console.success("the training is complete")
+    _run_launcher(env, where, "results")
     if where.own:
-        say.done(f"model:  {job / 'output' / 'model'}")
-        say.done(f"curve:  {job / 'output' / 'curve.png'}")
-        served.show(job)
+        console.success(f"model:  {job / 'output' / 'model'}")
+        console.success(f"curve:  {job / 'output' / 'curve.png'}")
+        sample_prediction.print_sample_prediction(job)
         if config == "ctr":
-            _beside_the_limit(job)
-        if before is not None and finished(job) == before:
-            say.note(
-                f"nothing was trained: all passes of job {job.name} were done before, and this is their "
-                f"result. To train again: add the line `fresh: again` (any new text) to "
-                f"{example.relative_to(CLONE)}, and make demo"
+            _print_best_possible_auc(job)
+        if before is not None and completion_time(job) == before:
+            console.info(
+                f"nothing was trained: job {job.name} had completed all passes before, and these are its "
+                f"results. To train again: add the line `startFromScratch: again` (any new text) to "
+                f"{example.relative_to(CLONE)} and run make demo"
             )
-    say.note('go on with plain pulumi, helm and kubectl: eval "$(make -s env)"; stop it all with: make down')
+    console.info(
+        'to continue with pulumi, helm and kubectl: eval "$(make -s env)"; to stop everything: make down'
+    )
 
 
-def finished(job: Path) -> float | None:
-    """Return when the run in this job's output was complete, in unix seconds; None if it is not."""
+def completion_time(job: Path) -> float | None:
+    """Return when the run in the job folder `job` completed (Unix seconds), or None if it has not."""
     try:
         run = read_json(job / "output" / "run.json") or {}
-    except LauncherError:  # the training itself judges its files
+    except LauncherError:  # the training reports unreadable files itself
         return None
     return run.get("finished") if run.get("state") == "complete" else None
 
 
-def _prepare(nodes: int, config: str, tools: list[Tool]) -> None:
-    """Tools, cluster, image and data side by side; each begins as soon as what it needs is there.
+def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
+    """Prepare tools, cluster, image and data in parallel; each starts as soon as its prerequisites exist.
 
-    Building tools takes minutes. So the example is first trained right here, as `make try` does.
+    If tools must be built, which takes minutes, the example is trained here without Kubernetes meanwhile, as
+    `make try` does.
     """
-    cold = not all(one.built() for one in tools)
+    cold = not all(one.is_built() for one in tools)
     with ThreadPoolExecutor() as pool:
-        image = pool.submit(launcher.ensure_archive)
-        work: list[Future[Any]] = [image, pool.submit(data.ensure_example, config)]
+        image = pool.submit(launcher_image.ensure_archive)
+        work: list[Future[Any]] = [image, pool.submit(example_data.ensure_example_data, config)]
         if cold:
-            say.note(f"meanwhile {config} is trained here without Kubernetes, as `make try` does")
-            work.append(pool.submit(tryout.run, config, live=False))
-        with build.building(tools) as make:
-            make([one for one in tools if one.name in build.CLUSTER])
+            console.info(
+                f"while the tools are built, {config} is trained here without Kubernetes, as `make try` does"
+            )
+            work.append(pool.submit(try_example.run, config, live=False))
+        with go_build.tool_builder(tools) as make:
+            make([one for one in tools if one.name in go_build.CLUSTER])
             for done in work:
                 if done.done():
-                    done.result()  # what has failed is told now and not when the rest is built
-            work.append(pool.submit(_start, nodes, image))
+                    done.result()  # reports a failure now, not after the remaining tools are built
+            work.append(pool.submit(_start_cluster_with_image, nodes, image))
             make(tools)
         for each in work:
             each.result()
 
 
-def _start(nodes: int, image: Future[tuple[str, Path]]) -> None:
+def _start_cluster_with_image(nodes: int, image: Future[tuple[str, Path]]) -> None:
     start_cluster(nodes)
     image.result()
-    launcher.ensure_imported()
+    launcher_image.ensure_imported()
 
 
 def start_cluster(nodes: int) -> None:
-    """The local cluster, started or mended; tools and packages are there."""
-    with say.step(f"Kubernetes of {nodes} nodes"):
-        changed = lifecycle.up(nodes, tool("kubernetes").folder, tool("coredns").folder)
+    """Start or repair the local cluster; its tools and Debian packages must be installed."""
+    with console.timed_step(f"Kubernetes of {nodes} nodes"):
+        changed = cluster_lifecycle.start_cluster(
+            nodes, find_tool("kubernetes").folder, find_tool("coredns").folder
+        )
     if not changed:
-        say.note("it ran already, and nothing was changed")
+        console.info("it was running already, and nothing was changed")
 
 
-def _beside_the_limit(job: Path) -> None:
-    """The model's AUC beside that of the one that made the rows, and what that one says of the row asked."""
+def _print_best_possible_auc(job: Path) -> None:
+    """Print the model's AUC next to the best possible one, and the true click probability of the first
+    row."""
     chances, clicks = planted.limit(job / "test.txt")
     score = json.loads((job / "output" / "model" / "score.json").read_text("utf-8"))
-    say.done(
+    console.success(
         f"AUC:    {score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "
         f"{scores.metrics(chances, clicks)['auc']:.4f}"
     )
-    say.done(f"truth:  the first of them is clicked with a chance of {chances[0, 0]:.1%}")
+    console.success(f"truth:  the true click probability of the first test row is {chances[0, 0]:.1%}")
 
 
-def _pulumi_up(env: dict[str, str]) -> None:
-    # --refresh: a cluster that was wiped, or a release that was upgraded by hand, is seen and mended.
+def _run_pulumi_up(env: dict[str, str]) -> None:
+    # --refresh detects and repairs a wiped cluster or a release that was upgraded by hand.
     command = [
         "pulumi",
         "up",
         "--stack",
-        stack.STACK,
+        local_stack.STACK,
         "--yes",
         "--skip-preview",
         "--refresh",
@@ -209,16 +231,17 @@ def _pulumi_up(env: dict[str, str]) -> None:
     )
     if ended.returncode:
         raise LocalError(
-            f"`pulumi up -s local` ended with {ended.returncode}:\n{tail(ended.stdout + ended.stderr, 60)}"
+            f"`pulumi up -s local` exited with {ended.returncode}:\n"
+            f"{indent_last_lines(ended.stdout + ended.stderr, 60)}"
         )
 
 
-def _launcher(env: dict[str, str], where: Target, command: str, *words: str) -> None:
-    """One of the person's commands, with its own output."""
+def _run_launcher(env: dict[str, str], where: Target, command: str, *words: str) -> None:
+    """Run a command of the launcher's command line against the cluster and show its output."""
     argv = [sys.executable, "-m", "launcher", command]
     argv += ["--kubeconfig", str(where.kubeconfig), "--context", where.context, *words]
     ended = subprocess.run(argv, cwd=CLONE, env={**env, "PYTHONPATH": str(CLONE)}, check=False)
     if ended.returncode:
         raise LocalError(
-            f"`python -m launcher {command}` ended with {ended.returncode}; its message is above."
+            f"`python -m launcher {command}` exited with {ended.returncode}; see its message above."
         )

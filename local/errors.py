@@ -1,8 +1,7 @@
-"""The one exception that `python -m local` turns into a message and exit code 1."""
+"""The exception that `python -m local` prints as a message before it exits with code 1."""
 
 from __future__ import annotations
 
 
 class LocalError(Exception):
-    """Something that the person can mend; the text says what was seen, what was expected and how to mend
-    it."""
+    """A failure that the user can fix; the message says what failed, why, and how to fix it."""

@@ -1,4 +1,5 @@
-"""Where things live: the clone (only what git ignores is written), the cache, and the cluster's state."""
+"""Paths of the clone, the cache and the local cluster's state. In the clone only ignored files are
+written."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ POD_UID = 10001  # the user of every pod; the folder of the stack `local` belong
 
 
 def cache() -> Path:
-    """The folder of tools, virtual environments and image archives: `$PADDLE_TRAINING_CACHE` or below
-    ~/.cache."""
+    """Return the folder for tools, Python environments and image archives.
+
+    `$PADDLE_TRAINING_CACHE` overrides the default `~/.cache/paddle-training`.
+    """
     chosen = os.environ.get("PADDLE_TRAINING_CACHE", "")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "paddle-training"

@@ -1,15 +1,20 @@
-"""`make test`: every tier of tests, in three streams side by side, each line under its tier's name.
+"""Run the tests in tiers: `make check` and `make test`.
 
-    python -m tests.run                 all tiers
-    python -m tests.run lint unit       these only, one after the other
-    python -m tests.run e2e -- -k demo  arguments after `--` go to pytest
+    python -m tests.run                 all tiers of `make test`, in three streams at the same time
+    python -m tests.run lint fast       these tiers only, one after the other (`make check`)
+    python -m tests.run e2e -- -k demo  arguments after `--` are passed to pytest
 
-The tiers of the cluster often wait, the others mostly compute: side by side they keep two cores busy. A tier
-that fails ends its own stream; the others go on, so that one run shows what else is wrong. `long`, `faults`
-and `restarts` are `make test-faults`: other stacks on AWS, a large message, and what breaks runs and the
-cluster itself. Up to FEW tests that failed are run once more, alone: beside so many others on two cores a
-wait may be too short. What passes then is named at the end as unsteady; what fails again fails the tier, and
-is named in the last line. The tools (pulumi, helm, kubectl …) must be on PATH: `make test` sees to it.
+Tests that need the cluster mostly wait and the others mostly compute, so running them at the same time uses
+both cores. Every output line starts with its tier. A tier that fails ends its own stream; the other streams
+continue.
+
+If up to FEW tests of a tier fail, they are run again, alone: under the load of the other tiers a wait may be
+too short. A test that passes the second time is listed as flaky at the end; one that fails again fails the
+tier. Plugins such as pytest-rerunfailures repeat a test at once and next to the others, which proves nothing
+about load.
+
+The tools (pulumi, helm, kubectl …) must be on PATH, as `make test` ensures; `lint` and `fast` need none of
+them.
 """
 
 from __future__ import annotations
@@ -32,23 +37,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PY = sys.executable
 
 
-def _pytest(marks: str, workers: int, *folders: str, said: str = "-q") -> tuple[str, ...]:
-    """A run of the tests with these marks below tests/, in so many processes; `-v` says a line for each."""
-    paths = [f"tests/{folder}" for folder in folders]
-    spread = ("-n", str(workers), "--dist", "worksteal")  # tests take from a tenth of a second to minutes
-    return (PY, "-m", "pytest", said, "-m", marks, *spread, *paths)
+def _pytest(workers: int, marks: str, *paths: str, verbosity: str = "-q") -> tuple[str, ...]:
+    """Return the pytest command for the tests in `paths` (below tests/) that match the marker expression."""
+    spread = ("-n", str(workers), "--dist", "worksteal")  # tests take from milliseconds to half a minute
+    return (PY, "-m", "pytest", verbosity, *spread, "-m", marks, *(f"tests/{path}" for path in paths))
 
 
-# Processes: on two cores a few more keep both busy, since most tests wait for processes of their own.
+UNIT = ("test_layering.py", "docs", "launcher", "local", "infra")
+"""Tests that need neither the cluster nor the AWS emulator."""
+
+# A few more processes than the two cores, because most slow tests wait for processes of their own.
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lint": (
-        (PY, "-m", "ruff", "check", "."),
-        (PY, "-m", "ruff", "format", "--check", "."),
+        (PY, "-m", "ruff", "check", "--quiet", "."),
+        (PY, "-m", "ruff", "format", "--quiet", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "unit": (_pytest("not e2e and not long", 3, "docs", "launcher", "local", "infra"),),
-    "chart": (_pytest("not e2e", 0, "chart"),),
-    "aws": (_pytest("not e2e and not long", 2, "infra_emulated", "aws_tools", "aws_emulator"),),
+    "fast": ((*_pytest(3, "not e2e", *UNIT, "aws_tools", "aws_emulator"), "--fast"),),
+    "unit": (_pytest(4, "not e2e and not long", *UNIT),),
+    "chart": (_pytest(0, "not e2e", "chart"),),
+    "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "aws_tools", "aws_emulator"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -56,75 +64,74 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "e2e": (
         _pytest(
-            "e2e and not restarts",
             3,
+            "e2e and not restarts",
             *("e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
-            said="-v",
+            verbosity="-v",
         ),
     ),
-    "long": (_pytest("long", 3, "aws_emulator", "infra_emulated", "launcher/worker"),),
-    "faults": (_pytest("e2e", 0, "faults", said="-v"),),
-    "restarts": (_pytest("restarts", 0, "local", said="-v"),),
+    "long": (_pytest(3, "long", "aws_emulator", "infra_emulated", "launcher/trainer"),),
+    "faults": (_pytest(0, "e2e", "faults", verbosity="-v"),),
+    "restarts": (_pytest(0, "restarts", "local", verbosity="-v"),),
 }
-# What needs the cluster; beside it what does not, in equal shares.
 STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))
 
-# Each module is compiled once, and not by every process anew: some machines forbid Python to keep the result.
+# Without PYTHONDONTWRITEBYTECODE every process would compile every module again.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-ENVIRON |= {"PYTHONUNBUFFERED": "1", "MYPY_CACHE_DIR": str(cache() / "mypy")}  # 1 s in the next clone, not 22
+ENVIRON |= {"PYTHONUNBUFFERED": "1", "MYPY_CACHE_DIR": str(cache() / "mypy")}  # one mypy cache for all clones
 
-LAST_LINES = 100  # of a tier that failed
-FEW = 6  # more failures than that are no accident
+LAST_LINES = 100  # lines of a failed tier that are printed again at the end
+FEW = 6  # more failed tests than this are not run again
 _print_lock = threading.Lock()
 
 
-def say(tier: str, text: str) -> None:
-    """One whole line under its tier's name."""
+def print_line(tier: str, text: str) -> None:
+    """Print one line with the name of its tier."""
     with _print_lock:
         print(f"{tier:>8} | {text}", flush=True)
 
 
 @dataclass
-class Ended:
-    """How a tier ended: the first failing exit code (or 0), seconds, and its last lines."""
+class TierResult:
+    """Result of a tier: exit code of the first failed command (or 0), duration, and last lines."""
 
     tier: str
     code: int = 0
     seconds: float = 0.0
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     failed: list[str] = field(default_factory=list)
-    """Tests of the last command, and files that could not be read."""
-    unsteady: list[str] = field(default_factory=list)
-    """Tests that failed once and passed alone."""
+    """Node ids of the tests and files that failed in the last command."""
+    flaky: list[str] = field(default_factory=list)
+    """Node ids of the tests that failed and passed when run again."""
 
 
-def run_tier(name: str, extra: list[str]) -> Ended:
-    """Runs a tier's commands up to the first that fails."""
+def run_tier(name: str, extra: list[str]) -> TierResult:
+    """Run the commands of a tier up to the first that fails; pass `extra` to pytest."""
     started = time.monotonic()
-    ended = Ended(name)
+    result = TierResult(name)
     for command in TIERS[name]:
-        _run([*command, *extra] if "pytest" in command else list(command), ended)
-        if ended.code == 1 and 0 < len(ended.failed) <= FEW:
-            first = ended.failed
-            say(name, f"{len(first)} failed; once more, alone: {', '.join(first)}")
-            ended.lines.clear()
-            _run([PY, "-m", "pytest", "-v", *first], ended)
-            ended.unsteady += [test for test in first if test not in ended.failed]
-        if ended.code:
+        _run([*command, *extra] if "pytest" in command else list(command), result)
+        if result.code == 1 and 0 < len(result.failed) <= FEW:
+            first = result.failed
+            print_line(name, f"{len(first)} failed; running again, alone: {', '.join(first)}")
+            result.lines.clear()
+            fast = [option for option in command if option == "--fast"]  # else its failures would pass alone
+            _run([PY, "-m", "pytest", "-v", *fast, *first], result)
+            result.flaky += [test for test in first if test not in result.failed]
+        if result.code:
             break
-    ended.seconds = time.monotonic() - started
-    say(name, f"{'FAILED' if ended.code else 'passed'} after {ended.seconds:.0f} s")
-    return ended
+    result.seconds = time.monotonic() - started
+    print_line(name, f"{'FAILED' if result.code else 'passed'} after {result.seconds:.0f} s")
+    return result
 
 
-def _run(argv: list[str], ended: Ended) -> None:
-    """Runs one command; its lines, exit code and failed tests go to `ended`."""
-    name = ended.tier
-    say(name, "$ " + " ".join(["python", *argv[1:]]))
-    with tempfile.TemporaryDirectory() as notes:
+def _run(argv: list[str], result: TierResult) -> None:
+    """Run one command; store its last lines, exit code and failed tests in `result`."""
+    print_line(result.tier, "$ " + " ".join(["python", *argv[1:]]))
+    with tempfile.TemporaryDirectory() as folder:
         if "pytest" in argv:
-            # Its own note of what failed: how much its summary shows is another with CI in the environment.
-            argv = [*argv, "-o", f"cache_dir={notes}"]
+            # pytest's own list of failed tests; its summary has another format if CI is in the environment
+            argv = [*argv, "-o", f"cache_dir={folder}"]
         with subprocess.Popen(
             argv,
             cwd=ROOT,
@@ -137,47 +144,45 @@ def _run(argv: list[str], ended: Ended) -> None:
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
-                say(name, line.rstrip())
-                ended.lines.append(line.rstrip())
-        noted = Path(notes) / "v" / "cache" / "lastfailed"
-        ended.failed = list(json.loads(noted.read_text())) if noted.is_file() else []
-    ended.code = process.returncode
+                print_line(result.tier, line.rstrip())
+                result.lines.append(line.rstrip())
+        last_failed = Path(folder) / "v" / "cache" / "lastfailed"
+        result.failed = list(json.loads(last_failed.read_text())) if last_failed.is_file() else []
+    result.code = process.returncode
 
 
-def run_stream(names: tuple[str, ...], extra: list[str]) -> list[Ended]:
-    """The tiers up to the first that fails."""
-    ended: list[Ended] = []
+def run_stream(names: tuple[str, ...], extra: list[str]) -> list[TierResult]:
+    """Run tiers one after the other up to the first that fails."""
+    results: list[TierResult] = []
     for name in names:
-        ended.append(run_tier(name, extra))
-        if ended[-1].code:
+        results.append(run_tier(name, extra))
+        if results[-1].code:
             break
-    return ended
+    return results
 
 
 def main() -> int:
-    """Runs the tiers named on the command line, or all; returns the first failing command's exit code."""
+    """Run the tiers of the command line, or all streams; return the exit code of the first failed tier."""
     words = sys.argv[1:]
     cut = words.index("--") if "--" in words else len(words)
     wanted, extra = words[:cut], words[cut + 1 :]
     unknown = [name for name in wanted if name not in TIERS]
     if unknown:
-        print(f"no tier named {', '.join(unknown)}; there are: {', '.join(TIERS)}", file=sys.stderr)
+        print(f"unknown tier: {', '.join(unknown)}. Fix: use one of {', '.join(TIERS)}", file=sys.stderr)
         return 2
     started = time.monotonic()
     streams = (tuple(wanted),) if wanted else STREAMS
     with ThreadPoolExecutor(len(streams)) as pool:
-        ended = [
-            one for stream in pool.map(lambda names: run_stream(names, extra), streams) for one in stream
-        ]
-    times = ", ".join(f"{one.tier} {one.seconds:.0f} s" for one in ended)
-    failed = [one for one in ended if one.code]
-    for one in failed:  # again, since the lines of other tiers came after them
-        print(f"\nthe last lines of tier {one.tier}, which failed:\n" + "\n".join(one.lines), file=sys.stderr)
-    if unsteady := [test for one in ended for test in one.unsteady]:
-        print("\nunsteady (failed once, passed alone): " + ", ".join(unsteady), file=sys.stderr)
+        results = [one for some in pool.map(lambda names: run_stream(names, extra), streams) for one in some]
+    times = ", ".join(f"{one.tier} {one.seconds:.0f} s" for one in results)
+    failed = [one for one in results if one.code]
+    for one in failed:  # printed again, because lines of other tiers follow them above
+        print(f"\nlast lines of the failed tier {one.tier}:\n" + "\n".join(one.lines), file=sys.stderr)
+    if flaky := [test for one in results for test in one.flaky]:
+        print("\nflaky (failed once, passed alone): " + ", ".join(flaky), file=sys.stderr)
     if failed:
-        named = ", ".join(" ".join([one.tier, *one.failed]) for one in failed)
-        print(f"\n({times})\nfailed: {named}", file=sys.stderr)
+        names = ", ".join(" ".join([one.tier, *one.failed]) for one in failed)
+        print(f"\n({times})\nfailed: {names}", file=sys.stderr)
         return failed[0].code
     print(f"\nall tiers passed in {time.monotonic() - started:.0f} s: {times}")
     return 0

@@ -1,1 +1,1 @@
-"""A person's command line: over the cluster or over a folder."""
+"""The command line that users type, for a release on a cluster or a job's folder on this machine."""

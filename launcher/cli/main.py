@@ -1,4 +1,7 @@
-"""The commands a person types, put together. Exit codes: `EXIT_CODES` of launcher/cli/problems.py."""
+"""The command line that users type: its commands, and how errors become messages and exit codes.
+
+`EXIT_CODES` of launcher/cli/errors.py lists the exit codes.
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,78 @@ from typing import NoReturn
 
 import typer
 
-from launcher.cli.commands import bringing, keeping, looking, modelling, stopping, training
+from launcher.cli.commands import (
+    base,
+    clean,
+    compare,
+    leftovers,
+    logs,
+    predict,
+    push,
+    results,
+    resume,
+    run,
+    runs,
+    serve,
+    status,
+    stop,
+    sweep,
+    try_,
+    wait,
+)
+from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
 from launcher.cli.options import say
-from launcher.cli.problems import EXIT_CODES, EXIT_USAGE, CliError
-from launcher.cli.words import INSTALLED, called
+from launcher.cli.suggested_commands import INSTALLED, program_name
 from launcher.errors import LauncherError
-from launcher.tarstream import ReaderError
+from launcher.io.tar_stream import ReaderError
 
-PARSER_USAGE = 2
+_PARSER_USAGE = 2  # the option parser's exit code for wrong usage; here 2 is that of `wait --timeout`
 
 typer_app = typer.Typer(
     no_args_is_help=True,
-    add_completion=called() == INSTALLED,  # a shell completes programs, not modules of python
+    add_completion=program_name() == INSTALLED,  # a shell completes programs, not modules of python
     pretty_exceptions_enable=False,
-    help="Train with PaddlePaddle on Kubernetes, look at it, and use the model. Exit codes: "
+    help="Train with PaddlePaddle on Kubernetes, follow the training, and use the model. Exit codes: "
     + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
     + ".",
 )
-for part in (training, looking, stopping, keeping, bringing, modelling):
-    typer_app.add_typer(part.app)
+for command in (
+    run.run,
+    sweep.sweep,
+    status.status,
+    logs.logs,
+    wait.wait,
+    results.results,
+    stop.stop,
+    resume.resume,
+    runs.runs,
+    compare.compare,
+    clean.clean,
+    leftovers.leftovers,
+    push.push,
+    base.base,
+):
+    typer_app.command()(command)
+typer_app.command("try")(try_.try_program)
+typer_app.command()(predict.predict)
+typer_app.command(
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)(serve.serve)
 
 
 def app(args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
-    """Run one command and end the process with its exit code."""
-    sys.exit(run(args, prog_name))
+    """Run one command, and exit with its exit code."""
+    sys.exit(run_command(args, prog_name))
 
 
-def run(args: list[str] | None = None, prog_name: str | None = None) -> int:
-    """Run one command and return its exit code; every foreseeable trouble is one message on stderr."""
-    signal.signal(signal.SIGINT, _interrupted)
+def run_command(args: list[str] | None = None, prog_name: str | None = None) -> int:
+    """Run one command and return its exit code; every expected error is one message on stderr."""
+    signal.signal(signal.SIGINT, _exit_on_signal)
     try:
-        typer_app(args, prog_name=prog_name or called())
-    except (
-        SystemExit
-    ) as end:  # 2 is the parser's own code for wrong usage, which is `wait`'s for its deadline here
+        typer_app(args, prog_name=prog_name or program_name())
+    except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
-        return EXIT_USAGE if code == PARSER_USAGE else code
+        return EXIT_USAGE if code == _PARSER_USAGE else code
     except LauncherError as error:
         say(f"error: {error}")
         return error.exit_code
@@ -53,7 +92,8 @@ def run(args: list[str] | None = None, prog_name: str | None = None) -> int:
         say(f"error: {error}")
         return CliError.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        # Without this, Python reports the broken pipe again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
         say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
@@ -61,5 +101,5 @@ def run(args: list[str] | None = None, prog_name: str | None = None) -> int:
     return 0
 
 
-def _interrupted(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)  # the parser would end with 1, which means that the training failed
+def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)  # the option parser would exit with 1, the code of a failed training

@@ -1,4 +1,4 @@
-"""Which run a command is about: the options that all of them share, and what they open."""
+"""Options that several commands share, and the session that they open."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.cli.cluster import CHART, NAMESPACE, connect
-from launcher.cli.problems import UsageError
+from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
+from launcher.cli.errors import UsageError
 from launcher.cli.session import ClusterSession, FolderSession, Session
 
 
-class Output(StrEnum):
-    """How answers are printed."""
+class OutputFormat(StrEnum):
+    """How a command prints its answer."""
 
     text = "text"
     json = "json"
 
 
-Format = Annotated[Output, typer.Option("--output", "-o", help="json for scripts.")]
+Format = Annotated[OutputFormat, typer.Option("--output", "-o", help="json for scripts.")]
 PathOption = Annotated[
     Path | None,
     typer.Option(
-        "--path", metavar="DIR", help="Read a job's folder <JOB_PATH>/<JOB_NAME> directly; no cluster."
+        "--path",
+        metavar="DIR",
+        help="Read the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster. "
+        "Commands that change the cluster reject this option.",
     ),
 ]
 JobOption = Annotated[
@@ -40,32 +43,46 @@ ClaimOption = Annotated[
     typer.Option(
         "--claim",
         metavar="NAME",
-        help="Read the storage through this PersistentVolumeClaim, for a release that was uninstalled.",
+        help="Read the storage through this PersistentVolumeClaim, for a release that is uninstalled.",
     ),
 ]
 ImageOption = Annotated[
     str | None,
-    typer.Option("--image", help="Image to read with; by default that of a release of the namespace."),
+    typer.Option(
+        "--image",
+        help="Image of the pod that reads the storage; default: that of a release of the namespace.",
+    ),
 ]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Release = Annotated[str, typer.Option(help="Helm release.")]
 Namespace = Annotated[
     str,
     typer.Option("--namespace", "-n", envvar="PADDLE_TRAINING_NAMESPACE", help="Namespace of the release."),
 ]
 Kubeconfig = Annotated[
-    Path | None, typer.Option(help="Kubeconfig; by default $KUBECONFIG or ~/.kube/config.")
+    Path | None, typer.Option(help="Kubeconfig file; default: $KUBECONFIG or ~/.kube/config.")
 ]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; by default its current one.")]
+Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 
 
-def confirmed(question: str) -> bool:
-    """Return whether the user says yes to the question; False without a terminal, which asks nothing."""
+def confirm(question: str) -> bool:
+    """Return whether the user answers yes; False if stdin is not a terminal, without asking."""
     return sys.stdin.isatty() and typer.confirm(question, err=True)
 
 
 def say(text: str) -> None:
-    """To stderr: stdout is for answers."""
+    """Print a message to stderr; stdout is for answers."""
     print(text, file=sys.stderr, flush=True)
+
+
+def require_cluster(session: Session, command: str) -> ClusterSession:
+    """Return the session if it is on a cluster. Raises UsageError for the folder of --path."""
+    if not isinstance(session, ClusterSession):
+        raise UsageError(
+            f"--path reads a folder, but `{command}` changes objects of a cluster",
+            "choose the release with --release and --namespace instead of --path",
+        )
+    return session
 
 
 def open_session(
@@ -75,28 +92,28 @@ def open_session(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> Session:
-    """The folder of `--path`, else the release on the cluster."""
+    """Return a session on the folder of `--path`, else on the release on the cluster."""
     if path is None:
         return ClusterSession(connect(kubeconfig, context, namespace), release, say)
     if kubeconfig is not None or context is not None:
-        raise UsageError("--path reads a folder and asks no cluster: leave out --kubeconfig and --context.")
+        raise UsageError("--path reads a folder, no cluster", "omit --kubeconfig and --context")
     return FolderSession(path)
 
 
-def on_a_session(command: Callable[..., None]) -> Callable[..., None]:
-    """A command that takes `open_session`'s options in the place of its parameter `session`."""
-    where = inspect.signature(open_session, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options of `open_session` in place of its parameter `session`."""
+    session_options = inspect.signature(open_session, eval_str=True).parameters
+    own_options = inspect.signature(command, eval_str=True).parameters
 
     @functools.wraps(command)
-    def asked(**given: Any) -> None:
-        opened = open_session(**{name: given.pop(name) for name in where})
+    def with_options(**given: Any) -> None:
+        opened = open_session(**{name: given.pop(name) for name in session_options})
         command(session=opened, **given)
 
-    both = {**where, **{name: parameter for name, parameter in own.items() if name != "session"}}
-    # Typer asks for the signature and for the annotations.
-    asked.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    both = {**session_options, **{name: one for name, one in own_options.items() if name != "session"}}
+    # Typer reads the signature and the annotations.
+    with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in both.values()]
     )
-    asked.__annotations__ = {name: parameter.annotation for name, parameter in both.items()}
-    return asked
+    with_options.__annotations__ = {name: parameter.annotation for name, parameter in both.items()}
+    return with_options

@@ -1,357 +1,303 @@
-"""What the commands ask their questions to: one run on a cluster, or one job's folder on this machine."""
+"""What a command works on: a release on a cluster, or a job's folder on this machine (`--path`)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.cli import assemble, reasons, uninstalled, view
-from launcher.cli.cluster import CHART, NAME_LABEL, NAMESPACE, Cluster, UnreachableError, labels
-from launcher.cli.problems import CliError, OtherRunError, UsageError
-from launcher.cli.readerpod import NoPlaceError, claim_problem, reader
-from launcher.cli.storage import (
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, Object, UnreachableError, labels
+from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
+from launcher.cli.errors import CliError, OtherRunError, UsageError
+from launcher.cli.storage.job_files import OUTPUT, JobFiles, read_job_files
+from launcher.cli.storage.job_storage import (
+    READ_SECONDS,
     FolderStorage,
     PodStorage,
     Storage,
-    json_file,
-    of_job,
-    run_record,
-    small_files,
+    StorageRequest,
+    storage_of_job,
 )
-from launcher.cli.view import Run, View
-from launcher.layout import Layout, Output
-from launcher.reporting import curve
-from launcher.reporting.ending import last_lines
+from launcher.cli.storage.reader_pod import READER, UnschedulableError, claim_problem, open_reader_pod
+from launcher.cli.storage.uninstalled_release import find_own_job, find_storage
+from launcher.cli.views.build_view import ClusterSnapshot, build_cluster_view, build_folder_view
+from launcher.cli.views.run_view import RunView, newest_pod, owned_by, pods_of_component, rank_of
+from launcher.reporting.failure_messages import last_lines
 
-_HERE = Layout(Path(), "")
-OUTPUT = Output(Path("output"))
-STATUS_FILES = {
-    "status": OUTPUT.status_json.as_posix(),
-    "run": OUTPUT.run_json.as_posix(),
-    "manifest": _HERE.manifest.as_posix(),
-    "failure": _HERE.data_failed.as_posix(),
-}
-DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
-READ_SECONDS = 300  # how long a reader pod for small questions may live
-COPY_SECONDS = 3600  # and one for copies
-FILES_SECONDS = 5.0
+FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
 LOG_LINES = 5
 
 
-def status_files(storage: Storage, run_id: str = "") -> dict[str, Any]:
-    """The files of STATUS_FILES as JSON objects, None for those that are absent; `passes` of metrics.csv;
-    `checkpoints`: the folder names of the complete ones.
-
-    `moved`: the run record of `run_id` in the folder to which another run has moved it aside.
-    """
-    metrics = OUTPUT.metrics_csv.as_posix()
-    moved = [Output(_HERE.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
-    records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]
-    wanted = [*STATUS_FILES.values(), *records, metrics, DONE]
-    found = small_files(storage, wanted)
-    rows = curve.parse_metrics(found.get(metrics, b"").decode(errors="replace"))
-    files: dict[str, Any] = {key: json_file(found.get(path)) for key, path in STATUS_FILES.items()}
-    last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
-    checkpoints = [PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(DONE)]
-    files |= {"run": run_record(found, OUTPUT), "passes": curve.pass_table(rows)}
-    files["moved"] = run_record(found, Output(Path(last))) if last else None
-    return {**files, "checkpoints": checkpoints}
-
-
 class FolderSession:
-    """`--path DIR`: a job's folder, <JOB_PATH>/<JOB_NAME>."""
+    """A job's folder on this machine: `--path <JOB_PATH>/<JOB_NAME>`."""
 
     def __init__(self, folder: Path) -> None:
+        """Check the folder. Raises UsageError if it does not exist."""
         if not folder.is_dir():
-            reason = "is not a folder" if folder.exists() else "is not there, or may not be seen by this user"
-            raise UsageError(f"--path {folder} {reason}. Give a job's folder: <JOB_PATH>/<JOB_NAME>.")
+            reason = (
+                "is not a folder"
+                if folder.exists()
+                else "does not exist, or this user may not read its parent"
+            )
+            raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
         self._storage = FolderStorage(folder)
 
-    def look(self, log: bool = False) -> View:
-        """The present state; with the newest lines of rank 0's log, if asked."""
+    def read_view(self, log: bool = False) -> RunView:
+        """Return the run's present state, read from the folder; with `log` also rank 0's newest log lines."""
         file = Path(self._storage.job) / OUTPUT.train_log(0)
-        said = last_lines(file, LOG_LINES).splitlines() if log else []
-        return assemble.of_folder(self._storage.where, {**status_files(self._storage), "log": said})
+        lines = last_lines(file, LOG_LINES).splitlines() if log else []
+        return build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 
-    glance = look
+    poll_view = read_view
 
     @contextlib.contextmanager
-    def storage(
-        self,
-        seconds: int = READ_SECONDS,
-        *,
-        writable: bool = False,
-        fresh: bool = False,
-        job: str | None = None,
-        claim: str | None = None,
-        image: str | None = None,
-        takes: Sequence[str] = (),
-    ) -> Iterator[Storage]:
-        """As of a `ClusterSession`."""
-        del seconds, writable, fresh, takes  # a folder is simply there
-        if claim or image:
-            raise UsageError("--path reads a folder: leave out --claim and --image.")
-        yield of_job(self._storage, job)
+    def storage(self, request: StorageRequest) -> Iterator[Storage]:
+        """Yield the job's folder, or that of another job next to it.
+
+        Raises:
+            UsageError: the request has a claim or an image, which a folder does not have.
+        """
+        if request.claim or request.image:
+            raise UsageError("--path reads a folder of this machine", "omit --claim and --image")
+        yield storage_of_job(self._storage, request.job)
 
 
 class ClusterSession:
     """A release on a cluster."""
 
     def __init__(self, cluster: Cluster, release: str, say: Callable[[str], None]) -> None:
+        """Store where the release is; `say` receives progress messages."""
         self.cluster, self.release, self.say = cluster, release, say
-        self._read: Mapping[str, Any] = {}
-        self._read_at = float("-inf")
-        self._stored: Run | None = None
+        self._files: JobFiles | None = None
+        self._files_read_at = float("-inf")
+        self._opened_run: ReleaseRun | None = None
         self._expected: tuple[str, Callable[[], str]] | None = None
 
-    def expect(self, k8s_job: str, otherwise: Callable[[], str]) -> None:
-        """Follow that run only: from now on `run` raises OtherRunError with the text of `otherwise` for any
-        other one."""
-        self._expected = k8s_job, otherwise
+    def expect_run(self, k8s_job: str, describe_replacement: Callable[[], str]) -> None:
+        """Follow this run only: from now on `run` raises OtherRunError with that text for any other run."""
+        self._expected = k8s_job, describe_replacement
 
-    def is_there(self) -> bool:
-        """Whether the namespace has this release."""
-        return self._find() is not None
+    def is_installed(self) -> bool:
+        """Return whether the namespace has this release."""
+        return self._find_config_map() is not None
 
     def options(self) -> list[str]:
-        """What names this release to a command of ours; nothing where its defaults do."""
-        return options_of(self.release, self.cluster)
+        """Return the options that select this release in a command, without those that are defaults."""
+        return release_options(self.release, self.cluster)
 
-    def base(self) -> str:
-        """The chart's values that are no training's, as YAML. Raises as `run`, and NoClaimError."""
+    def read_base_values(self) -> str:
+        """Return the chart values that describe the cluster and not one training, as YAML.
+
+        Raises:
+            MissingClaimError: the release's claim does not exist.
+            CliError: as `run`, or an earlier version of the chart made the release.
+        """
         run = self.run()
-        if reasons.ABSENT in claim_problem(self.cluster, run):
-            raise NoClaimError(run)
-        found = self._map().get("base.yaml")
+        if object_states.ABSENT in claim_problem(self.cluster, run):
+            raise MissingClaimError(run)
+        found = self._config_map().get("base.yaml")
         if found is None:
             raise CliError(
-                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} has no base.yaml: an "
-                "earlier version of the chart made it. Run helm upgrade with this one."
+                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} has no key base.yaml: "
+                "an earlier version of the chart wrote it",
+                "run helm upgrade with this version of the chart",
             )
         return found
 
-    def run(self) -> Run:
-        """What the chart says of the run. Raises CliError that names the releases there are when this one is
-        not, and OtherRunError when it is not the run that `expect` was given."""
+    def run(self) -> ReleaseRun:
+        """Return the run that the chart describes.
+
+        Raises:
+            ReleaseNotFoundError: there is no such release.
+            OtherRunError: it is not the run that `expect_run` was given.
+            CliError: another version of the chart wrote the ConfigMap.
+        """
+        files = self._config_map()
         try:
-            run = Run.of(self.release, self.cluster.namespace, json.loads(self._map()["run.json"]))
+            run = ReleaseRun.from_json(self.release, self.cluster.namespace, json.loads(files["run.json"]))
         except (KeyError, ValueError, TypeError) as error:
             raise CliError(
-                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} is not one of this "
-                f"chart's: {error!r}. Run helm upgrade with this version of the chart."
+                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} was written by another "
+                f"version of the chart: {error!r}",
+                "run helm upgrade with this version of the chart",
             ) from error
         if self._expected and run.k8s_job != self._expected[0]:
             raise OtherRunError(self._expected[1]())
         return run
 
-    def known_run(self) -> Run | None:
-        """The same, or None when there is no such release (any more)."""
-        return self.run() if self._find() is not None else None
+    def run_if_installed(self) -> ReleaseRun | None:
+        """Return `run`, or None if there is no such release."""
+        return self.run() if self._find_config_map() is not None else None
 
-    def _map(self) -> Mapping[str, str]:
-        found = self._find()
+    def _config_map(self) -> Mapping[str, str]:
+        found = self._find_config_map()
         if found is None:
-            place = self.cluster.namespace
-            raise CliError(nothing_found(self.release, place, self._known(), self.cluster.name))
+            raise ReleaseNotFoundError(self.cluster, self.release)
         return dict(found.get("data") or {})
 
-    def _find(self) -> view.Object | None:
+    def _find_config_map(self) -> Object | None:
         return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
 
-    def _known(self) -> list[tuple[str, str]] | None:
-        with contextlib.suppress(CliError):
-            selector = f"{NAME_LABEL}={CHART}"
-            return view.known_runs(self.cluster.items_everywhere("config_map", "look for releases", selector))
-        return None
+    def pods(self) -> list[Object]:
+        """Return the release's pods, without reader pods."""
+        pods = self.cluster.list_objects("pod", "list the release's pods", labels(self.release))
+        return [pod for pod in pods if pod not in pods_of_component(pods, READER)]
 
-    def pods(self) -> list[view.Object]:
-        """The release's pods, the readers left out."""
-        pods = self.cluster.items("pod", "list the release's pods", labels(self.release))
-        return [pod for pod in pods if pod not in view.component(pods, "reader")]
+    def read_view(self, log: bool = False) -> RunView:
+        """Return the run's present state; with `log` also the newest log lines of the data pod or of rank 0.
 
-    def look(self, log: bool = False) -> View:
-        """The present state; with the newest lines of a log, if asked.
-
-        Progress comes through a running pod, or through a reader pod after the run.
+        The files are read through a running pod, or through a reader pod after the run.
         """
-        return self._look(("complete", "failed", "missing"), log)
+        return self._read_view(("complete", "failed", "missing"), log)
 
-    def glance(self, log: bool = False) -> View:
-        """The present state for those who ask again and again.
+    def poll_view(self, log: bool = False) -> RunView:
+        """Return the run's present state, for callers that poll every few seconds.
 
-        No reader pod as long as the Job itself tells, and files that are read at most every FILES_SECONDS,
-        since each reading starts a process beside the training.
+        No reader pod is created as long as the state of the Job is enough. The files are read at most every
+        FILES_SECONDS, since each read starts a process next to the training.
         """
-        return self._look(("missing",), log)
+        return self._read_view(("missing",), log)
 
-    def _look(self, read_after: tuple[str, ...], log: bool) -> View:
+    def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
+        """Return the view; in these states of the Job a reader pod reads the files."""
         run = self.run()
-        jobs = self.cluster.items("job", "list the release's Jobs", labels(self.release))
+        jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
         pods = self.pods()
-        state, _ = reasons.job_state(next((job for job in jobs if reasons.name(job) == run.k8s_job), None))
-        leaving = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
-        seen = assemble.Seen(
-            run=run,
-            jobs={reasons.name(job): job for job in jobs},
-            pods=pods,
-            events=self._events(run, pods),
-            claim=self._claim(run, pods),
-            files=self._files(run, pods, state in read_after),
-            ending=leaving and self.cluster.ending(),
-            **(self._log(run, pods) if log else {}),
+        by_name = {object_states.name_of(job): job for job in jobs}
+        state, _ = object_states.job_state(by_name.get(run.k8s_job))
+        deleting = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
+        log_of, lines = self._read_log(run, pods) if log else ("", [])
+        return build_cluster_view(
+            ClusterSnapshot(
+                run=run,
+                jobs=by_name,
+                pods=pods,
+                events=self._list_events(run, pods),
+                claim=self._explain_claim(run, pods),
+                files=self._read_files(run, pods, state in reader_states),
+                is_namespace_terminating=deleting and self.cluster.is_namespace_terminating(),
+                log=lines,
+                log_of=log_of,
+            )
         )
-        return assemble.of_cluster(seen)
 
-    def _events(self, run: Run, pods: list[view.Object]) -> dict[str, Any]:
-        asked = [
-            reasons.name(pod)
+    def _list_events(self, run: ReleaseRun, pods: list[Object]) -> dict[str, Any]:
+        names = [
+            object_states.name_of(pod)
             for pod in pods
-            if pod.get("status", {}).get("phase") == "Pending" and not reasons.stuck_waiting(pod)
+            if pod.get("status", {}).get("phase") == "Pending" and not object_states.unusual_wait(pod)
         ]
         own_jobs = filter(None, (run.k8s_job, run.k8s_data_job))
-        asked += [job for job in own_jobs if not any(view.owned_by(job)(pod) for pod in pods)]
-        return {name: self.cluster.events(name) for name in asked}
+        names += [job for job in own_jobs if not any(owned_by(job)(pod) for pod in pods)]
+        return {name: self.cluster.list_events(name) for name in names}
 
-    def _log(self, run: Run, pods: list[view.Object]) -> dict[str, Any]:
-        """What the data pod says, or rank 0 once that has ended."""
+    def _read_log(self, run: ReleaseRun, pods: list[Object]) -> tuple[str, list[str]]:
+        """Return (pod, its newest log lines): of the data pod while it runs, then of rank 0."""
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
-            of_job = [pod for pod in pods if view.owned_by(job)(pod) and view.rank_of(pod) in (rank, None)]
-            pod = view.newest(of_job)
-            container = running_container(pod) if pod else None
+            pod = newest_pod([pod for pod in pods if owned_by(job)(pod) and rank_of(pod) in (rank, None)])
+            container = object_states.running_container(pod) if pod else None
             if pod is None or container is None:
                 continue
-            with contextlib.suppress(CliError):  # it may just have ended
-                blocks = self.cluster.pod_log(reasons.name(pod), container, follow=False, lines=LOG_LINES)
-                said = b"".join(blocks).decode(errors="replace").splitlines()
-                return {"log": said, "log_of": reasons.name(pod)}
-        return {}
+            name = object_states.name_of(pod)
+            with contextlib.suppress(CliError):  # the pod may just have exited
+                blocks = self.cluster.stream_log(name, container, follow=False, lines=LOG_LINES)
+                return name, b"".join(blocks).decode(errors="replace").splitlines()
+        return "", []
 
-    def _claim(self, run: Run, pods: list[view.Object]) -> str:
+    def _explain_claim(self, run: ReleaseRun, pods: list[Object]) -> str:
         if not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
             return ""
-        with contextlib.suppress(CliError):
-            claim = self.cluster.find("persistent_volume_claim", run.claim, "read the claim")
-            return reasons.claim_reason(claim, run.claim, self.cluster.events(run.claim))
-        return ""
+        return claim_problem(self.cluster, run)
 
-    def _files(self, run: Run, pods: list[view.Object], with_reader: bool) -> Mapping[str, Any]:
-        running = through_running(self.cluster, run, pods, waiting=True)
+    def _read_files(self, run: ReleaseRun, pods: list[Object], with_reader: bool) -> JobFiles:
+        running = open_through_running_pod(self.cluster, run, pods, or_init=True)
         now = time.monotonic()
-        if running is not None and now - self._read_at < FILES_SECONDS:
-            return self._read
+        if running is not None and self._files and now - self._files_read_at < FILES_SECONDS:
+            return self._files
         try:
             if running is not None:
-                self._read, self._read_at = status_files(running, run.k8s_job), now
-                return self._read
+                self._files, self._files_read_at = read_job_files(running, run.k8s_job), now
+                return self._files
             if with_reader:
-                with reader(self.cluster, run, READ_SECONDS, say=self.say) as opened:
-                    return status_files(opened, run.k8s_job)
+                with open_reader_pod(self.cluster, run, READ_SECONDS, say=self.say) as opened:
+                    return read_job_files(opened, run.k8s_job)
         except UnreachableError:
             raise
-        except CliError as error:  # the pod that was read through may just have ended
-            return self._read or {"unreadable": str(error)}
-        return {**self._read, "stale": True}
+        except CliError as error:  # the pod may just have exited
+            return self._files or JobFiles(was_read=False, problem=str(error))
+        return replace(self._files or JobFiles(was_read=False), is_stale=True)
 
     @contextlib.contextmanager
-    def storage(
-        self,
-        seconds: int = READ_SECONDS,
-        *,
-        writable: bool = False,
-        fresh: bool = False,
-        job: str | None = None,
-        claim: str | None = None,
-        image: str | None = None,
-        takes: Sequence[str] = (),
-    ) -> Iterator[Storage]:
-        """The job's folder, or that of another `job` on the same storage.
+    def storage(self, request: StorageRequest) -> Iterator[Storage]:
+        """Yield the job's folder, or that of another job on the same storage.
 
-        Through a running pod of the run; when `fresh` or `writable` through a reader pod, which does not end
-        with the training, and through a running pod only where no node has a place for that one. Where the
-        release is gone, or a `claim` is named, through a pod with that claim and `image`; see
-        `uninstalled.find`. `takes`: which of job, claim and image the command has as options, for errors.
+        It is opened through a running pod of the run. If the command writes, or must not depend on the
+        training's pods, it is opened through a reader pod, and through a running pod only if no node can run
+        that one. The storage of a release that is uninstalled, or of a given claim, is opened through a pod
+        with this claim; see `find_storage`.
         """
-        known = None if claim else self.known_run()
-        run = self._stored = known or uninstalled.find(self.cluster, self.release, claim, image, takes)
+        installed = None if request.claim else self.run_if_installed()
+        run = self._opened_run = installed or find_storage(self.cluster, self.release, request)
         with contextlib.ExitStack() as stack:
             opened = None
-            if known and not (fresh or writable):
-                opened = through_running(self.cluster, run, self.pods())
+            if installed and not (request.outlives_training or request.writable):
+                opened = open_through_running_pod(self.cluster, run, self.pods())
             if opened is None:
                 try:
-                    opened = stack.enter_context(reader(self.cluster, run, seconds, writable, self.say))
-                except NoPlaceError:
-                    opened = through_running(self.cluster, run, self.pods(), waiting=True)
+                    opened = stack.enter_context(
+                        open_reader_pod(self.cluster, run, request.seconds, request.writable, self.say)
+                    )
+                except UnschedulableError:
+                    opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)
                     if opened is None:
                         raise
-            named = of_job(opened, job)
-            yield named if known or job else uninstalled.own_job(named, self.release, takes)
+            folder = storage_of_job(opened, request.job)
+            yield folder if installed or request.job else find_own_job(folder, self.release, request)
 
-    def stored_run(self) -> Run:
-        """The run whose storage was opened, else the release's."""
-        return self._stored or self.run()
+    def opened_run(self) -> ReleaseRun:
+        """Return the run whose storage was opened last, else the release's run."""
+        return self._opened_run or self.run()
 
 
-class NoClaimError(CliError):
-    """The claim that a release names does not exist."""
+class MissingClaimError(CliError):
+    """The claim in a release's values does not exist."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ReleaseRun) -> None:
+        """Compose the message for the release of `run`."""
         self.claim = run.claim
         super().__init__(
-            f"the claim {run.claim} that release {run.release} names does not exist in namespace "
-            f"{run.namespace}: its storage cannot be reached, and no training can start from its values. "
-            "Fix: create the claim, or upgrade the release to one that exists."
+            f"the claim {run.claim} of release {run.release} does not exist in namespace {run.namespace}, so "
+            "its storage cannot be reached, and no training can start from its values",
+            "create the claim, or upgrade the release to an existing one",
         )
 
 
 Session = FolderSession | ClusterSession
 
 
-def options_of(release: str, cluster: Cluster) -> list[str]:
-    """As `ClusterSession.options`."""
-    told = ["--release", release] if release != CHART else []
-    told += ["-n", cluster.namespace] if cluster.namespace != NAMESPACE else []
-    return [*told, *cluster.given]
+def release_options(release: str, cluster: Cluster) -> list[str]:
+    """Return the options that select a release in a command, without those that are defaults."""
+    options = ["--release", release] if release != CHART else []
+    options += ["-n", cluster.namespace] if cluster.namespace != NAMESPACE else []
+    return [*options, *cluster.options]
 
 
-def through_running(
-    cluster: Cluster, run: Run, pods: list[view.Object], waiting: bool = False
+def open_through_running_pod(
+    cluster: Cluster, run: ReleaseRun, pods: list[Object], or_init: bool = False
 ) -> PodStorage | None:
-    """The storage through a pod of this run whose main container runs: no further pod is needed then.
+    """Return the job's folder through a pod of this run whose main container runs; None if there is none.
 
-    `waiting`: a pod that still waits for its data will do, too; it may leave that container at any moment.
+    With `or_init` a running init container counts, too; it may exit at any moment.
     """
     for pod in pods:
-        if not view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
+        if not owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
             continue
-        if container := running_container(pod, waiting):
+        if container := object_states.running_container(pod, or_init):
             folder = PurePosixPath(run.job_path) / run.job_name
-            return PodStorage(cluster, reasons.name(pod), container, folder)
+            return PodStorage(cluster, object_states.name_of(pod), container, folder)
     return None
-
-
-def running_container(pod: view.Object, waiting: bool = False) -> str | None:
-    """The main container, when it runs; with `waiting` also an init container."""
-    main = pod.get("status", {}).get("containerStatuses", [])
-    for status in reasons.container_statuses(pod) if waiting else main:
-        if "running" in (status.get("state") or {}):
-            return str(status["name"])
-    return None
-
-
-def nothing_found(release: str, namespace: str, known: list[tuple[str, str]] | None, cluster: str) -> str:
-    """What to say when there is no such release; `known` is None when it could not be asked."""
-    text = f"no release {release} of this chart in namespace {namespace} on {cluster}."
-    if known is None:
-        return text + " Which others exist may not be listed by this user."
-    if not known:
-        return (
-            text
-            + " There is none in any namespace that this user can see: helm install or pulumi up makes one."
-        )
-    listed = "; ".join(f"--release {name} --namespace {place}" for place, name in known)
-    return f"{text} There is: {listed}"

@@ -1,1 +1,1 @@
-"""What people are told: the pod's log, its last words, messages, pictures."""
+"""What users see of a run: failure messages, notifications, plots, the report page, formats of numbers."""

@@ -1,17 +1,21 @@
-"""The runtimes, by the name of the value `runtime`."""
+"""The runtimes, which the chart value `runtime` selects: each knows the commands of one PaddlePaddle
+version.
+"""
 
 from __future__ import annotations
 
-from launcher.errors import SettingsError, setting
-from launcher.runtimes.base import Gang, ProcessSpec, Runtime
+from launcher.errors import SettingsError, setting_message
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 
-__all__ = ["RUNTIMES", "Gang", "ProcessSpec", "Runtime", "load"]
+__all__ = ["RUNTIMES", "ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
 
 RUNTIMES = ("fleet", "v1")
 
 
-def load(name: str) -> Runtime:
-    """The runtime of that name; only its own module is imported."""
+def load_runtime(name: str) -> Runtime:
+    """Return the runtime called `name`, importing only its module. Raise `SettingsError` for an unknown
+    name.
+    """
     if name == "v1":
         from launcher.runtimes.v1 import V1Runtime
 
@@ -21,5 +25,7 @@ def load(name: str) -> Runtime:
 
         return FleetRuntime()
     raise SettingsError(
-        setting("runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them")
+        setting_message(
+            "runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them"
+        )
     )

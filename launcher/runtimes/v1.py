@@ -1,4 +1,6 @@
-"""`v1`: the command lines of the tutorial, for images that still carry the `paddle` binary of 2016-2017."""
+"""Runtime `v1`: runs the `paddle` binary of 2016-2017 with the command lines of PaddlePaddle's tutorial of
+2017.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.errors import SettingsError, setting
-from launcher.layout import Output, Position
-from launcher.runtimes.base import Gang, ProcessSpec
+from launcher.errors import SettingsError, setting_message
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import TrainSettings
-from launcher.worker import outputs
+from launcher.trainer.checkpoint import selection
 
 BINARY = "paddle"
-COMMENT = "paddle_process_by_paddle"  # the seeds' runs carry it; it shows in `ps`
+COMMENT = "paddle_process_by_paddle"  # as in the tutorial; `ps` shows it
 PROBE_SECONDS = 20
 
 SERVER_FLAGS = ("nics", "port", "ports_num", "ports_num_for_sparse", "num_gradient_servers", "comment")
@@ -36,38 +38,41 @@ TRAINER_FLAGS = (
     "init_model_path",
 )
 MANAGED = frozenset(TRAINER_FLAGS)
-"""What the launcher sets itself; `init_model_path` would override the resume (`--start_pass`)."""
+"""Flags that the launcher sets itself; `init_model_path` would override `--start_pass` of a resume."""
 
 
 def flag_name(argument: str) -> str:
-    """`ports_num` of `--ports-num=2` and the like."""
+    """Return the flag's name, such as `ports_num` for `--ports-num=2`."""
     return argument.lstrip("-").split("=", 1)[0].replace("-", "_")
 
 
 class V1Runtime:
-    """The old binary: `paddle pserver` and `paddle train`."""
+    """Runs `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11."""
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()
 
     def check(self, settings: TrainSettings) -> None:
-        """Refuses managed flags in extraArgs, modes it lacks, and images without the two sub-commands."""
+        """Raise `SettingsError` for settings that the old binary cannot fulfil, and for images without the
+        binary.
+
+        Also rejected are flags in `training.extraArgs` that the launcher sets itself (MANAGED).
+        """
         for argument in settings.extra_args:
             if flag_name(argument) in MANAGED:
                 raise SettingsError(
-                    setting(
+                    setting_message(
                         "training.extraArgs (PADDLE_LAUNCHER_EXTRA_ARGS)",
                         argument,
                         "a flag that the launcher does not set itself",
-                        "given twice, the binary would take one of the two values without a word; "
-                        "managed are "
+                        "the binary would silently use one of the two values; managed flags are "
                         f"{', '.join(sorted(MANAGED))}",
-                        "Leave it out and set the chart's own value for it",
+                        "Remove it and set the chart's own value for it",
                     )
                 )
         if settings.mode == "geo":
             raise SettingsError(
-                setting(
+                setting_message(
                     "training.mode (PADDLE_LAUNCHER_MODE)",
                     settings.mode,
                     "sync or async with runtime v1",
@@ -76,39 +81,34 @@ class V1Runtime:
                 )
             )
         for name, value in (
-            ("saveEvery", settings.save_every_batches or settings.save_every_minutes),
-            ("deltaSaves", settings.delta_saves),
+            ("checkpointEvery", settings.checkpoint_every_batches or settings.checkpoint_every_minutes),
+            ("incrementalCheckpoints", settings.incremental_checkpoints),
             ("keepBest", settings.keep_best),
-            ("initFrom", settings.init_from),
+            ("initModelPath", settings.init_model),
         ):
             if value:
                 raise SettingsError(
-                    setting(
+                    setting_message(
                         f"training.{name}",
                         value,
-                        "left out with runtime v1",
-                        "the old binary saves at the end of passes only, and begins with its own parameters",
-                        f"Leave training.{name} out, or set runtime to fleet",
+                        "unset with runtime v1",
+                        "the old binary saves only at the end of passes, and starts with its own parameters",
+                        f"Remove training.{name}, or set runtime to fleet",
                     )
                 )
         _check_binary(settings)
 
     def fork_server(self, settings: TrainSettings) -> None:
-        """The binary starts fast."""
+        """Return None: the binary starts fast, so no process needs to load it in advance."""
 
-    def conversion(
-        self,
-        settings: TrainSettings,  # noqa: ARG002 - the protocol's
-        rank: int,  # noqa: ARG002
-        data_dir: Path,  # noqa: ARG002
-        program_dir: Path,  # noqa: ARG002
-    ) -> None:
-        """The binary reads text."""
-        return
+    def conversion(self, settings: TrainSettings, rank: int) -> None:
+        """Return None: the binary reads the shard's text itself, so nothing is parsed in advance."""
 
-    def pservers(self, gang: Gang) -> list[ProcessSpec]:
-        """One process, which listens on all dense and sparse ports."""
-        s = gang.settings
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the one parameter server process of this rank, which listens on all dense and sparse
+        ports.
+        """
+        s = attempt.settings
         return [
             ProcessSpec(
                 name="pserver",
@@ -124,19 +124,21 @@ class V1Runtime:
                     f"--num_gradient_servers={s.gradient_num}",
                 ),
                 env=s.environ,
-                cwd=gang.program_dir,
+                cwd=attempt.program_dir,
                 log=s.work.log("server.log"),
-                copy=Output(gang.output_dir).server_log(gang.rank),
+                copy=OutputPaths(attempt.output_dir).server_log(attempt.rank),
                 ready_ports=(*s.pserver_ports, *s.sparse_ports),
                 ends_itself=False,
             )
         ]
 
-    def trainer(self, gang: Gang) -> ProcessSpec:
-        """The seeds' trainer line, with `--num_gradient_servers` and, in a resume, `--start_pass`."""
-        s = gang.settings
+    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
+        """Return the tutorial's trainer process, plus `--num_gradient_servers` and, in a resume,
+        `--start_pass`.
+        """
+        s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
-        start_pass = 0 if gang.resume is None else gang.resume.passes
+        start_pass = 0 if attempt.resume is None else attempt.resume.passes
         argv = [
             BINARY,
             "train",
@@ -144,7 +146,7 @@ class V1Runtime:
             f"--port={s.port}",
             f"--ports_num={s.ports_num}",
             f"--comment={COMMENT}",
-            f"--pservers={','.join(gang.hosts)}",
+            f"--pservers={','.join(attempt.hosts)}",
             f"--ports_num_for_sparse={s.ports_num_sparse}",
             f"--config=./{s.config_file}",
             f"--trainer_count={s.trainer_count}",
@@ -154,8 +156,8 @@ class V1Runtime:
             f"--dot_period={s.dot_period}",
             f"--saving_period={s.saving_period}",
             "--local=0",
-            f"--trainer_id={gang.rank}",
-            f"--save_dir={gang.output_dir}",
+            f"--trainer_id={attempt.rank}",
+            f"--save_dir={attempt.output_dir}",
             f"--num_gradient_servers={s.gradient_num}",
         ]
         if start_pass:
@@ -165,24 +167,27 @@ class V1Runtime:
             role="trainer",
             argv=(*argv, *s.extra_args),
             env=s.environ,
-            cwd=gang.program_dir,
+            cwd=attempt.program_dir,
             log=s.work.log("train.log"),
-            copy=Output(gang.output_dir).train_log(gang.rank),
+            copy=OutputPaths(attempt.output_dir).train_log(attempt.rank),
         )
 
-    def newest_save(self, output_dir: Path) -> Position | None:
-        """The newest pass with `done`: the binary lists no files by which more could be told."""
-        return next((at for at in outputs.finished(output_dir) if not at.batches), None)
+    def newest_checkpoint(self, output_dir: Path) -> Position | None:
+        """Return the position of the newest pass folder with the file `done`; its content cannot be
+        verified.
+        """
+        return next((at for at in selection.finished_checkpoints(output_dir) if not at.batches), None)
 
-    def complete(self, output_dir: Path, settings: TrainSettings) -> bool:
-        newest = self.newest_save(output_dir)
+    def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether `output_dir` has a checkpoint of the last pass."""
+        newest = self.newest_checkpoint(output_dir)
         return newest is not None and newest.passes >= settings.passes
 
 
 def _check_binary(settings: TrainSettings) -> None:
     found = shutil.which(BINARY, path=settings.environ.get("PATH", os.defpath))
     if found is None:
-        raise _unfit(f"there is no `{BINARY}` on PATH", settings)
+        raise _unusable(f"there is no `{BINARY}` on PATH", settings)
     for command in ("pserver", "train"):
         try:
             done = subprocess.run(
@@ -195,19 +200,19 @@ def _check_binary(settings: TrainSettings) -> None:
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise _unfit(f"`{BINARY} {command} --help` does not answer: {error}", settings) from error
-        # gflags' --help ends with 1, so that only what it prints tells whether the sub-command is there.
-        if not _knows(done.stdout.decode(errors="replace"), SERVER_FLAGS[:3]):
-            raise _unfit(f"`{BINARY} {command}` is no command of {found}", settings)
+            raise _unusable(f"`{BINARY} {command} --help` fails: {error}", settings) from error
+        # gflags' --help exits with 1, so only its output shows whether the sub-command exists.
+        if not _mentions(done.stdout.decode(errors="replace"), SERVER_FLAGS[:3]):
+            raise _unusable(f"`{BINARY} {command}` is not a command of {found}", settings)
 
 
-def _knows(help_text: str, flags: Iterable[str]) -> bool:
+def _mentions(help_text: str, flags: Iterable[str]) -> bool:
     return all(flag in help_text for flag in flags)
 
 
-def _unfit(why: str, settings: TrainSettings) -> SettingsError:
+def _unusable(why: str, settings: TrainSettings) -> SettingsError:
     return SettingsError(
-        setting(
+        setting_message(
             "runtime (PADDLE_LAUNCHER_RUNTIME)",
             settings.runtime,
             "fleet with this image",

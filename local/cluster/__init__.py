@@ -1,4 +1,6 @@
-"""A real Kubernetes of one to five nodes on one machine, each node in its own network namespace.
+"""A Kubernetes cluster of one to five nodes on one machine, each node in its own network namespace.
 
-plan (addresses) → certs, configs (pure builders) → network, processes, images → lifecycle (up, down, status).
+`node_addresses` plans addresses and folders; `certificates` and `daemon_configs` build files from the plan;
+`node_network`, `daemon_processes` and `node_lifecycle` apply them; `cluster_lifecycle` starts and stops it
+all.
 """

@@ -1,1 +1,1 @@
-"""Container images without a registry: made here, imported into every node once per digest."""
+"""Container images without a registry: built on this machine and imported into every node once per digest."""

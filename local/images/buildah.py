@@ -1,10 +1,9 @@
-"""Buildah with a storage of its own below the cache: a person's own images are neither seen nor touched."""
+"""Run buildah with a separate storage in the cache, so that the user's own images are not affected."""
 
 from __future__ import annotations
 
+from local.external_commands import command_succeeds, run_command
 from local.paths import cache
-from local.run import ok
-from local.run import run as run_command
 
 
 def _options() -> list[str]:
@@ -12,20 +11,21 @@ def _options() -> list[str]:
     return ["--root", str(storage), "--runroot", str(storage / "run"), "--storage-driver", "overlay"]
 
 
-def run(command: str, *words: str, seconds: float = 1200) -> str:
-    """Run one buildah command and return what it wrote.
+def run_buildah(command: str, *words: str, seconds: float = 1200) -> str:
+    """Run one buildah command and return its output.
 
     Raises:
-        LocalError: it failed, with its last lines.
+        LocalError: The command failed; with the last lines of its output.
     """
     return run_command(["buildah", *_options(), command, *words], why=f"buildah {command}", seconds=seconds)
 
 
-def exists(image: str) -> bool:
-    return ok(["buildah", *_options(), "inspect", "--type", "image", image])
+def image_exists(image: str) -> bool:
+    """Return whether the storage contains the image."""
+    return command_succeeds(["buildah", *_options(), "inspect", "--type", "image", image])
 
 
-def images() -> list[str]:
-    """Names of all tagged images."""
-    listed = run("images", "--format", "{{.Name}}:{{.Tag}}", "--filter", "dangling=false")
+def list_images() -> list[str]:
+    """Return the names of all tagged images in the storage."""
+    listed = run_buildah("images", "--format", "{{.Name}}:{{.Tag}}", "--filter", "dangling=false")
     return sorted(set(listed.split()))

@@ -1,1 +1,2 @@
-"""Pinned Go tools: which there are, whether a person's own may stand in, and how missing ones are built."""
+"""The pinned Go tools (pulumi, helm, Kubernetes …): their versions, installed alternatives, and their
+build."""

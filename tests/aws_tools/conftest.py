@@ -1,4 +1,4 @@
-"""A project folder with a stack, and an account in this process (moto): no network."""
+"""Fixtures: stack dev, an AWS account emulated by moto in this process, and clients. No network."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from moto import mock_aws
 
-from aws.stack import Stack, clients, read
+from aws.stack_access import AwsStack, make_clients, read_stack
+from tests.infra.conftest import event_loop_of_the_main_thread  # noqa: F401 - tests with mocks need it
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-west-2"
@@ -16,7 +17,7 @@ REGION = "us-west-2"
 
 @pytest.fixture(autouse=True)
 def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made-up credentials, and never a person's own."""
+    """Set fake credentials, so that no test uses real ones."""
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
@@ -26,28 +27,28 @@ def _credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def account() -> Iterator[None]:
-    """An emulated account, empty but for its default VPC."""
+    """Emulate an account that has only its default VPC."""
     with mock_aws():
         yield
 
 
 @pytest.fixture
-def dev() -> Callable[..., Stack]:
-    """Stack dev of this repository with `key=value` changes."""
+def dev() -> Callable[..., AwsStack]:
+    """Return a function that reads stack dev of this repository with `key=value` changes."""
 
-    def make(*changes: str) -> Stack:
-        return read("dev", ["cluster.admins=[role/Admin]", *changes])
+    def make(*changes: str) -> AwsStack:
+        return read_stack("dev", ["cluster.admins=[role/Admin]", *changes])
 
     return make
 
 
 @pytest.fixture(scope="session")
 def client():
-    """Clients of the region, made once for all tests, since each takes a while."""
+    """Return clients of the region, created once for all tests, because that is slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ACCESS_KEY_ID", "testing")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-        known = clients(REGION)
+        known = make_clients(REGION)
         for service in ("ec2", "ecr", "s3", "kms", "sts", "route53", "resourcegroupstaggingapi"):
             known(service)
     return known

@@ -1,4 +1,4 @@
-"""As whom the provider asks AWS, cluster tokens and these commands ask too; what cannot be so is refused."""
+"""The provider, cluster tokens and the aws commands use the same credentials; others are rejected."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pulumi
 import pytest
 
-from aws.stack import clients, read
-from infra.problems import SettingsError
+from aws.stack_access import make_clients, read_stack
+from infra.settings_errors import SettingsError
 from tests.aws_tools.conftest import REGION
-from tests.infra.support import aws_stack
+from tests.infra.recording_mocks import aws_stack
 
 PROFILE = """
 [profile work]
@@ -22,22 +22,22 @@ aws_secret_access_key = secret
 
 
 @pytest.mark.parametrize("name", ["assumeRoles", "accessKey", "sharedCredentialsFiles"])
-def test_credentials_that_only_the_provider_would_have_are_refused(name: str) -> None:
+def test_read_stack_provider_only_credentials_raises(name: str) -> None:
     with pytest.raises(SettingsError, match=f"aws:{name} .*\n.*\n.*only the provider .*\n.*set aws:profile"):
-        read("dev", [f"aws:{name}=[x]"])
+        read_stack("dev", [f"aws:{name}=[x]"])
 
 
-def test_the_stacks_profile_is_whose_name_these_commands_ask_in(tmp_path: Path, monkeypatch) -> None:
+def test_read_stack_uses_aws_profile_of_stack(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "config").write_text(PROFILE)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_PROFILE", "another")  # so that it is put back afterwards
-    read("dev", ["aws:profile=work"])
+    monkeypatch.setenv("AWS_PROFILE", "another")  # so that monkeypatch restores it afterwards
+    read_stack("dev", ["aws:profile=work"])
     assert os.environ["AWS_PROFILE"] == "work"
-    signer = clients(REGION)("sts")._request_signer
+    signer = make_clients(REGION)("sts")._request_signer
     assert signer._credentials.access_key == "of-the-profile"
 
 
-def test_the_stacks_profile_is_whose_token_the_cluster_gets() -> None:
+def test_kubeconfig_uses_aws_profile_of_stack() -> None:
     def tokens_of(recorder) -> list[list[str]]:
         providers = [r for r in recorder.resources if r.typ == "pulumi:providers:kubernetes"]
         return [json.loads(p.inputs["kubeconfig"])["users"][0]["user"]["exec"]["args"] for p in providers]
@@ -47,7 +47,7 @@ def test_the_stacks_profile_is_whose_token_the_cluster_gets() -> None:
     try:
         after = tokens_of(aws_stack())
     finally:
-        pulumi.runtime.set_all_config({})  # as before: the settings come to the stack otherwise
+        pulumi.runtime.set_all_config({})  # the state before this test
     assert before
     assert [args[-2:] for args in after] == [["--profile", "work"]] * len(before)
     assert "--profile" not in str(before)

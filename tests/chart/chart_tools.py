@@ -1,4 +1,4 @@
-"""Renders the chart with the helm on PATH. No cluster is asked."""
+"""Render the chart with the helm on PATH, without a cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ CHART = ROOT / "charts" / "paddle-training"
 SCENARIOS = sorted((CHART / "ci").glob("*.yaml"))
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 ONE_MACHINE = CHART / "ci" / "one-machine.yaml"
-KUBE_VERSION = "1.35.4"  # a helm built from source without flags believes in Kubernetes 1.20
+KUBE_VERSION = "1.35.4"  # helm built from source without flags assumes Kubernetes 1.20
 
 Manifest = dict[str, Any]
 
 
 def tool(name: str) -> str:
-    """The path of a tool that must be on PATH."""
+    """Return the path of a tool; fail the test when it is not on PATH."""
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is not on PATH; `make env` prints the exports that put the pinned one there")
@@ -31,7 +31,7 @@ def tool(name: str) -> str:
 
 
 def run(*argv: str | Path, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a tool to its end and gives what it wrote."""
+    """Run a tool and return its exit code and output."""
     return subprocess.run(
         [str(item) for item in argv], input=stdin, text=True, capture_output=True, timeout=360, check=False
     )
@@ -40,7 +40,7 @@ def run(*argv: str | Path, stdin: str | None = None) -> subprocess.CompletedProc
 def helm_template(
     *files: Path, values: Any = None, release: str = "demo", namespace: str = "paddle", chart: Path = CHART
 ) -> subprocess.CompletedProcess[str]:
-    """`helm template` with values files and, over them, `values`."""
+    """Run `helm template` with values files and, over them, `values`."""
     argv: list[str | Path] = [tool("helm"), "template", release, chart, "--namespace", namespace]
     argv += ["--kube-version", KUBE_VERSION]
     for file in files:
@@ -60,13 +60,13 @@ def _rendered(files: tuple[Path, ...], values: str, release: str, namespace: str
 def render(
     *files: Path, values: Any = None, release: str = "demo", namespace: str = "paddle", chart: Path = CHART
 ) -> list[Manifest]:
-    """The objects that the chart makes of these values."""
+    """Return the objects that the chart renders with these values."""
     text = _rendered(files or (ONE_MACHINE,), json.dumps(values or {}), release, namespace, chart)
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def one(manifests: list[Manifest], kind: str, component: str | None = None) -> Manifest:
-    """The one object of a kind (and component)."""
+    """Return the only object of a kind (and component)."""
     found = [
         item
         for item in manifests
@@ -78,10 +78,10 @@ def one(manifests: list[Manifest], kind: str, component: str | None = None) -> M
 
 
 def run_json(manifests: list[Manifest]) -> dict[str, Any]:
-    """What the command line reads."""
+    """Return run.json of the ConfigMap, which the command line reads."""
     return json.loads(one(manifests, "ConfigMap")["data"]["run.json"])
 
 
 def env(container: Manifest) -> dict[str, str]:
-    """Variables with a plain value, by name."""
+    """Return the variables with a plain value, by name."""
     return {item["name"]: item.get("value", "<downward>") for item in container["env"]}

@@ -1,4 +1,4 @@
-"""Lets the tests of this folder import their helper by name, whatever the import mode."""
+"""Put this folder on the import path, so that its tests can import `chart_tools`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the pods' account may do on a real API server: find rank 0, write Events, and nothing else."""
+"""Rights of the pods' service account on a real API server: find rank 0, create Events, nothing else."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 import yaml
 from chart_tools import CHART, one, render, run, tool
 
-from launcher.podapi import ApiRefusedError, PodApi
-from launcher.reporting.notify import post_event
+from launcher.io.kubernetes_api import ApiRejectedError, PodApi
+from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
-from tests.launcher.core.kit import environ
-from tests.launcher.core.rank_0 import find_rank_0
+from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
 
 pytestmark = pytest.mark.e2e
 
@@ -44,7 +44,7 @@ def namespace():
 
 @pytest.fixture(scope="module")
 def job(namespace):
-    """The Job (suspended) and the rights, as the chart makes them."""
+    """Create the suspended Job and the Role as the chart renders them."""
     made = render(
         CHART / "ci" / "api-rendezvous.yaml", values={"scheduling": {"suspend": True}}, namespace=namespace
     )
@@ -58,7 +58,7 @@ def job(namespace):
 def settings(namespace, job):
     uid = kubectl("get", "job", job, "-n", namespace, "-o", "jsonpath={.metadata.uid}")
     return TrainSettings.from_environ(
-        environ(
+        pod_environ(
             JOB_NAMESPACE=namespace,
             PADDLE_LAUNCHER_K8S_JOB=job,
             PADDLE_LAUNCHER_K8S_JOB_UID=uid,
@@ -69,7 +69,7 @@ def settings(namespace, job):
 
 @pytest.fixture
 def api(namespace, job, tmp_path):
-    """The API server as a training pod sees it."""
+    """Return a client of the API server with the rights of a training pod."""
     cluster = yaml.safe_load(KUBECONFIG.read_text(encoding="utf-8"))["clusters"][0]["cluster"]
     (tmp_path / "ca.crt").write_bytes(base64.b64decode(cluster["certificate-authority-data"]))
     (tmp_path / "token").write_text(kubectl("create", "token", "trainers", "-n", namespace), encoding="utf-8")
@@ -78,8 +78,8 @@ def api(namespace, job, tmp_path):
     return PodApi(env, namespace, tmp_path)
 
 
-def test_an_event_is_what_kubectl_describe_shows_of_the_job(settings, api, namespace, job):
-    for _ in range(2):  # the second is a try after an answer that was not heard
+def test_created_event_is_shown_by_kubectl_describe_of_the_job(settings, api, namespace, job):
+    for _ in range(2):  # the second call is a retry after a lost answer
         post_event(settings, api, "TrainingFailed", "rank 1 died", "Warning", name=f"{job}.1", at=time.time())
     shown = kubectl("describe", "job", job, "-n", namespace)
     lines = [line.split() for line in shown.splitlines() if "rank 1 died" in line]
@@ -88,8 +88,8 @@ def test_an_event_is_what_kubectl_describe_shows_of_the_job(settings, api, names
     ]
 
 
-def test_rank_0_is_found_once_its_pod_runs(settings, api, namespace, job):
-    """Real pods would need an image, so this one is made and marked as running by hand."""
+def test_rank_0_is_found_when_its_pod_runs(settings, api, namespace, job):
+    """A real pod would need an image, so the test creates one and sets its phase to Running."""
     labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "0"}
     body = {
         "apiVersion": "v1",
@@ -99,7 +99,7 @@ def test_rank_0_is_found_once_its_pod_runs(settings, api, namespace, job):
     }
     kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
     found: list[str] = []
-    finder = threading.Thread(target=lambda: found.append(find_rank_0(settings, api)), daemon=True)
+    finder = threading.Thread(target=lambda: found.append(wait_for_rank_0(settings, api)), daemon=True)
     finder.start()
     time.sleep(1)
     assert not found
@@ -109,8 +109,8 @@ def test_rank_0_is_found_once_its_pod_runs(settings, api, namespace, job):
     assert found == ["10.1.2.3"]
 
 
-def test_the_account_can_do_nothing_else(api, namespace, job):
-    with pytest.raises(ApiRefusedError, match="refuses POST of pods"):
+def test_service_account_has_no_other_rights(api, namespace, job):
+    with pytest.raises(ApiRejectedError, match="denied POST of pods"):
         api.create("pods", {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a"}})
     may = kubectl(
         "auth", "can-i", "--list", "-n", namespace, f"--as=system:serviceaccount:{namespace}:trainers"

@@ -1,4 +1,4 @@
-"""A training is one whole file over the cluster's own values: nothing of the last one stays in it."""
+"""base.yaml has the cluster's values; a values file over it inherits nothing from the earlier training."""
 
 from __future__ import annotations
 
@@ -9,22 +9,32 @@ import yaml
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, helm_template, one, render, run_json
 
 TRAININGS = {
-    *("jobName", "runId", "fresh", "runtime", "trainers", "gradientNum", "trainerCount", "port", "portsNum"),
+    *(
+        "jobName",
+        "runId",
+        "startFromScratch",
+        "runtime",
+        "trainers",
+        "gradientNum",
+        "trainerCount",
+        "port",
+        "portsNum",
+    ),
     *("portsNumSparse", "peerPort", "rendezvousSeconds", "training", "data", "resources", "workDir"),
 }
 
 
 def base_of(*files, values=None):
-    """base.yaml as an installed release has it."""
+    """Return base.yaml of an installed release."""
     return yaml.safe_load(one(render(*files, values=values), "ConfigMap")["data"]["base.yaml"])
 
 
-def test_the_base_has_every_value_that_is_the_clusters_and_no_other():
+def test_base_has_every_value_of_the_cluster_and_no_other():
     chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     assert set(base_of(ONE_MACHINE)) == set(chart) - TRAININGS
 
 
-def test_a_file_over_the_base_of_another_training_inherits_none_of_its_keys(tmp_path):
+def test_values_over_the_base_of_another_training_inherit_none_of_its_keys(tmp_path):
     quick_start = next(path for path in EXAMPLES if path.stem == "quick_start")
     base = tmp_path / "base.yaml"
     base.write_text(yaml.safe_dump(base_of(ONE_MACHINE, quick_start, values={"nic": "eth7"})))
@@ -40,7 +50,7 @@ def test_a_file_over_the_base_of_another_training_inherits_none_of_its_keys(tmp_
     assert "eth7" in helm_template(base, mine).stdout
 
 
-def test_a_null_is_refused_with_its_key_wherever_a_value_must_be():
+def test_null_for_a_required_value_is_rejected_with_its_key():
     chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 
     def paths(node, path=()):
@@ -60,7 +70,7 @@ def test_a_null_is_refused_with_its_key_wherever_a_value_must_be():
     alone, passed = [], []
     for depth in {len(path) for path in wanted}:
         level = [path for path in wanted if len(path) == depth]
-        named = {  # all at once; helm leaves nulls out before the schema looks
+        named = {  # all in one message; helm removes nulls before the schema check
             (*filter(None, place.split("/")), key)
             for place, keys in re.findall(r"at '/?(.*?)': missing propert\S+ (.*)", nulls(*level).stderr)
             for key in keys.strip("'").split("', '")

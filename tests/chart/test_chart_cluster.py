@@ -1,4 +1,4 @@
-"""A real API server takes what the chart makes, under the Pod Security level that it is meant for."""
+"""A real API server accepts the chart's objects under their Pod Security level."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = [(path,) for path in SCENARIOS] + [(ONE_MACHINE, path) for path in EXAMP
 
 @pytest.fixture(scope="module", autouse=True)
 def _local_cluster():
-    """kubectl and helm reach the local cluster, whatever KUBECONFIG a person's shell has."""
+    """Point kubectl and helm at the local cluster, whatever KUBECONFIG the shell has."""
     if not KUBECONFIG.exists():
         pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
     with pytest.MonkeyPatch.context() as patch:
@@ -32,7 +32,7 @@ def kubectl(*argv: str, stdin: str | None = None):
 
 @pytest.fixture(scope="module")
 def namespaces():
-    """One namespace for each Pod Security level, removed again."""
+    """Create one namespace for each Pod Security level; remove them at the end."""
     made = {level: f"chart-{level}-{uuid.uuid4().hex[:6]}" for level in ("restricted", "privileged")}
     for level, name in made.items():
         labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
@@ -45,7 +45,7 @@ def namespaces():
 
 
 def pods(manifests):
-    """The pods that the Jobs' controller would make: only these does Pod Security refuse."""
+    """Return the pods that the Job controller would create: Pod Security only rejects pods."""
     for item in manifests:
         if item["kind"] == "Job":
             template = copy.deepcopy(item["spec"]["template"])
@@ -60,7 +60,7 @@ def pods(manifests):
 
 
 @pytest.mark.parametrize("files", CASES, ids=lambda files: files[-1].stem)
-def test_the_api_server_accepts_each_scenario_without_a_warning(files, namespaces):
+def test_api_server_accepts_each_scenario_without_a_warning(files, namespaces):
     host_ports = files[-1].stem == "host-ports"
     namespace = namespaces["privileged" if host_ports else "restricted"]
     manifests = render(*files, namespace=namespace)
@@ -70,7 +70,7 @@ def test_the_api_server_accepts_each_scenario_without_a_warning(files, namespace
     assert "Warning" not in done.stderr, done.stderr
 
 
-def test_the_sample_claim_is_one_that_the_chart_takes(namespaces):
+def test_sample_claim_is_accepted_by_the_chart(namespaces):
     file = CHART / "examples" / "claim" / "claim.yaml"
     done = kubectl(
         "create", "--dry-run=server", "-o", "json", "-n", namespaces["restricted"], "-f", str(file)
@@ -82,7 +82,7 @@ def test_the_sample_claim_is_one_that_the_chart_takes(namespaces):
     assert f"storage.existingClaim.name={claim['metadata']['name']}" in readme
 
 
-def test_a_restricted_namespace_refuses_host_ports_so_the_check_above_is_real(namespaces):
+def test_restricted_namespace_rejects_pods_with_host_ports(namespaces):
     manifests = render(CHART / "ci" / "host-ports.yaml", namespace=namespaces["restricted"])
     training = next(pod for pod in pods(manifests) if "data" not in pod["metadata"]["name"])
     done = kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(training))
@@ -90,13 +90,13 @@ def test_a_restricted_namespace_refuses_host_ports_so_the_check_above_is_real(na
     assert "violates PodSecurity" in done.stderr
 
 
-def test_host_ports_on_a_restricted_namespace_are_told_by_the_chart_itself(namespaces):
+def test_chart_rejects_host_ports_in_a_restricted_namespace(namespaces):
     argv = ["install", "demo", CHART, "-n", namespaces["restricted"], "-f", CHART / "ci" / "host-ports.yaml"]
     done = run(tool("helm"), *argv, "--dry-run=server")
     assert "hostPorts is true, but must be false in namespace" in done.stderr, done.stdout + done.stderr
 
 
-def test_a_claim_that_one_node_only_can_write_is_told_by_the_chart_itself(namespaces):
+def test_chart_rejects_a_claim_with_access_mode_read_write_once(namespaces):
     namespace = namespaces["restricted"]
     spec = {
         "accessModes": ["ReadWriteOnce"],

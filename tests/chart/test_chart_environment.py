@@ -1,4 +1,4 @@
-"""What the pods are told is what docs/contracts.md says."""
+"""The environment of the pods is the documented one: docs/reference/environment.md."""
 
 from __future__ import annotations
 
@@ -7,57 +7,61 @@ import re
 import pytest
 from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
 
-from local import tryout
+from local import try_example
 
-CONTRACT = (ROOT / "docs" / "contracts.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
 
 
 def containers(values=None, *files):
-    """Containers (init ones first) of the training and the data pod."""
+    """Return the containers (init containers first) of the training pod and of the data pod."""
     manifests = render(*(files or (ONE_MACHINE,)), values=values)
     pods = {c: one(manifests, "Job", c)["spec"]["template"]["spec"] for c in ("training", "data")}
     return pods["training"]["initContainers"] + pods["training"]["containers"], pods["data"]["containers"]
 
 
-def contract_of_all() -> set[str]:
-    line = re.search(r"^All pods: (.*)$", CONTRACT, re.MULTILINE).group(1)
-    return set(re.findall(r"`([A-Z][A-Z0-9_]+)`", line))
+def section(title: str) -> str:
+    """Return one section of the page."""
+    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def contract_of_training() -> dict[str, str]:
-    rows = re.findall(r"^\| `([A-Z0-9_]+)` \|[^|]*\|([^|]*)\|$", CONTRACT, re.MULTILINE)
+def documented_for_all() -> set[str]:
+    return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section("All pods"), re.MULTILINE))
+
+
+def documented_for_training() -> dict[str, str]:
+    rows = re.findall(r"^\| `([A-Z0-9_]+)` \|[^|]*\|([^|]*)\|$", section("Training pods"), re.MULTILINE)
     return {name: default.strip().strip("`") for name, default in rows}
 
 
-def contract_of_data() -> set[str]:
-    line = re.search(r"^Data pod: (.*)$", CONTRACT, re.MULTILINE).group(1)
-    suffixes = set(re.findall(r"`([A-Z][A-Z0-9_]+)`", line.split("+", 1)[1]))
-    return {"OUT_DIR", "SPLIT_COUNT"} | {f"PADDLE_LAUNCHER_DATA_{suffix}" for suffix in suffixes}
+def documented_for_data() -> set[str]:
+    return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section("Data pods"), re.MULTILINE))
 
 
-def test_training_containers_get_exactly_the_contracts_variables():
+def test_training_containers_have_exactly_the_documented_variables():
     """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
-    wanted = (contract_of_all() | set(contract_of_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
-    for container in containers({"training": {"deltaSaves": 1, "keepBest": "auc", "patience": 1}})[0]:
+    wanted = (documented_for_all() | set(documented_for_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
+    for container in containers(
+        {"training": {"incrementalCheckpoints": 1, "keepBest": "auc", "patience": 1}}
+    )[0]:
         assert set(env(container)) == wanted, container["name"]
 
 
-def test_training_defaults_are_the_contracts_defaults():
+def test_training_defaults_are_the_documented_defaults():
     found = env(containers()[0][1])
-    others = ("SERVICE", "K8S_JOB_UID", "DELTA_SAVES", "KEEP_BEST", "PATIENCE")
+    others = ("SERVICE", "K8S_JOB_UID", "INCREMENTAL_CHECKPOINTS", "KEEP_BEST", "PATIENCE")
     special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
-    for name, default in contract_of_training().items():
+    for name, default in documented_for_training().items():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name
     assert found["PADDLE_LAUNCHER_SERVICE"] == one(render(ONE_MACHINE), "Service")["metadata"]["name"]
 
 
-def test_the_data_container_gets_exactly_the_contracts_variables():
-    assert set(env(containers()[1][0])) == contract_of_all() | contract_of_data() | {"HOME"}
+def test_data_container_has_exactly_the_documented_variables():
+    assert set(env(containers()[1][0])) == documented_for_all() | documented_for_data() | {"HOME"}
 
 
 def test_every_variable_is_text():
-    """An env value that YAML reads as a number or a boolean is refused by the API server."""
+    """The API server rejects an env value that YAML reads as a number or a boolean."""
     for container in [item for group in containers() for item in group]:
         assert all(isinstance(item.get("value", ""), str) for item in container["env"])
 
@@ -73,13 +77,13 @@ def test_settings_reach_their_variables():
             "config": "mine/net.py",
             "extraArgs": ["--a=b c", '--q="x"'],
             "batchSize": 1000000,
-            "saveEvery": {"batches": 2000000},
-            "keepSaves": 7,
-            "deltaSaves": 4,
+            "checkpointEvery": {"batches": 2000000},
+            "keepCheckpoints": 7,
+            "incrementalCheckpoints": 4,
             "keepBest": "auc",
             "patience": 3,
-            "initFrom": "other-job/output",
-            "stallSeconds": 60,
+            "initModelPath": "other-job/output",
+            "progressDeadlineSeconds": 60,
         },
         "notify": {"events": True},
         "logFormat": "json",
@@ -96,34 +100,34 @@ def test_settings_reach_their_variables():
         "PADDLE_LAUNCHER_CONFIG_FILE": "net.py",
         "PADDLE_LAUNCHER_EXTRA_ARGS": '["--a=b c","--q=\\"x\\""]',
         "PADDLE_LAUNCHER_BATCH_SIZE": "1000000",
-        "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES": "2000000",
-        "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES": "0",
-        "PADDLE_LAUNCHER_KEEP_SAVES": "7",
-        "PADDLE_LAUNCHER_DELTA_SAVES": "4",
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": "2000000",
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES": "0",
+        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": "7",
+        "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS": "4",
         "PADDLE_LAUNCHER_KEEP_BEST": "auc",
         "PADDLE_LAUNCHER_PATIENCE": "3",
-        "PADDLE_LAUNCHER_INIT_FROM": "other-job/output",
-        "PADDLE_LAUNCHER_STALL_SECONDS": "60",
+        "PADDLE_LAUNCHER_INIT_MODEL_PATH": "other-job/output",
+        "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS": "60",
         "PADDLE_LAUNCHER_EVENTS": "true",
         "PADDLE_LAUNCHER_LOG_FORMAT": "json",
     }
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("name", ["DELTA_SAVES", "KEEP_BEST", "PATIENCE"])
-def test_a_newer_value_that_is_not_set_adds_no_variable(name):
-    """A variable more would make an upgrade another run."""
+@pytest.mark.parametrize("name", ["INCREMENTAL_CHECKPOINTS", "KEEP_BEST", "PATIENCE"])
+def test_unset_optional_value_adds_no_variable(name):
+    """An additional variable would rename the Job, so an upgrade would start a new run."""
     assert f"PADDLE_LAUNCHER_{name}" not in env(containers()[0][1])
 
 
-def test_minutes_between_saves_may_be_parts_of_one():
-    found = env(containers({"training": {"saveEvery": {"batches": None, "minutes": 0.5}}})[0][1])
-    assert found["PADDLE_LAUNCHER_SAVE_EVERY_MINUTES"] == "0.5"
-    assert found["PADDLE_LAUNCHER_SAVE_EVERY_BATCHES"] == "0"
+def test_minutes_between_checkpoints_may_be_fractions():
+    found = env(containers({"training": {"checkpointEvery": {"batches": None, "minutes": 0.5}}})[0][1])
+    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES"] == "0.5"
+    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES"] == "0"
 
 
-def test_the_address_for_messages_comes_from_a_secret_that_must_be_there():
-    """A pod without its address would train and tell nobody."""
+def test_webhook_address_comes_from_a_required_secret():
+    """A pod without the address would train without sending messages."""
     training, data = containers({"notify": {"webhook": {"secretName": "chat"}}})
     wanted = {"secretKeyRef": {"name": "chat", "key": "url", "optional": False}}
     for container in training:
@@ -133,8 +137,8 @@ def test_the_address_for_messages_comes_from_a_secret_that_must_be_there():
     assert "PADDLE_LAUNCHER_WEBHOOK" not in env(data[0])
 
 
-def test_a_persons_own_variables_reach_every_container_as_they_are():
-    """The API server refuses a value that is no text, so "1" and "true" stay quoted."""
+def test_extra_env_reaches_every_container_unchanged():
+    """The API server rejects a value that is not text, so "1" and "true" stay quoted."""
     secret = {"secretKeyRef": {"name": "store", "key": "secret"}}
     own = [
         {"name": "HTTPS_PROXY", "value": "http://proxy.example.org:3128"},
@@ -150,25 +154,25 @@ def test_a_persons_own_variables_reach_every_container_as_they_are():
         assert all(isinstance(item.get("value", ""), str) for item in container["env"])
 
 
-def test_every_name_that_the_chart_sets_is_refused_as_ones_own():
-    """Else the second of two variables of one name would win, unseen."""
-    names = contract_of_all() | set(contract_of_training()) | contract_of_data() | {"HOME"}
+def test_extra_env_with_a_name_of_the_chart_is_rejected():
+    """Of two variables with one name the second would silently override the first."""
+    names = documented_for_all() | set(documented_for_training()) | documented_for_data() | {"HOME"}
     own = [{"name": name, "value": "x"} for name in sorted(names)]
     done = helm_template(ONE_MACHINE, values={"extraEnv": own})
-    refused = set(re.findall(r'extraEnv is "([A-Z0-9_]+)", but must be a name that neither', done.stderr))
-    assert refused == names
+    rejected = set(re.findall(r'extraEnv is "([A-Z0-9_]+)", but must be a name that neither', done.stderr))
+    assert rejected == names
 
 
-def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
-    """Its own parsers accept the environment of each example."""
+def test_launcher_reads_exactly_the_variables_that_the_chart_sets():
+    """The launcher's parsers accept the environment of each example."""
     from launcher.settings import DataSettings, TrainSettings
 
     for example in EXAMPLES:
         training, data = containers(None, ONE_MACHINE, example)
-        told = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
+        environment = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
         written = {"PADDLE_LAUNCHER_K8S_JOB": "a-1", "PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}  # by Kubernetes
-        told |= written
-        settings = TrainSettings.from_environ(told)
+        environment |= written
+        settings = TrainSettings.from_environ(environment)
         cut = DataSettings.from_environ(env(data[0]) | written)
         assert settings.trainers == cut.split_count == 3
         assert settings.data_digest == cut.data_digest
@@ -177,15 +181,15 @@ def test_the_launcher_reads_what_the_chart_sets_and_asks_for_nothing_else():
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_make_try_tells_its_launchers_what_the_chart_tells_the_pods(example, tmp_path):
-    """But what is the cluster's: names, the digest, the network, folders."""
+def test_make_try_sets_the_same_environment_as_the_chart(example, tmp_path):
+    """Except values that depend on the cluster: names, digest, network, folders."""
     own = {
         "JOB_PATH", "OUT_DIR", "JOB_NAMESPACE", "CONF_PADDLE_NIC",
         *(f"PADDLE_LAUNCHER_{name}" for name in ("RELEASE", "K8S_JOB", "DATA_DIGEST", "SERVICE")),
     }  # fmt: skip
     training, data = containers(None, ONE_MACHINE, example)
     pods = {**env(data[0]), **env(training[1])}
-    told = tryout.environment(tryout.values(example.stem), tmp_path)
-    assert {key: told[key] for key in told if key not in own} == {
-        key: pods[key] for key in told if key not in own
+    environment = try_example.example_environment(try_example.example_values(example.stem), tmp_path)
+    assert {key: environment[key] for key in environment if key not in own} == {
+        key: pods[key] for key in environment if key not in own
     }

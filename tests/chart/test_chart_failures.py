@@ -1,4 +1,4 @@
-"""What a real Job controller does about each end of a training pod; the ends are written by hand."""
+"""Reaction of a real Job controller to each exit of a training pod; the tests set the pods' status by hand."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from chart_tools import ONE_MACHINE, one, render, run, tool
 
-from tests.waiting import until
+from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
-# exit code, training.restarts, conditions of the pod, what becomes of it
+# exit code, training.restarts, conditions of the pod, effect on the Job
 CASES = [
     (69, 0, [], "replaced"),
     (143, 0, [], "replaced"),
@@ -48,13 +48,13 @@ def namespace():
     name = f"chart-failures-{uuid.uuid4().hex[:6]}"
     kubectl("create", "namespace", name)
     yield name
-    # A namespace ends with its pods first, and a Job that would replace one never lets it go.
+    # A namespace deletes its pods first, and a Job that would replace one keeps the pod's finalizer.
     kubectl("delete", "jobs", "--all", "-n", name)
     kubectl("delete", "namespace", name, "--wait=false")
 
 
 def rank_1(pods: list[dict], job: str) -> list[dict]:
-    """The pods that this Job has made for rank 1."""
+    """Return the pods that this Job has created for rank 1."""
     labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "1"}
     return [pod for pod in pods if labels.items() <= pod["metadata"]["labels"].items()]
 
@@ -70,8 +70,8 @@ def outcome(job: dict, pods: list[dict]) -> str:
     return "replaced and counted" if counted != "0" else "replaced"
 
 
-def test_each_end_of_a_pod_has_the_consequence_that_its_code_means(namespace):
-    """Without a claim no pod is scheduled; the account is the namespace's own."""
+def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace):
+    """The claim does not exist, so that no pod is scheduled and the test sets the exit codes."""
     jobs = {}
     for number, (_, restarts, _, _) in enumerate(CASES):
         values = {

@@ -1,4 +1,4 @@
-"""Names and their digests: the same values change nothing, other values make another Job."""
+"""Names and their digests: the same values change nothing, other values make a new Job."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ def names(values=None, **where):
 
 
 def changed(values, **where):
-    """Which of the names differ from those of the plain values."""
+    """Return which names differ from those of the default values."""
     before, after = names(), names(values, **where)
     return {key for key in ("k8sJob", "k8sDataJob", "dataDigest", "claim") if before[key] != after[key]}
 
 
-def test_the_same_values_give_the_same_names():
+def test_same_values_give_the_same_names():
     assert names({"trainers": 3}) == names()
 
 
-def test_the_run_names_the_objects_that_are_made():
+def test_run_json_has_the_names_of_the_created_objects():
     manifests = render(ONE_MACHINE)
     run = run_json(manifests)
     assert run["k8sJob"] == one(manifests, "Job", "training")["metadata"]["name"]
@@ -40,17 +40,17 @@ def test_the_run_names_the_objects_that_are_made():
     [
         ({"training": {"passes": 11}}, {"k8sJob"}),
         ({"training": {"restarts": 1}}, {"k8sJob"}),
-        ({"training": {"initFrom": "other/output"}}, {"k8sJob"}),
+        ({"training": {"initModelPath": "other/output"}}, {"k8sJob"}),
         ({"notify": {"events": True}}, {"k8sJob"}),
         ({"logFormat": "json"}, {"k8sJob", "k8sDataJob"}),
         ({"runId": "again"}, {"k8sJob", "k8sDataJob"}),
-        ({"fresh": "again"}, {"k8sJob"}),
+        ({"startFromScratch": "again"}, {"k8sJob"}),
         ({"training": {"programSha256": "a" * 64}}, {"k8sJob"}),
         ({"rendezvousSeconds": 700}, {"k8sJob"}),
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
-        ({"podSecurity": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
+        ({"securityContext": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
         ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
-        # A proxy does not decide the data: the new data Job finds it there.
+        # A proxy does not decide the data: the new data Job finds existing data.
         ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
         ({"podLabels": {"team": "a"}}, {"k8sJob", "k8sDataJob"}),
         ({"podAnnotations": {"a.io/b": "c"}}, {"k8sJob", "k8sDataJob"}),
@@ -73,7 +73,7 @@ def test_the_run_names_the_objects_that_are_made():
         ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),
-        # What Kubernetes lets be changed in a Job that exists, or what is in no pod, renames nothing.
+        # Mutable fields of a Job, and values that are in no pod, rename nothing.
         ({"training": {"deadlineSeconds": 5}}, set()),
         ({"ttlSecondsAfterFinished": 100}, set()),
         ({"scheduling": {"suspend": True}}, set()),
@@ -81,27 +81,27 @@ def test_the_run_names_the_objects_that_are_made():
         ({"extraEnv": []}, set()),
         ({"storage": {"size": "1Gi"}}, set()),
         ({"storage": {"nfs": {"server": "unused"}}}, set()),
-        # The same meaning in other words.
+        # Different text with the same meaning.
         ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),
     ],
     ids=lambda item: str(sorted(item) if isinstance(item, set) else item),  # the same in every process
 )
-def test_a_change_renames_exactly_what_it_must(values, expected):
+def test_changed_value_renames_exactly_the_affected_objects(values, expected):
     assert changed(values) == expected
 
 
-def test_a_tab_and_its_escape_are_the_same_data():
+def test_tab_and_its_escape_give_the_same_data_digest():
     csv = {"format": "csv"}
     tab, escape = ({"data": {**csv, "delimiter": text}} for text in ("\t", "\\t"))
     assert names(tab) == names(escape)
 
 
-def test_upper_and_lower_case_checksums_are_the_same_data():
+def test_upper_and_lower_case_sha256_give_the_same_data_digest():
     assert names({"data": {"sha256": "AB" * 32}}) == names({"data": {"sha256": "ab" * 32}})
 
 
-def test_a_newer_chart_alone_starts_no_training(tmp_path):
-    """Neither the chart's version nor a comment in a template is in a pod template or in a name."""
+def test_newer_chart_alone_starts_no_training(tmp_path):
+    """Neither the chart's version nor a comment of a template is part of a pod template or a name."""
     copy = tmp_path / "paddle-training"
     shutil.copytree(CHART, copy)
     chart = copy / "Chart.yaml"
@@ -117,8 +117,8 @@ def test_a_newer_chart_alone_starts_no_training(tmp_path):
     assert old == new
 
 
-def test_releases_whose_joined_names_are_equal_get_different_volumes():
-    """Volumes are cluster-wide: "a-b" + "c" and "a" + "b-c" must not meet."""
+def test_releases_with_equal_joined_names_get_different_volumes():
+    """Volumes have no namespace: "a-b" + "c" and "a" + "b-c" must have different names."""
     first = names(namespace="a-b", release="c")["claim"]
     second = names(namespace="a", release="b-c")["claim"]
     assert first.startswith("a-b-c-")
@@ -126,7 +126,7 @@ def test_releases_whose_joined_names_are_equal_get_different_volumes():
     assert first != second
 
 
-def test_the_longest_names_still_fit_into_kubernetes_limits():
+def test_longest_names_fit_into_the_limits_of_kubernetes():
     namespace, release = "n" * 63, "r" * 53
     manifests = render(
         ONE_MACHINE, values={"jobName": "j" * 45, "trainers": 1000}, namespace=namespace, release=release

@@ -1,4 +1,4 @@
-"""The chart as a whole: it lints, renders, uses each of its values, and says the same in its README."""
+"""The chart lints and renders, uses each of its values, and its README has the same values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from chart_tools import (
 
 
 def leaves(values: object, path: str = "") -> list[str]:
-    """Dotted paths of all values that a person can set."""
+    """Return the dotted paths of all values."""
     if isinstance(values, dict) and values:
         return [leaf for key, value in values.items() for leaf in leaves(value, f"{path}.{key}")]
     return [path.lstrip(".")]
@@ -36,15 +36,15 @@ def defaults() -> dict:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
 def test_each_scenario_passes_strict_lint_and_renders(scenario):
-    """A scenario is what the chart promises to do."""
+    """Each file in ci/ is a supported combination of values."""
     done = run(tool("helm"), "lint", "--strict", CHART, "-f", scenario, "--kube-version", KUBE_VERSION)
     assert done.returncode == 0, done.stdout + done.stderr
     assert render(scenario)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_each_example_renders_over_what_a_stack_sets(example):
-    """The jobName of an example is the name that documents and other parts use."""
+def test_each_example_renders_over_the_values_of_a_stack(example):
+    """Documents and other parts refer to an example by its jobName."""
     manifests = render(ONE_MACHINE, example)
     job_name = example.stem.replace("_", "-")
     assert [item["kind"] for item in manifests].count("Job") == 2
@@ -54,8 +54,8 @@ def test_each_example_renders_over_what_a_stack_sets(example):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda path: path.stem)
-def test_no_rendering_leaves_a_template_error_or_an_exponent(scenario):
-    """Helm reads numbers as floats, so a large one easily becomes 1e+06."""
+def test_no_scenario_renders_a_template_error_or_an_exponent(scenario):
+    """Helm reads numbers as floats, so a large one can render as 1e+06."""
     text = helm_template(
         scenario, values={"training": {"batchSize": 4000000}, "data": {"seed": 12345678901}}
     ).stdout
@@ -64,22 +64,22 @@ def test_no_rendering_leaves_a_template_error_or_an_exponent(scenario):
 
 
 def test_every_value_is_used_by_a_template():
-    """A value that does nothing is a promise that is not kept."""
+    """A value without effect would mislead users."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").iterdir())
     text = re.sub(r"\$(?:root|v)(?:\.Values)?\.|\.root\.Values\.", ".Values.", text)
     text = text.replace("$data.", ".Values.data.").replace("$storage.", ".Values.storage.")
     unused = []
     for leaf in leaves(defaults()):
         parts = leaf.split(".")
-        # A whole map that is passed on (toYaml) uses all that is below it.
+        # A map that is passed on as a whole (toYaml) uses every value in it.
         paths = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
         if not any(re.search(rf"\.Values\.{re.escape(path)}(?![\w.])", text) for path in paths):
             unused.append(leaf)
     assert not unused
 
 
-def test_the_schema_knows_exactly_the_values_with_their_defaults_and_a_description_each():
-    """Schema, values and the table of settings must not drift apart."""
+def test_schema_has_exactly_the_values_with_default_and_description():
+    """Schema, values.yaml and the README's table must agree."""
 
     def of_schema(node: dict, path: str = "") -> dict:
         if "default" in node:
@@ -116,17 +116,17 @@ def test_the_schema_knows_exactly_the_values_with_their_defaults_and_a_descripti
         {"storage": {"nfs": {"host": "a"}}},
         {"resources": {"request": {}}},
         {"scheduling": {"nodeselector": {}}},
-        {"podSecurity": {"privileged": True}},
+        {"securityContext": {"privileged": True}},
         {"serviceAccount": {"token": "x"}},
         {"imagePullSecrets": [{"nam": "x"}]},
         {"extraEnv": [{"name": "A", "valueFrom": {"vaultRef": {}}}]},
-        {"training": {"saveEvery": {"passes": 3}}},
+        {"training": {"checkpointEvery": {"passes": 3}}},
         {"notify": {"webhook": {"url": "https://example.org"}}},
     ],
     ids=json.dumps,
 )
-def test_an_unknown_key_is_refused_by_name(values):
-    """A misspelt key would otherwise be ignored."""
+def test_unknown_key_is_rejected_by_name(values):
+    """Helm ignores unknown keys unless the schema rejects them."""
     key = re.findall(r'"(\w+)": ', json.dumps(values))[-1 if "resources" not in values else 1]
     done = helm_template(ONE_MACHINE, values=values)
     assert done.returncode != 0
@@ -144,15 +144,15 @@ def test_an_unknown_key_is_refused_by_name(values):
         {"training": {"batchSize": 1.5}},
         {"data": {"testFraction": 0.6}},
         {"data": {"format": "json"}},
-        {"podSecurity": {"runAsUser": 0}},
+        {"securityContext": {"runAsUser": 0}},
         {"storage": {"type": "efs"}},
         {"storage": {"size": "many"}},
         {"nic": "eth 0"},
         {"logFormat": "xml"},
-        {"training": {"keepSaves": 0}},
-        {"training": {"deltaSaves": 101}},
-        {"training": {"saveEvery": {"batches": 0}}},
-        {"training": {"saveEvery": {"minutes": 0}}},
+        {"training": {"keepCheckpoints": 0}},
+        {"training": {"incrementalCheckpoints": 101}},
+        {"training": {"checkpointEvery": {"batches": 0}}},
+        {"training": {"checkpointEvery": {"minutes": 0}}},
         {"notify": {"webhook": "https://example.org/a-secret"}},
         {"notify": {"webhook": {"secretName": "Chat"}}},
         {"notify": {"webhook": {"key": ""}}},
@@ -161,16 +161,16 @@ def test_an_unknown_key_is_refused_by_name(values):
     ],
     ids=json.dumps,
 )
-def test_a_wrong_type_or_range_is_refused_with_its_key(values):
-    """Before anything is made."""
+def test_wrong_type_or_range_is_rejected_with_its_key(values):
+    """Helm validates the schema before it creates anything."""
     key = re.findall(r'"(\w+)": ', json.dumps(values))[-1]
     done = helm_template(ONE_MACHINE, values=values)
     assert done.returncode != 0
     assert key in done.stderr
 
 
-def test_the_readme_is_what_helm_docs_writes(tmp_path):
-    """The table of values is generated, so it cannot be out of date."""
+def test_readme_equals_the_output_of_helm_docs(tmp_path):
+    """The README is generated; this fails when it is out of date."""
     copy = tmp_path / "paddle-training"
     shutil.copytree(CHART, copy)
     (copy / "README.md").unlink()
@@ -181,7 +181,7 @@ def test_the_readme_is_what_helm_docs_writes(tmp_path):
     ), "run: helm-docs --chart-search-root charts/paddle-training --sort-values-order file"
 
 
-def test_the_suites_of_helm_unittest_pass():
-    """One reason a test; see charts/paddle-training/tests."""
+def test_helm_unittest_suites_pass():
+    """The suites are in charts/paddle-training/tests."""
     done = run(tool("helm-unittest"), CHART)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The charts as archives: the same bytes for the same charts, and whole behind a registry."""
+"""The packaged charts: equal charts give equal archives, and a chart from a registry renders the same."""
 
 from __future__ import annotations
 
@@ -14,29 +14,32 @@ import pytest
 import yaml
 from chart_tools import CHART, KUBE_VERSION, ROOT, run, tool
 
-from local.package import NAMES, package
-from tests import registry
+from local.package_charts import NAMES, package_chart
+from testkit import oci_registry
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_archive_depends_on_the_chart_alone(name: str, tmp_path: Path) -> None:
+def test_archive_depends_only_on_the_chart(name: str, tmp_path: Path) -> None:
     copy = tmp_path / name
     shutil.copytree(ROOT / "charts" / name, copy)
     for path in copy.rglob("*"):
         os.utime(path, (0, 0))
-    first, other = package(ROOT / "charts" / name, tmp_path / "first"), package(copy, tmp_path / "other")
+    first, other = (
+        package_chart(ROOT / "charts" / name, tmp_path / "first"),
+        package_chart(copy, tmp_path / "other"),
+    )
     assert first.read_bytes() == other.read_bytes()
     with tarfile.open(first) as archive:
         assert {member.mtime for member in archive} == {0}, "helm's own would have the time of the day"
 
 
-def test_a_pushed_chart_renders_from_the_registry_as_from_its_folder(tmp_path: Path) -> None:
-    archive = package(CHART, tmp_path)
+def test_chart_from_a_registry_renders_like_the_chart_in_its_folder(tmp_path: Path) -> None:
+    archive = package_chart(CHART, tmp_path)
     values = CHART / "ci" / "minimal.yaml"
     argv = [tool("helm"), "template", "demo", "-f", values, "--kube-version", KUBE_VERSION]
-    with registry.running(tmp_path) as address:
+    with oci_registry.run_registry(tmp_path) as address:
         charts = f"oci://{address}/charts"
         pushed = run(tool("helm"), "push", archive, charts, "--plain-http")
         assert pushed.returncode == 0, pushed.stderr

@@ -1,4 +1,4 @@
-"""The chart that serves a model: where it reads from, who may ask, and what it refuses."""
+"""The serving chart: sources of the model, admitted connections, rejected values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pod(manifests):
 
 
 def arguments(manifests):
-    """Of the command line, by name."""
+    """Return the options of the container's command line, by name."""
     [container] = pod(manifests)["containers"]
     assert container["command"] == ["python", "-m", "launcher", "serve"]
     return dict(item.removeprefix("--").split("=", 1) for item in container["args"])
@@ -39,7 +39,7 @@ def test_each_scenario_passes_strict_lint_and_renders_without_a_template_error(s
     assert not re.search(r"<no value>|<nil>|%!|[0-9]e\+[0-9]", text)
 
 
-def test_a_claim_is_mounted_read_only_and_nothing_else_is_reached():
+def test_claim_is_mounted_read_only_without_other_connections():
     manifests = made(CLAIM)
     assert arguments(manifests)["model"] == "/model/quick-start/output/model"
     volume = next(v for v in pod(manifests)["volumes"] if v["name"] == "model")
@@ -49,15 +49,15 @@ def test_a_claim_is_mounted_read_only_and_nothing_else_is_reached():
     assert one(manifests, "NetworkPolicy")["spec"]["egress"] == []
 
 
-def test_an_export_is_brought_to_the_pods_own_disk_and_only_its_bucket_is_reached():
+def test_export_is_downloaded_to_the_pods_disk_from_its_bucket_only():
     manifests = made(EXPORT)
-    told = arguments(manifests)
-    assert told["model"] == "s3://models/exports/recommendation/run-1"
+    options = arguments(manifests)
+    assert options["model"] == "s3://models/exports/recommendation/run-1"
     volumes = {volume["name"]: volume for volume in pod(manifests)["volumes"]}
     assert set(volumes) == {"tmp", "work"}
     assert volumes["work"]["emptyDir"] == {"sizeLimit": "20Gi"}
     mounts = {m["mountPath"]: m["name"] for m in pod(manifests)["containers"][0]["volumeMounts"]}
-    assert mounts[told["work"]] == "work"
+    assert mounts[options["work"]] == "work"
     policy = one(manifests, "NetworkPolicy")["spec"]
     reached = {
         (peer["ipBlock"]["cidr"], port["port"])
@@ -69,7 +69,7 @@ def test_an_export_is_brought_to_the_pods_own_disk_and_only_its_bucket_is_reache
     assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "proxy"}}}]
 
 
-def test_by_default_the_namespaces_own_pods_may_ask_on_the_one_port():
+def test_pods_of_the_namespace_may_connect_to_one_port_by_default():
     manifests = made(CLAIM, values={"port": 9001})
     [rule] = one(manifests, "NetworkPolicy")["spec"]["ingress"]
     assert rule == {"from": [{"podSelector": {}}], "ports": [{"port": 9001, "protocol": "TCP"}]}
@@ -93,14 +93,14 @@ def test_service_budget_and_policy_select_the_deployments_pods():
     assert "PodDisruptionBudget" not in alone, "with one pod it would block every drain"
 
 
-def test_a_pod_may_take_as_long_as_said_to_open_its_model():
+def test_start_seconds_is_the_deadline_of_the_startup_probe():
     manifests = made(CLAIM, values={"model": {"startSeconds": 61}})
     probe = pod(manifests)["containers"][0]["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= 61
     assert one(manifests, "Deployment")["spec"]["progressDeadlineSeconds"] > 61
 
 
-def test_the_pod_has_no_rights_it_does_not_need():
+def test_pod_meets_the_restricted_level_without_a_token():
     spec = pod(made(EXPORT))
     assert spec["automountServiceAccountToken"] is False
     assert spec["enableServiceLinks"] is False
@@ -111,7 +111,7 @@ def test_the_pod_has_no_rights_it_does_not_need():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"image": ""}, "image"),
         ({"model": {"claim": "", "path": ""}}, "model.claim is \"\" and model.s3 is \"\", but exactly one"),
@@ -126,13 +126,13 @@ def test_the_pod_has_no_rights_it_does_not_need():
         ({"replica": 2}, "replica"),
     ],
 )  # fmt: skip
-def test_values_that_cannot_work_are_refused_with_their_key(values, told):
+def test_invalid_values_are_rejected_with_their_key(values, message):
     done = helm_template(CLAIM, values=values, chart=SERVING)
     assert done.returncode != 0
-    assert told in done.stderr
+    assert message in done.stderr
 
 
-def test_the_schema_knows_every_value_and_no_other():
+def test_schema_has_exactly_the_values():
     def leaves(value, path=""):
         if isinstance(value, dict) and value and path not in (".resources.requests", ".resources.limits"):
             return {leaf for key, inner in value.items() for leaf in leaves(inner, f"{path}.{key}")}
@@ -151,7 +151,7 @@ def test_the_schema_knows_every_value_and_no_other():
     assert known(schema) - {".global"} == leaves(values)
 
 
-def test_the_readme_is_what_helm_docs_writes(tmp_path):
+def test_readme_equals_the_output_of_helm_docs(tmp_path):
     copy = tmp_path / "paddle-serving"
     shutil.copytree(SERVING, copy)
     (copy / "README.md").unlink()

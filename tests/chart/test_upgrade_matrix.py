@@ -1,4 +1,4 @@
-"""From each scenario to each other one: which Jobs and volumes an upgrade keeps, and which it makes anew."""
+"""Upgrades between all pairs of scenarios: which Jobs and volumes are kept, and which are replaced."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from chart_tools import EXAMPLES, ONE_MACHINE, SCENARIOS, Manifest, render
 
 CASES: dict[str, tuple[Path, ...]] = {path.stem: (path,) for path in SCENARIOS}
 CASES |= {path.stem: (ONE_MACHINE, path) for path in EXAMPLES}
-# What Kubernetes lets be changed in a Job that exists.
+# Fields that are mutable in an existing Job.
 FREE = {"suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"}
 
 
 def fixed(item: Manifest) -> Any:
-    """What of an object cannot be changed, as Kubernetes has it; None for what can be changed whole."""
+    """Return the immutable part of an object in Kubernetes; None when all of it is mutable."""
     spec = item.get("spec", {})
     if item["kind"] == "Job":
         return {key: value for key, value in spec.items() if key not in FREE}
@@ -30,24 +30,24 @@ def fixed(item: Manifest) -> Any:
 
 @pytest.fixture(scope="module")
 def objects() -> dict[str, dict[tuple[str, str], Manifest]]:
-    """What each scenario makes, by kind and name."""
+    """Return the objects of each scenario, by kind and name."""
     return {
         name: {(item["kind"], item["metadata"]["name"]): item for item in render(*files)}
         for name, files in CASES.items()
     }
 
 
-def test_no_upgrade_changes_what_cannot_be_changed_or_renames_a_job_without_need(objects: Any) -> None:
+def test_no_upgrade_changes_immutable_fields_or_renames_a_job_needlessly(objects: Any) -> None:
     for (before, old), (after, new) in itertools.permutations(objects.items(), 2):
         for key in old.keys() & new.keys():
-            assert fixed(old[key]) == fixed(new[key]), f"{before} to {after}: {key} would be refused"
+            assert fixed(old[key]) == fixed(new[key]), f"{before} to {after}: {key} would be rejected"
         for one, other in itertools.product(old.keys() - new.keys(), new.keys() - old.keys()):
             if one[0] == other[0] == "Job":
                 same = fixed(old[one]) == fixed(new[other])
                 assert not same, f"{before} to {after}: {one} is renamed for nothing"
 
 
-def test_scenarios_share_a_volume_exactly_if_they_share_a_place_and_a_job_if_all_in_it_is_the_same(
+def test_scenarios_share_a_volume_or_a_job_exactly_when_its_content_is_equal(
     objects: Any,
 ) -> None:
     def sharing(kind: str) -> set[frozenset[str]]:

@@ -1,6 +1,6 @@
-"""Upgrades on a real API server: what stays, what a failed one leaves, and how one gets rid of it.
+"""Upgrades on a real API server: what is kept, what a failed upgrade leaves, and how to remove that.
 
-The pods' image is nowhere, so they wait for ever and cost nothing.
+The pods' image does not exist, so they stay pending and use nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from chart_tools import CHART, run, tool
 
-from infra.chart_values import merge
-from launcher.cli import leftovers
-from tests.waiting import until
+from infra.chart_values import merge_values
+from launcher.cli.commands import leftovers
+from testkit.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -41,14 +41,14 @@ def kubectl(*argv: str, stdin: str | None = None) -> str:
 
 @dataclass
 class Release:
-    """A release in a namespace of its own."""
+    """A release in its own namespace."""
 
     namespace: str
 
     def upgrade(self, changes: dict[str, Any] | None = None, *words: str) -> str:
-        """`helm upgrade --install`; returns what helm has against it."""
+        """Run `helm upgrade --install`; return helm's error message, empty on success."""
         argv = [tool("helm"), "upgrade", "--install", "demo", str(CHART), "-n", self.namespace, "-f", "-"]
-        done = run(*argv, *words, stdin=json.dumps(merge(VALUES, changes or {})))
+        done = run(*argv, *words, stdin=json.dumps(merge_values(VALUES, changes or {})))
         return done.stderr if done.returncode else ""
 
     def items(self, kind: str) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ class Release:
         return {item["metadata"]["uid"] for item in self.items("pods")}
 
     def training(self) -> dict[str, Any]:
-        """The Job that the values name."""
+        """Return the Job of these values."""
         text = kubectl("get", "configmap", "demo-run", "-n", self.namespace, "-o", "json")
         name = json.loads(json.loads(text)["data"]["run.json"])["k8sJob"]
         return dict(json.loads(kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))
@@ -99,14 +99,14 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     kubectl("delete", "namespace", made.namespace, "--wait=false", "--ignore-not-found")
 
 
-def test_pods_of_an_unchanged_training_keep_their_uid_and_an_admitted_one_stays_admitted(
+def test_upgrade_without_changes_keeps_pods_and_does_not_suspend_again(
     release: Release,
 ) -> None:
     queued = {"scheduling": {"queue": "research", "suspend": True}}
     assert not release.upgrade(queued)
     assert release.training()["spec"]["suspend"] is True
     name = release.training()["metadata"]["name"]
-    # As Kueue admits it.
+    # Kueue admits a Job in this way.
     kubectl("patch", "job", name, "-n", release.namespace, "-p", '{"spec":{"suspend":false}}')
     before = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
     for unchanged in (
@@ -128,7 +128,7 @@ def test_pods_of_an_unchanged_training_keep_their_uid_and_an_admitted_one_stays_
     assert len(release.volumes()) == 1
 
 
-def test_a_failed_upgrade_is_gone_back_from_and_what_it_left_is_removed(release: Release) -> None:
+def test_failed_upgrade_can_be_reverted_and_its_leftovers_are_removed(release: Release) -> None:
     assert not release.upgrade()
     first = release.training()["metadata"]["name"]
     pods = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
@@ -163,20 +163,20 @@ def test_a_failed_upgrade_is_gone_back_from_and_what_it_left_is_removed(release:
     assert release.leftovers() == []
     assert release.pods() == pods
 
-    again = leftovers.again(release.training())
+    again = leftovers.reset_job(release.training())
     again["metadata"]["name"] += "-again"
     kubectl("delete", "quota", "jobs", "-n", release.namespace)
     kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))
 
 
-def test_a_namespace_that_is_deleted_under_a_training_ends_with_its_jobs_and_can_be_made_again(
+def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(
     release: Release,
 ) -> None:
     assert not release.upgrade()
     until(lambda: len(release.pods()) == 2, "pods", 60, 0.3)
     kubectl("delete", "namespace", release.namespace, "--wait=false")
     gone = "deletionTimestamp"
-    until(lambda: all(gone in p["metadata"] for p in release.items("pods")), "pods told to go", 60, 0.3)
+    until(lambda: all(gone in p["metadata"] for p in release.items("pods")), "pods asked to stop", 60, 0.3)
     argv = ["python", "-m", "launcher", "status", "-n", release.namespace, "--release", "demo"]
     assert f"kubectl delete jobs --all -n {release.namespace}" in " ".join(run(*argv).stdout.split())
     assert "job" in {one["kind"] for one in release.leftovers("--remove")}

@@ -1,4 +1,4 @@
-"""The fault table is that of its results, and each of its rows is a test."""
+"""The fault table equals its results, and each of its rows has a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reliability(monkeypatch):
 
 
 def fault_tests() -> set[str]:
-    """All fault tests, as `file::test`."""
+    """Return all fault tests as `file::test`."""
     return {
         f"{path.name}::{node.name}"
         for path in FAULTS.glob("test_*.py")
@@ -35,30 +35,30 @@ def fault_tests() -> set[str]:
     }
 
 
-def test_each_fault_test_has_one_row_and_each_row_its_test(reliability) -> None:
+def test_each_fault_test_has_exactly_one_row(reliability) -> None:
     named = [row.test for row in reliability.ROWS]
     assert sorted(named) == sorted(fault_tests())
 
 
-def test_the_results_are_those_of_the_tests_that_there_are(reliability) -> None:
+def test_results_are_those_of_the_existing_tests(reliability) -> None:
     results = json.loads(reliability.RESULTS.read_text())
     assert set(results) == {f"tests/faults/{name}" for name in fault_tests()}
 
 
-def test_the_table_is_that_of_the_results(reliability) -> None:
+def test_fault_table_equals_the_results(reliability) -> None:
     results = json.loads(reliability.RESULTS.read_text())
     text = reliability.PAGE.read_text()
     assert reliability.generate(text, results) == text, "run python docs/reliability.py"
 
 
-def test_another_result_gives_another_table(reliability) -> None:
+def test_changed_result_changes_the_table(reliability) -> None:
     results = json.loads(reliability.RESULTS.read_text())
     first = f"tests/faults/{reliability.ROWS[0].test}"
     other = {**results, first: {**results[first], "restarts": 99, "outcome": "a | b"}}
     assert "| 99 | a \\| b |" in reliability.table(other)
 
 
-def test_every_source_that_a_row_names_is_on_the_page(reliability) -> None:
+def test_every_source_of_a_row_is_listed_on_the_page(reliability) -> None:
     results = json.loads(reliability.RESULTS.read_text())
     found = re.findall(r"\[([a-z](?:, [a-z])*)\]", reliability.table(results))
     named = {letter for group in found for letter in group.split(", ")}

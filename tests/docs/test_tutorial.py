@@ -1,4 +1,4 @@
-"""The tutorial says the same in both languages, and nothing that the project does not have."""
+"""Both languages of the tutorial have the same commands, and only commands and settings that exist."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.reading import described
-from infra.settings import Settings
+from infra.settings_schema import describe_settings
 from launcher.cli.main import typer_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +32,7 @@ def test_both_languages_have_the_same_sections_and_rows() -> None:
     assert shape[0] == shape[1]
 
 
-def test_the_first_screen_in_chinese_has_the_commands_pictures_and_figures_of_the_readme() -> None:
+def test_chinese_readme_has_the_commands_pictures_and_figures_of_the_english_one() -> None:
     first = (ROOT / "README.md").read_text().partition("| command |")[0]
     chinese = (ROOT / "README.zh-CN.md").read_text()
     for pattern in (r"^make \w+", r"\]\((docs/images/\S+)\)", r"^- ", r"\d+(?:\.\d+)*"):
@@ -42,7 +41,7 @@ def test_the_first_screen_in_chinese_has_the_commands_pictures_and_figures_of_th
         assert re.findall(pattern, chinese, re.MULTILINE) == found
 
 
-def test_every_make_target_is_there() -> None:
+def test_every_make_target_of_the_tutorial_exists() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= set(re.findall(r"^([a-z-]+):", (ROOT / "aws.mk").read_text(), re.MULTILINE))
     named = {word for page in PAGES for word in re.findall(r"make (?:-s )?([a-z][a-z-]+)", page.read_text())}
@@ -50,14 +49,16 @@ def test_every_make_target_is_there() -> None:
     assert named <= targets
 
 
-def test_the_list_of_targets_is_told_as_a_person_types_it() -> None:
-    told = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert 'eval "$(make -s env)"' in told
-    assert "$$" not in told
+def test_make_help_prints_targets_as_users_type_them() -> None:
+    printed = subprocess.run(
+        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    assert 'eval "$(make -s env)"' in printed
+    assert "$$" not in printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_of_the_launcher_and_every_setting_is_there(page: Path) -> None:
+def test_every_command_and_setting_of_the_tutorial_exists(page: Path) -> None:
     text = page.read_text()
     words = set(re.findall(r"python -m launcher (\w+)", text))
     assert words
@@ -65,6 +66,6 @@ def test_every_command_of_the_launcher_and_every_setting_is_there(page: Path) ->
         assert CliRunner().invoke(typer_app, [word, "--help"]).exit_code == 0, word
     settings = set(re.findall(r"\b(nodes|storage|dns|kms|bastion|cluster)\.(\w+)", text))
     assert settings
-    known = {name: default for name, _, default in described(Settings)}
+    known = {name: default for name, _, default in describe_settings()}
     for section, key in settings:
         assert key in known[section], f"{section}.{key}"

@@ -1,4 +1,4 @@
-"""One local cluster for all end-to-end tests; a namespace, a release and a folder of its own for each."""
+"""Fixtures of end-to-end tests: one local cluster for all, a namespace, a release and a folder for each test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from infra.naming import image_reference
-from tests.e2e.kube import CHART, ROOT, Cluster, Training, merged
+from testkit.local_cluster import CHART, ROOT, Cluster, Training, merge_values
 
 STATE = Path("/var/lib/paddle-training")
 SHARED = STATE / "shared"
@@ -21,7 +21,7 @@ SHARED = STATE / "shared"
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
-    """The cluster that `make cluster` started, with the image that `make image` put on its nodes."""
+    """Return the cluster that `make cluster` started, with the image that `make image` imported."""
     kubeconfig = STATE / "kubeconfig"
     if not kubeconfig.exists():
         pytest.fail(
@@ -32,8 +32,12 @@ def cluster() -> Cluster:
 
 
 @contextlib.contextmanager
-def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]:
-    """Makes trainings (an example's values, changes, and a namespace that allows what they need)."""
+def create_trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]:
+    """Yield a function that creates trainings, and remove them at the end.
+
+    The function takes an example, a Pod Security level for the namespace, and changes of the example's
+    values.
+    """
     made: list[Training] = []
     slug = title.replace("_", "-").lower().removeprefix("test-")
     slug = "".join(c for c in slug if c.isalnum() or c == "-")[:28].strip("-")
@@ -54,7 +58,7 @@ def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]
             "jobName": name,
             "storage": {"type": "hostPath", "hostPath": {"path": str(SHARED)}},
         }
-        training = Training(cluster, name, merged(merged(values, base), changes))
+        training = Training(cluster, name, merge_values(merge_values(values, base), changes))
         made.append(training)
         return training
 
@@ -67,6 +71,6 @@ def trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Training]]
 
 @pytest.fixture
 def train(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Callable[..., Training]]:
-    """The maker of this test's trainings."""
-    with trainings(cluster, request.node.name) as make:
+    """Return the function that creates this test's trainings."""
+    with create_trainings(cluster, request.node.name) as make:
         yield make

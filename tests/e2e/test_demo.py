@@ -1,4 +1,4 @@
-"""`make demo` and what a person does next: preview, a hand-made upgrade, `pulumi up` again, destroy."""
+"""Test `make demo` and what a user does next: preview, manual upgrade, `pulumi up` again, destroy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.kube import ROOT, Cluster, Training, run
+from testkit.local_cluster import ROOT, Cluster, Training, run_checked
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
@@ -18,16 +18,16 @@ IGNORED = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.pyc", "ve
 
 
 def person_env(cluster: Cluster) -> dict[str, str]:
-    """What `eval "$(make -s env)"` gives a person's shell."""
-    printed = run(["make", "-s", "env"], cluster.env).stdout
-    shell = run(["sh", "-c", f"{printed}\nenv -0"], cluster.env).stdout
+    """Return the environment of a shell after `eval "$(make -s env)"`."""
+    printed = run_checked(["make", "-s", "env"], cluster.env).stdout
+    shell = run_checked(["sh", "-c", f"{printed}\nenv -0"], cluster.env).stdout
     return dict(entry.split("=", 1) for entry in shell.split("\0") if "=" in entry)
 
 
 def pulumi(
     env: dict[str, str], *words: str, cwd: Path = ROOT, check: bool = True, seconds: float = 240
 ) -> str:
-    ended = run(
+    ended = run_checked(
         ["pulumi", *words, "--non-interactive", "--color=never"], env, cwd=cwd, check=check, seconds=seconds
     )
     return ended.stdout + ended.stderr
@@ -40,9 +40,11 @@ def git_status() -> str:
     return ended.stdout
 
 
-def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster, tmp_path: Path) -> None:
+def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     before = git_status()
-    demo = run(["make", "demo"], cluster.env, seconds=600).stdout
+    demo = run_checked(["make", "demo"], cluster.env, seconds=600).stdout
     assert git_status() == before, "the demo leaves the clone as it was"
     quick_start = Training(cluster, "paddle", {"jobName": "quick-start"})
     assert (quick_start.output / "model").is_dir()
@@ -58,12 +60,12 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
     pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes", cwd=other)
 
     base = tmp_path / "base.yaml"
-    base.write_text(run(["python", "-m", "launcher", "base"], env).stdout)
+    base.write_text(run_checked(["python", "-m", "launcher", "base"], env).stdout)
     upgrade = (
         f"helm upgrade paddle-training charts/paddle-training -n paddle --reset-values -f {base} "
         "-f charts/paddle-training/examples/recommendation.yaml"
     )
-    run(shlex.split(upgrade), env)
+    run_checked(shlex.split(upgrade), env)
     other_training = Training(cluster, "paddle", {"jobName": "recommendation"})
     other_training.complete()
     manifest = json.loads((other_training.job / "manifest.json").read_text())
@@ -86,7 +88,9 @@ def test_make_demo_trains_and_pulumi_and_helm_agree_afterwards(cluster: Cluster,
     assert (quick_start.output / "model").is_dir(), "destroy leaves the data"
 
 
-def test_the_program_refuses_bad_settings_before_it_makes_anything(cluster: Cluster, tmp_path: Path) -> None:
+def test_invalid_settings_are_rejected_before_any_resource_is_created(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(ROOT, clone, ignore=IGNORED)
     (clone / "Pulumi.bad.yaml").write_text(

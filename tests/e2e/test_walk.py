@@ -1,5 +1,5 @@
-"""docs/own-model.md as it is written: its files are made and its commands run, by somebody who cannot read
-the folder of the nodes."""
+"""docs/how-to/own-model.md as written: its files are created and its commands run, by a user who cannot read
+the nodes' folder."""
 
 from __future__ import annotations
 
@@ -15,32 +15,35 @@ from pathlib import Path
 
 import pytest
 
-from launcher.reporting import figures
-from tests.e2e.kube import CHART, ROOT, Cluster, Training
-from tests.waiting import PATIENCE
+from launcher.reporting import text_formats
+from testkit.local_cluster import CHART, ROOT, Cluster, Training
+from testkit.waiting import PATIENCE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
 Make = Callable[..., Training]
-PAGE = (ROOT / "docs" / "own-model.md").read_text()
+PAGE = (ROOT / "docs" / "how-to" / "own-model.md").read_text()
 SECTIONS = re.findall(r"^## \d+\. (.*?)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 MOODS = ("negative (", "neutral (", "positive (")  # as the page's describe() says them
 HIDDEN = 'mount -t tmpfs tmpfs "$SHARED" && exec bash -e -o pipefail step.sh'
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a section's shell blocks."""
+    """Return the lines of all shell blocks in a page's section."""
     return [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
 
 
 def files(text: str) -> dict[str, str]:
-    """The files that a section tells to write: a name in quotes and a colon, then the content."""
+    """Return the files that a section asks the reader to write, name -> content.
+
+    The page shows them as a name in quotes and a colon, then a block with the content.
+    """
     return dict(re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.DOTALL))
 
 
 @pytest.fixture
 def nothing_before(cluster: Cluster) -> Iterator[None]:
-    """The job names of these tests are free; to be named before `train`, since the pods must go first."""
+    """Remove the jobs' folders. Tests list this fixture before `train`, whose pods must be gone first."""
 
     def clear() -> None:
         for name in ("moods", "moods-1", "moods-2", "walk-ann", "walk-bob"):
@@ -51,7 +54,7 @@ def nothing_before(cluster: Cluster) -> Iterator[None]:
     clear()
 
 
-def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_nothing_left(
+def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning_up(
     nothing_before: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
     # A release whose image and storage are used.
@@ -92,7 +95,7 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
     assert "helm upgrade --install paddle-training" in said["Train it"]
     assert said["Train it"].count("nothing new to train") == 1
     assert re.search(r"score .*error 0\.", said["Train it"]), said["Train it"]
-    assert "test_recall_neutral of moods-" in said["Change it, and again"], "compare"
+    assert "test_recall_neutral of moods-" in said["Change it and train again"], "compare"
     assert [line for line in said["Use it"].splitlines() if line.startswith(MOODS)], said["Use it"]
     assert '"words":["' in said["Use it"].replace(" ", ""), "the server's own words"
     assert "kept: release moods-" in said["Try settings"]
@@ -103,7 +106,7 @@ def test_from_the_first_line_of_a_program_to_a_served_prediction_a_sweep_and_not
     assert (cluster.shared / "moods" / "output" / "model").is_dir()
 
 
-def test_two_users_at_once_one_trains_a_release_the_other_is_told_and_a_third_trains_beside_them(
+def test_of_two_users_of_one_release_one_trains_and_a_third_trains_another_release(
     nothing_before: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
     first = train("quick_start", trainers=1, training={"passes": 1})  # its image and storage are used
@@ -139,13 +142,13 @@ def test_two_users_at_once_one_trains_a_release_the_other_is_told_and_a_third_tr
     assert "score" not in said[loser]
     for release, told in (("ann", said[winner]), ("bob", said[2])):
         record = json.loads((cluster.shared / jobs[release] / "output" / "run.json").read_text())
-        assert f"score {figures.scores(record['score'])}" in told
+        assert f"score {text_formats.scores(record['score'])}" in told
         if release == "ann":
             assert record["fingerprint"]["batchSize"] == batches[winner]
     # A training that finds no place is replaced by the next one.
     batch = ("--set", f"training.batchSize={batches[winner]}")
     for more, code, text in (
-        (("--set", "resources.requests.cpu=999", "--timeout", "1"), 2, "gave up"),
+        (("--set", "resources.requests.cpu=999", "--timeout", "1"), 2, "expired"),
         ((), 64, "--replace"),
         (("--replace",), 0, "score"),
     ):
@@ -155,7 +158,7 @@ def test_two_users_at_once_one_trains_a_release_the_other_is_told_and_a_third_tr
 
 
 def assert_taken(here: Path, there: Path) -> None:
-    """What `results` copied is what lies on the storage, byte for byte."""
+    """Check that the files in `here`, which `results` copied, equal those in `there` on the storage."""
     found = [path for path in (there / "model").rglob("*") if path.is_file()]
     found += [there / name for name in ("metrics.csv", "curve.png", "run.json", "report.html")]
     assert len(found) > 8

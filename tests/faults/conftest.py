@@ -1,4 +1,4 @@
-"""Runs that are long enough to be broken, the score of one that is not, and the results' file."""
+"""Fixtures of the fault tests: long runs to inject faults into, the score of an undisturbed run, results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from local.paths import POD_UID
-from tests.e2e.conftest import cluster, train, trainings
-from tests.e2e.kube import ROOT, Cluster, Training, merged
-from tests.faults import machine
-from tests.faults.watch import Run
-from tests.once import once
+from testkit.local_cluster import ROOT, Cluster, Training, merge_values
+from testkit.shared_fixtures import create_once
+from tests.e2e.conftest import cluster, create_trainings, train
+from tests.faults import cluster_faults
+from tests.faults.faulty_run import FaultyRun
 
 __all__ = ["cluster", "train"]
 
@@ -29,7 +29,7 @@ VALUES: dict[str, Any] = {
         "config": f"{PACED.name}/trainer_config.py",
         "passes": 4,
         "batchSize": 16,
-        "keepSaves": 100,
+        "keepCheckpoints": 100,
         "terminationGracePeriodSeconds": 15,
     },
 }
@@ -37,14 +37,14 @@ VALUES: dict[str, Any] = {
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What would begin too late is skipped: CI ends a run after 90 minutes, and with it what was seen."""
+    """Skip tests that would start after FAULTS_UNTIL: CI stops a run after 90 minutes and loses its results."""
     late = time.time() - float(os.environ.get("FAULTS_UNTIL", "inf"))
     if late > 0:
-        pytest.skip(f"{item.name} would begin {late:.0f} s after FAULTS_UNTIL; `make test-faults` runs it")
+        pytest.skip(f"{item.name} would start {late:.0f} s after FAULTS_UNTIL; `make test-faults` runs it")
 
 
-def started(training: Training) -> Training:
-    """The training with the paced program in its job's folder, where `push` would put it."""
+def install_paced(training: Training) -> Training:
+    """Copy the paced program to the job's folder, as `push` would, install the release and return the training."""
     folder = training.job / PACED.name
     folder.mkdir(parents=True)
     plain = ROOT / "launcher" / "programs" / "quick_start"
@@ -64,22 +64,23 @@ def started(training: Training) -> Training:
 
 @pytest.fixture(scope="session")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], float]:
-    """The score of a run that nobody breaks, trained once for all of pytest's processes."""
+    """Return the score of a run without faults, which is trained once for all pytest processes."""
 
     def train_it() -> float:
-        with trainings(cluster, "undisturbed") as make:
-            training = started(make("quick_start", **VALUES))
+        """Train without faults and return the test error."""
+        with create_trainings(cluster, "undisturbed") as make:
+            training = install_paced(make("quick_start", **VALUES))
             training.complete(300)
             told = json.loads((training.output / "run.json").read_text())
             assert told["restarts"] == []
             return float(told["score"]["error"])
 
-    return lambda: once(tmp_path_factory, "undisturbed", train_it)
+    return lambda: create_once(tmp_path_factory, "undisturbed", train_it)
 
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
-    """Writes this test's row to the file named by FAULT_RESULTS; without it to nowhere."""
+    """Return a function that writes this test's row to the file FAULT_RESULTS, if that is set."""
 
     def write(row: dict[str, Any]) -> None:
         if "FAULT_RESULTS" not in os.environ:
@@ -96,29 +97,31 @@ def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
 
 
 @pytest.fixture
-def begin(
+def start_run(
     train: Callable[..., Training],
     undisturbed: Callable[[], float],
     note: Callable[[dict[str, Any]], None],
-) -> Callable[..., Run]:
-    """Starts a run with `VALUES` and these changes."""
+) -> Callable[..., FaultyRun]:
+    """Return a function that starts a run with `VALUES` and the given changes."""
 
-    def start(**changes: Any) -> Run:
-        return Run(started(train("quick_start", **merged(VALUES, changes))), undisturbed, note)
+    def start(**changes: Any) -> FaultyRun:
+        return FaultyRun(
+            install_paced(train("quick_start", **merge_values(VALUES, changes))), undisturbed, note
+        )
 
     return start
 
 
 @pytest.fixture
-def mended() -> Iterator[None]:
-    """For tests that break the cluster itself: whole before, and whole behind them."""
-    machine.mend()
+def repaired_cluster() -> Iterator[None]:
+    """Repair the cluster before and after a test that injects faults into the cluster itself."""
+    cluster_faults.repair_cluster()
     yield
-    machine.mend()
+    cluster_faults.repair_cluster()
 
 
 @pytest.fixture
-def volume(request: pytest.FixtureRequest) -> Iterator[machine.Volume]:
-    """A small volume, to be named before `begin`, since the pods must go first."""
-    with machine.volume(request.node.name.removeprefix("test_")[:40], 96) as made:
+def volume(request: pytest.FixtureRequest) -> Iterator[cluster_faults.Volume]:
+    """Return a small volume; use it before `start_run`, since the pods must be removed first."""
+    with cluster_faults.small_volume(request.node.name.removeprefix("test_")[:40], 96) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Pods that are deleted, doubled, drained or too late."""
+"""Faults of pods: deleted, duplicate, evicted or late ones."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.e2e import processes
-from tests.e2e.kube import Training
-from tests.faults import machine
-from tests.faults.watch import LONG, Run
+from testkit.local_cluster import Training
+from tests.e2e import job_processes
+from tests.faults import cluster_faults
+from tests.faults.faulty_run import LONG, FaultyRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-Begin = Callable[..., Run]
+StartRun = Callable[..., FaultyRun]
 
 
 def delete(training: Training, rank: int) -> None:
@@ -25,7 +25,7 @@ def delete(training: Training, rank: int) -> None:
 
 
 def forget(training: Training, rank: int) -> None:
-    """Deletes with force, and takes the finalizer away by which a Job keeps a pod that may still run."""
+    """Delete a rank's pod with --force, and remove the finalizer by which its Job keeps it."""
     words = "pod", training.pod(rank), "-n", training.namespace
     training.cluster.kubectl("delete", *words, "--wait=false", "--force", "--grace-period=0")
     training.cluster.kubectl("patch", *words, "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
@@ -36,33 +36,35 @@ def node_of(training: Training, rank: int) -> str:
     return str(next(p["spec"]["nodeName"] for p in training.pods() if p["metadata"]["name"] == name))
 
 
-def test_a_deleted_pod_comes_back_and_the_others_wait_for_it_with_their_data(begin: Begin) -> None:
-    run = begin()
+def test_a_deleted_pod_is_replaced_and_the_other_ranks_wait_with_their_staged_data(
+    start_run: StartRun,
+) -> None:
+    run = start_run()
     run.reach(1, batch=100)
     others = {run.training.pod(rank) for rank in (0, 1)}
     run.broken()
     delete(run.training, 2)
     run.recovered()
-    run.ends_whole("told to stop (SIGTERM)")
+    run.ends_whole("received SIGTERM")
     assert {run.training.pod(rank) for rank in (0, 1)} == others, "no other pod was replaced for it"
 
 
-def test_a_deleted_pod_of_rank_0_comes_back_and_goes_on_from_run_json(begin: Begin) -> None:
-    run = begin()
+def test_a_deleted_pod_of_rank_0_is_replaced_and_resumes_from_run_json(start_run: StartRun) -> None:
+    run = start_run()
     run.reach(1, batch=100)
     run.broken()
     delete(run.training, 0)
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= 1, "it went on, not anew"
+    assert run.json("run.json")["resume"][0] >= 1, "it resumed and did not start from scratch"
     run.ends_whole(*run.ends())
 
 
 @contextlib.contextmanager
 def deserted(training: Training, rank: int) -> Iterator[None]:
-    """Nobody looks after the node of this rank's pod, and no new pod comes there."""
+    """During the block, the kubelet of the rank's node is stopped and the node gets no new pods."""
     node = node_of(training, rank)
-    kubelet, _ = machine.agents(node)
-    with machine.stopped(kubelet):
+    kubelet, _ = cluster_faults.kubelet_and_containerd(node)
+    with cluster_faults.stopped_daemons(kubelet):
         training.cluster.kubectl("cordon", node)
         try:
             yield
@@ -70,9 +72,11 @@ def deserted(training: Training, rank: int) -> Iterator[None]:
             training.cluster.kubectl("uncordon", node)
 
 
-def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mended: None) -> None:
-    """Deleted with force while its node's kubelet is away: Kubernetes forgets the pod, and it lives on."""
-    run = begin(training={"passes": 10})
+def test_a_second_rank_0_waits_until_the_first_one_has_exited(
+    start_run: StartRun, repaired_cluster: None
+) -> None:
+    """The pod is force-deleted while its node's kubelet is stopped: Kubernetes forgets the pod, which keeps running."""
+    run = start_run(training={"passes": 10})
     run.reach(1, batch=100)
     with deserted(run.training, 0):
         run.broken()
@@ -81,16 +85,20 @@ def test_a_second_rank_0_waits_until_the_first_one_has_ended(begin: Begin, mende
         token = json.loads((run.output / "run.lock").read_text())["token"]
         first = run.progress()
         run.until(lambda: run.progress() != first, "more of the first one's training", 60)
-        assert json.loads((run.output / "run.lock").read_text())["token"] == token, "nobody took the lease"
+        assert json.loads((run.output / "run.lock").read_text())["token"] == token, (
+            "the first pod must still hold the lease"
+        )
     restarts = run.ends(300)
     run.ends_whole(*restarts)
-    assert len(restarts) <= 2, "its node takes the first one's disk away, and then its processes"
+    assert len(restarts) <= 2, (
+        "the first one's node removes its disk, then its processes: at most two restarts"
+    )
 
 
-def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
-    begin: Begin, mended: None
+def test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues(
+    start_run: StartRun, repaired_cluster: None
 ) -> None:
-    run = begin(training=LONG)
+    run = start_run(training=LONG)
     run.reach(0, batch=100)
     assert node_of(run.training, 0) != node_of(run.training, 1)
     with deserted(run.training, 1):
@@ -101,8 +109,8 @@ def test_a_second_pod_of_another_rank_is_refused_and_the_first_one_goes_on(
     run.ends_whole()
 
 
-def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: Begin) -> None:
-    run = begin(training={"passes": 1})
+def test_a_pod_that_is_deleted_after_the_run_completed_changes_nothing(start_run: StartRun) -> None:
+    run = start_run(training={"passes": 1})
     run.training.complete(240)
     before = {path: path.read_bytes() for path in (run.output / "model").rglob("*") if path.is_file()}
     measured = (run.output / "metrics.csv").read_bytes()
@@ -117,9 +125,9 @@ def test_a_pod_that_is_deleted_when_the_run_is_complete_changes_nothing(begin: B
     run.keep(0, "complete; nothing is trained again")
 
 
-def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> None:
-    """A suspended Job: Kubernetes sends SIGTERM to all pods at once, as a queue or a person does."""
-    run = begin()
+def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_run: StartRun) -> None:
+    """A suspended Job: Kubernetes sends SIGTERM to all pods at once, as a queue or a user does."""
+    run = start_run()
     run.reach(1, batch=100)
     job = run.training.described()["k8sJob"]
 
@@ -132,19 +140,19 @@ def test_a_drained_run_stops_cleanly_and_goes_on_when_it_may(begin: Begin) -> No
     told = run.json("run.json")
     assert told["state"] == "stopped"
     assert "SIGTERM" in told["cause"]
-    assert not (run.output / "run.lock").exists(), "the output is given up"
+    assert not (run.output / "run.lock").exists(), "the output lease was released"
     stopped_at = told["resume"], sorted(path.name for path in run.output.glob("pass-*"))
     assert stopped_at[1]
     run.broken()
     suspend(False)
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it went on from the newest save"
+    assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it resumed from the newest checkpoint"
     run.ends_whole(*run.ends())
 
 
-def test_a_run_that_is_stopped_by_hand_loses_nothing_of_its_only_pass(begin: Begin) -> None:
-    """`stop` saves inside the pass without training.saveEvery, and `resume` continues there."""
-    run = begin(training={"passes": 1, "batchSize": 2})  # 3472 batches
+def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: StartRun) -> None:
+    """`stop` saves inside the pass without training.checkpointEvery, and `resume` continues there."""
+    run = start_run(training={"passes": 1, "batchSize": 2})  # 3472 batches
     place = "--release", run.training.release, "-n", run.training.namespace
     run.reach(0, batch=200)
     said = run.cluster.launcher("stop", *place).stdout
@@ -163,28 +171,32 @@ def test_a_run_that_is_stopped_by_hand_loses_nothing_of_its_only_pass(begin: Beg
     run.keep(0, "complete; nothing that was trained before `stop` is trained again but for a few batches")
 
 
-def test_all_pods_told_to_stop_at_once_come_back_and_go_on(begin: Begin) -> None:
-    run = begin()
+def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: StartRun) -> None:
+    run = start_run()
     run.reach(1, batch=100)
     run.broken()
-    processes.signal_all(run.processes("launcher"), signal.SIGTERM)
+    job_processes.signal_all(run.processes("launcher"), signal.SIGTERM)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
     run.ends_whole(*run.ends())
 
 
-def test_a_run_of_one_pass_that_loses_all_at_once_loses_one_interval_of_saves(begin: Begin) -> None:
-    """Power off at 80 %: every process of every pod dies at one moment."""
+def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_interval(
+    start_run: StartRun,
+) -> None:
+    """Power failure at 80 %: every process of every pod dies at the same moment."""
     every = 50
-    run = begin(training={"passes": 1, "batchSize": 8, "saveEvery": {"batches": every}})
+    run = start_run(training={"passes": 1, "batchSize": 8, "checkpointEvery": {"batches": every}})
     run.reach(0, batch=694)  # of 868
     run.broken()
     at = max(run.progress(rank)["batch"] for rank in range(3))
-    processes.signal_all(run.processes(), signal.SIGKILL)
+    job_processes.signal_all(run.processes(), signal.SIGKILL)
     run.recovered()
     passes, batches = run.json("run.json")["resume"]
     assert passes == 0
-    assert at - 2 * every < batches <= at + every, "the save at work may be lost with the interval"
+    assert at - 2 * every < batches <= at + every, (
+        "a checkpoint that was being saved may be lost in addition to the interval"
+    )
     restarts = run.ends()
     run.until(lambda: not run.processes(), "no process", 30)
     run.keep(len(restarts), f"complete; {at - batches} of 868 batches done again")

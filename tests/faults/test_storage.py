@@ -1,4 +1,4 @@
-"""Storage that is full, read-only, or not what was written."""
+"""Faults of the storage: full, read-only, hanging, or with damaged files."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests import frozen
-from tests.e2e import processes
-from tests.faults.machine import Volume
+from testkit import failing_filesystem
+from tests.e2e import job_processes
+from tests.faults.cluster_faults import Volume
+from tests.faults.faulty_run import LONG, FaultyRun
 from tests.faults.test_pods import delete
-from tests.faults.watch import LONG, Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-Begin = Callable[..., Run]
+StartRun = Callable[..., FaultyRun]
 
 
 def flip(path: Path) -> None:
-    """The middle byte of a file becomes another one: the size stays."""
+    """Change the middle byte of a file; its size stays the same."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0xFF
     path.write_bytes(content)
 
 
-def fails(run: Run, *words: str) -> list[str]:
-    """The Job fails, a pod says why in these words, and no process is left: each pod's last words."""
+def fails(run: FaultyRun, *words: str) -> list[str]:
+    """Check that the Job fails and all its processes exit; return the termination messages of its pods."""
     assert run.training.ended(150) == "Failed"
     said = run.training.messages()
     assert any(all(word in message for word in words) for message in said), said
@@ -36,16 +36,18 @@ def fails(run: Run, *words: str) -> list[str]:
     return said
 
 
-def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: Begin) -> None:
-    run = begin()
+def test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restored(
+    start_run: StartRun,
+) -> None:
+    run = start_run()
     run.reach(2, batch=50)
     run.broken()
     trainers = run.processes("trainer")
-    processes.signal_all(trainers, signal.SIGSTOP)  # no newer save can come between
+    job_processes.signal_all(trainers, signal.SIGSTOP)  # no newer save can come between
     newest = max(path.parent for path in run.output.glob("pass-*/done"))
     files = sorted(newest.rglob("part-*"), key=lambda path: path.stat().st_size)
     flip(files[-1])
-    processes.signal_all(trainers[:1], signal.SIGKILL)
+    job_processes.signal_all(trainers[:1], signal.SIGKILL)
     run.recovered()
     assert (newest / "refused.json").exists()
     before = int(newest.name.removeprefix("pass-"))  # pass-00001 is behind two passes
@@ -57,8 +59,8 @@ def test_a_damaged_newest_save_is_refused_and_the_one_before_it_is_taken(begin: 
     run.ends_whole(*causes)
 
 
-def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole(begin: Begin) -> None:
-    run = begin()
+def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(start_run: StartRun) -> None:
+    run = start_run()
     run.reach(1, batch=100)
     shard = run.training.job / "2" / "data" / "train.txt"
     whole = shard.read_bytes()
@@ -69,18 +71,18 @@ def test_a_damaged_shard_is_refused_by_name_and_the_run_goes_on_once_it_is_whole
     shard.write_bytes(whole)
     run.training.upgrade({"runId": "again"})
     run.recovered()
-    run.ends_whole(what="refused with the shard's name (65); put right and started again: ")
+    run.ends_whole(what="rejected with the shard's name (65); repaired and started again: ")
 
 
-def test_a_storage_that_hangs_for_30_seconds_on_one_node_is_waited_out_or_costs_one_restart(
-    begin: Begin,
+def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart(
+    start_run: StartRun,
 ) -> None:
-    """Rank 1's processes wait in the kernel from the next save on, and nobody can kill them meanwhile."""
-    run = begin(training=LONG)
+    """Rank 1's processes wait in the kernel from the next save on and cannot be killed meanwhile."""
+    run = start_run(training=LONG)
     run.reach(1, batch=100)
     [launcher] = run.processes("launcher", 1)
     run.broken()
-    with frozen.over(Path("/home/jobpath"), pid=launcher.pid):
+    with failing_filesystem.mount_over(Path("/home/jobpath"), pid=launcher.pid):
         until = "the storage to answer rank 1"
         run.until(lambda: until in str(run.json("status.json")["waitingFor"]), "status.json to say so", 40)
         time.sleep(15)
@@ -90,8 +92,10 @@ def test_a_storage_that_hangs_for_30_seconds_on_one_node_is_waited_out_or_costs_
     assert len(restarts) <= 1
 
 
-def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: Volume, begin: Begin) -> None:
-    run = begin(storage={"hostPath": {"path": str(volume.folder)}})
+def test_a_full_volume_fails_the_run_which_resumes_once_there_is_space(
+    volume: Volume, start_run: StartRun
+) -> None:
+    run = start_run(storage={"hostPath": {"path": str(volume.folder)}})
     run.reach(1, batch=100)
     run.broken()
     volume.fill()  # the save at the end of this pass finds it full
@@ -100,13 +104,13 @@ def test_a_full_volume_ends_the_run_and_it_goes_on_once_there_is_space(volume: V
     run.training.upgrade({"runId": "again"})
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(what="refused with the reason (75); freed and started again: ")
+    run.ends_whole(what="rejected with the reason (75); freed and started again: ")
 
 
-def test_a_read_only_volume_ends_the_run_and_it_goes_on_once_it_is_writable(
-    volume: Volume, begin: Begin
+def test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable(
+    volume: Volume, start_run: StartRun
 ) -> None:
-    run = begin(storage={"hostPath": {"path": str(volume.folder)}})
+    run = start_run(storage={"hostPath": {"path": str(volume.folder)}})
     run.reach(1, batch=100)
     run.broken()
     volume.refuse_writes()
@@ -115,4 +119,4 @@ def test_a_read_only_volume_ends_the_run_and_it_goes_on_once_it_is_writable(
     run.training.upgrade({"runId": "again"})
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(what="refused with the reason (75); made writable and started again: ")
+    run.ends_whole(what="rejected with the reason (75); made writable and started again: ")

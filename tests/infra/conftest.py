@@ -1,4 +1,4 @@
-"""What every test of the program's mocks needs."""
+"""Fixtures of all tests that run the program with mocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def event_loop_of_the_main_thread() -> None:
-    """`pulumi.runtime.test` takes the thread's loop; after an `asyncio.run` of another test there is none."""
+    """Give the main thread an event loop: `pulumi.runtime.test` uses it, and `asyncio.run` removes it."""
     try:
         asyncio.get_event_loop_policy().get_event_loop()
     except RuntimeError:

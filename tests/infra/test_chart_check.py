@@ -1,4 +1,4 @@
-"""Values that the chart refuses are refused before the first resource, in the settings' own words."""
+"""Chart values that the chart rejects are reported as problems before the first resource."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any
 
 import pytest
 
-from infra import settings, stack
-from infra.problems import Problem, SettingsError
+from infra import stack_builder
+from infra.settings_errors import Problem, SettingsError
+from infra.settings_loader import load_settings
+from infra.stack_inputs import read_stack_inputs
 
-from .support import AWS, LOCAL, REGION, ROOT, config
+from .recording_mocks import AWS, LOCAL, REGION, ROOT, config
 
 
 def _asked(**keys: Any) -> list[Problem]:
-    chosen = settings.load(config(**{**AWS, **keys}))
+    chosen = load_settings(config(**{**AWS, **keys}))
     try:
-        stack.ask_the_chart(stack.plan(chosen, "paddle-training", "dev", ROOT))
+        stack_builder.check_chart_values(read_stack_inputs(chosen, "paddle-training", "dev", ROOT))
     except SettingsError as error:
         return list(error.problems)
     return []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "key", "limit"),
     [
@@ -38,73 +41,80 @@ def _asked(**keys: Any) -> list[Problem]:
         ({"data": {"source": "ftp://x/y"}}, "data.source", "does not match pattern"),
     ],
 )
-def test_values_that_the_chart_refuses_are_told_as_settings_are(values: Any, key: str, limit: str) -> None:
+def test_chart_rejections_become_problems(values: Any, key: str, limit: str) -> None:
     problems = _asked(values=values)
     assert key in [problem.key for problem in problems]
     found = next(problem for problem in problems if problem.key == key)
     assert limit in found.limit
     assert found.reason
-    assert found.mend
+    assert found.fix
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("values", "key", "mend"),
+    ("values", "key", "fix"),
     [
         ({"trianers": 3}, "trianers", "did you mean trainers?"),
         ({"training": {"batchsize": 64}}, "training.batchsize", "did you mean batchSize?"),
         ({"xyzzy": 1}, "xyzzy", "correct it in the stack's valuesFiles or values"),
     ],
 )
-def test_a_misspelt_value_is_told_with_the_one_that_is_like_it(values: Any, key: str, mend: str) -> None:
+def test_chart_check_misspelt_value_suggests_similar_value(values: Any, key: str, fix: str) -> None:
     (problem,) = _asked(values=values)
-    assert (problem.key, problem.mend) == (key, mend)
+    assert (problem.key, problem.fix) == (key, fix)
     assert "trainers" in problem.limit or "batchSize" in problem.limit
 
 
-def test_all_of_the_charts_faults_are_in_one_message() -> None:
+@pytest.mark.slow
+def test_chart_check_reports_all_rejections() -> None:
     assert len(_asked(values={"peerPort": 7165, "gradientNum": 9})) == 2
 
 
-def test_what_the_schema_refuses_inside_is_told_with_its_value_and_what_it_is_for() -> None:
-    found = _asked(values={"jobName": "UPPER", "training": {"stallSeconds": 1}})
-    told = {problem.key: problem for problem in found}  # helm has no order of its own
+@pytest.mark.slow
+def test_chart_check_schema_rejection_has_value_and_description() -> None:
+    found = _asked(values={"jobName": "UPPER", "training": {"progressDeadlineSeconds": 1}})
+    told = {problem.key: problem for problem in found}  # helm reports them in random order
     assert {key: problem.value for key, problem in told.items()} == {
-        "training.stallSeconds": 1,
+        "training.progressDeadlineSeconds": 1,
         "jobName": "UPPER",
     }
     assert "DNS label of at most 45 characters" in told["jobName"].reason
 
 
-def test_a_cluster_too_old_for_the_chart_is_refused() -> None:
+@pytest.mark.slow
+def test_chart_check_old_kubernetes_version_rejects() -> None:
     (problem,) = _asked(cluster={"admins": ["role/Admin"], "version": "1.28"})
     assert "kubeVersion" in str(problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("image", ["", "registry/launcher@sha256:1"])
 @pytest.mark.parametrize(
     "example", sorted(path.name for path in (ROOT / "charts/paddle-training/examples").glob("*.yaml"))
 )
-def test_the_examples_are_accepted_with_and_without_an_image(example: str, image: str) -> None:
+def test_chart_check_examples_are_accepted(example: str, image: str) -> None:
     assert _asked(image=image, valuesFiles=[f"charts/paddle-training/examples/{example}"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [AWS, LOCAL])
-def test_nothing_is_registered_before_the_chart_was_asked(keys: dict[str, Any]) -> None:
+def test_build_stack_invalid_values_registers_nothing(keys: dict[str, Any]) -> None:
     region = REGION if keys is AWS else None
-    chosen = settings.load(config(region=region, **{**keys, "values": {"port": 65535}}))
-    # There is no engine here, not even a mocked one: a registration would be another error.
+    chosen = load_settings(config(region=region, **{**keys, "values": {"port": 65535}}))
+    # There is no engine here, not even a mock: a registration would raise another error.
     with pytest.raises(SettingsError, match="TCP ports end at 65535"):
-        stack.build(chosen, "paddle-training", "dev", ROOT, REGION)
+        stack_builder.build_stack(chosen, "paddle-training", "dev", ROOT, REGION)
 
 
 @pytest.mark.parametrize("keys", [{"compute": "off"}, {"release": {"keepManualValues": True}}])
-def test_values_that_no_release_gets_are_not_looked_at(keys: dict[str, Any]) -> None:
+def test_chart_check_skipped_without_release(keys: dict[str, Any]) -> None:
     assert _asked(**keys, values={"port": 65535}) == []
 
 
-def test_without_helm_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow
+def test_chart_check_without_helm_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(stack.pulumi.log, "warn", said.append)
+    monkeypatch.setattr(stack_builder.pulumi.log, "warn", said.append)
     monkeypatch.setenv("PATH", str(Path("/nowhere")))
     assert _asked(values={"port": 65535}) == []
     assert len(said) == 1

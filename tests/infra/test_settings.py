@@ -1,4 +1,4 @@
-"""Every setting that is refused, with its key, value, limit, reason and mend; and those that are not."""
+"""Settings that are rejected, with key, value, limit, reason and fix; and settings that are accepted."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import capacity, checks, reading, settings
-from infra.problems import SettingsError
+from infra import node_capacity, settings_rules, settings_schema
+from infra.settings_errors import SettingsError
+from infra.settings_loader import load_settings
 
-from .support import AWS, LOCAL, ROOT, config
+from .recording_mocks import AWS, LOCAL, ROOT, config
 
 
 def _refused(given: dict[str, str]) -> list[Any]:
     with pytest.raises(SettingsError) as caught:
-        settings.load(given)
+        load_settings(given)
     for problem in caught.value.problems:
         assert problem.limit, problem.key
         assert problem.reason, problem.key
-        assert problem.mend, problem.key
+        assert problem.fix, problem.key
     return list(caught.value.problems)
 
 
@@ -39,7 +40,7 @@ NETWORK = [
     ({"availabilityZones": ["us-west-2a"]}, "network.availabilityZones", "2"),
     ({"availabilityZones": ["us-west-2a", "us-west-2a"]}, "network.availabilityZones", "different"),
     ({"availabilityZones": ["us-west-2-lax-1a", "us-west-2a"]}, "network.availabilityZones", "us-west-2"),
-    ({"nat": "many"}, "network.nat", "single, per-az, none"),
+    ({"nat": "many"}, "network.nat", "'single', 'per-az' or 'none'"),
     ({"vpcId": "vpc-0a"}, "network.subnetIds", "set together"),
     ({"subnetIds": ["subnet-0a", "subnet-0b"]}, "network.subnetIds", "set together"),
     ({"vpcId": "vpc-0a", "subnetIds": ["subnet-0a"]}, "network.subnetIds", "at least two"),
@@ -53,17 +54,21 @@ OTHERS = [
         "cluster.admins",
         "roles or users",
     ),
-    ({"cluster": {"admins": ["role/A"], "viewers": ["role/A"]}}, "cluster.viewers", "nobody who is in"),
+    (
+        {"cluster": {"admins": ["role/A"], "viewers": ["role/A"]}},
+        "cluster.viewers",
+        "no principal of cluster.admins",
+    ),
     ({"cluster": {"admins": ["role/A"], "publicCidrs": ["0.0.0.0/0"]}}, "cluster.publicCidrs", "openToWorld"),
     ({"cluster": {"admins": ["role/A"], "publicCidrs": ["0.0.0.0/1"]}}, "cluster.publicCidrs", "openToWorld"),
     ({"cluster": {"admins": ["role/A"], "publicCidrs": ["me"]}}, "cluster.publicCidrs", "CIDR"),
     ({"cluster": {"admins": ["role/A"], "version": "1.35.4"}}, "cluster.version", "minor"),
-    ({"cluster": {"admins": ["role/A"], "version": 1.3}}, "cluster.version", "a text"),
+    ({"cluster": {"admins": ["role/A"], "version": 1.3}}, "cluster.version", "a valid string"),
     ({"cluster": {"admins": ["role/A"], "logRetentionDays": 8}}, "cluster.logRetentionDays", "CloudWatch"),
     ({"nodes": {"min": 4, "desired": 3}}, "nodes.min", "at most nodes.desired"),
     ({"nodes": {"desired": 5, "max": 4}}, "nodes.desired", "at most nodes.max"),
-    ({"nodes": {"desired": "3"}}, "nodes.desired", "a whole number"),
-    ({"nodes": {"desired": True}}, "nodes.desired", "a whole number"),
+    ({"nodes": {"desired": "3"}}, "nodes.desired", "a valid integer"),
+    ({"nodes": {"desired": True}}, "nodes.desired", "a valid integer"),
     ({"nodes": {"instanceTypes": []}}, "nodes.instanceTypes", "at least one"),
     ({"nodes": {"instanceTypes": ["m6i.large", "m7g.large"]}}, "nodes.instanceTypes", "one processor"),
     ({"nodes": {"placementGroup": True}}, "nodes.placementGroup", "singleZone"),
@@ -72,7 +77,7 @@ OTHERS = [
         "nodes.instanceTypes",
         "burst",
     ),
-    ({"nodes": {"capacity": "spot"}}, "nodes.capacity", "ON_DEMAND, SPOT"),
+    ({"nodes": {"capacity": "spot"}}, "nodes.capacity", "'ON_DEMAND' or 'SPOT'"),
     ({"nodes": {"diskGib": 8}}, "nodes.diskGib", "20 to 16384"),
     ({"dns": {"zone": "paddle"}}, "dns.zone", "two labels"),
     ({"dns": {"zone": "Paddle.internal"}}, "dns.zone", "lower-case"),
@@ -86,40 +91,40 @@ OTHERS = [
     ({"tags": {"aws:x": "y"}}, "tags", "aws:"),
     ({"tags": {f"k{n}": "v" for n in range(41)}}, "tags", "at most 40"),
     ({"budget": {"dollars": 50}}, "budget.email", "budget.dollars"),
-    ({"budget": {"dollars": 50, "email": "nobody"}}, "budget.email", "mail address"),
+    ({"budget": {"dollars": 50, "email": "nobody"}}, "budget.email", "e-mail address"),
     ({"nodes": {"amiRelease": "newest"}}, "nodes.amiRelease", "release of"),
     ({"nodes": {"auto": True}, "network": {"nat": "none"}}, "nodes.auto", "nat none"),
-    ({"tags": {"x": 1}}, "tags", "texts"),
-    ({"storage": {"type": "s3"}}, "storage.type", "efs-csi, nfs, hostPath, existingClaim"),
+    ({"tags": {"x": 1}}, "tags", "at most 40 tags"),
+    ({"storage": {"type": "s3"}}, "storage.type", "'hostPath' or 'existingClaim'"),
     ({"storage": {"type": "hostPath"}}, "storage.path", "folder"),
     ({"storage": {"type": "existingClaim"}}, "storage.claim", "claim"),
     ({"storage": {"archiveAfterDays": 2}}, "storage.archiveAfterDays", "30"),
-    ({"compute": "maybe"}, "compute", "on, off"),
-    ({"target": "gcp"}, "target", "aws, kubeconfig"),
+    ({"compute": "maybe"}, "compute", "'on' or 'off'"),
+    ({"target": "gcp"}, "target", "'aws' or 'kubeconfig'"),
     ({"release": {"name": "x" * 54}}, "release.name", "53"),
     ({"namespace": {"name": "Paddle"}}, "namespace.name", "DNS label"),
-    ({"namespace": "paddle"}, "namespace", "a mapping"),
+    ({"namespace": "paddle"}, "namespace", "an object"),
     ({"nodes": {"desird": 3}}, "nodes.desird", "desired"),
     ({"nodse": {"desired": 3}}, "nodse", "nodes"),
-    ({"valuesFiles": "one.yaml"}, "valuesFiles", "a list of texts"),
+    ({"valuesFiles": "one.yaml"}, "valuesFiles", "a valid array"),
 ]
 
 
 @pytest.mark.parametrize(("network", "key", "limit"), NETWORK)
-def test_a_network_that_cannot_work_is_refused(network: dict[str, Any], key: str, limit: str) -> None:
+def test_settings_invalid_network_raises(network: dict[str, Any], key: str, limit: str) -> None:
     problems = _refused(config(**{**AWS, "network": network}))
     assert {problem.key for problem in problems} == {f"paddle-training:{key}"}
     assert limit in "\n".join(map(str, problems))
 
 
 @pytest.mark.parametrize(("keys", "key", "limit"), OTHERS)
-def test_a_setting_that_cannot_work_is_refused(keys: dict[str, Any], key: str, limit: str) -> None:
+def test_settings_invalid_value_raises(keys: dict[str, Any], key: str, limit: str) -> None:
     problems = _refused(config(**{**AWS, **keys}))
     assert f"paddle-training:{key}" in [problem.key for problem in problems]
     assert limit in "\n".join(map(str, problems))
 
 
-def test_a_missing_region_is_refused() -> None:
+def test_settings_missing_region_raises() -> None:
     assert [problem.key for problem in _refused(config(region=None, **AWS))] == ["aws:region"]
 
 
@@ -137,23 +142,23 @@ def test_a_missing_region_is_refused() -> None:
         ({"compute": "off"}, "compute"),
     ],
 )
-def test_an_existing_cluster_needs_what_cannot_be_guessed(keys: dict[str, Any], key: str) -> None:
+def test_settings_kubeconfig_target_missing_value_raises(keys: dict[str, Any], key: str) -> None:
     problems = _refused(config(region=None, **{**LOCAL, **keys}))
     assert f"paddle-training:{key}" in [problem.key for problem in problems]
 
 
-def test_all_mistakes_are_in_one_message() -> None:
+def test_settings_reports_all_mistakes() -> None:
     problems = _refused(config(**{**AWS, "nodes": {"min": 4}, "dns": {"zone": "x"}, "wrong": {}}))
     assert len(problems) == 3
 
 
-def test_a_mistake_brings_no_second_message_about_the_default_in_its_place() -> None:
+def test_settings_invalid_section_is_reported_once() -> None:
     names = {"publicZoneId": "example.com", "externalName": "paddle.example.com"}
     assert [p.key for p in _refused(config(**{**AWS, "dns": names}))] == ["paddle-training:dns.publicZoneId"]
 
 
-def test_zero_and_false_are_values_and_not_absences() -> None:
-    loaded = settings.load(
+def test_settings_zero_and_false_are_kept() -> None:
+    loaded = load_settings(
         config(
             **{**AWS, "nodes": {"min": 0, "desired": 0}, "storage": {"archiveAfterDays": 0, "protect": False}}
         )
@@ -163,19 +168,19 @@ def test_zero_and_false_are_values_and_not_absences() -> None:
     assert loaded.storage.protect is False
 
 
-def test_compute_off_may_be_written_as_yaml_people_write_it() -> None:
-    assert settings.load(config(**{**AWS, "compute": "false"})).compute == "off"
+def test_settings_compute_false_means_off() -> None:
+    assert load_settings(config(**{**AWS, "compute": "false"})).compute == "off"
 
 
-def test_an_unknown_newer_kubernetes_is_passed_on() -> None:
+def test_settings_newer_kubernetes_version_is_accepted() -> None:
     assert (
-        settings.load(config(**{**AWS, "cluster": {"admins": ["role/A"], "version": "1.39"}})).cluster.version
+        load_settings(config(**{**AWS, "cluster": {"admins": ["role/A"], "version": "1.39"}})).cluster.version
         == "1.39"
     )
 
 
-def test_keys_of_other_namespaces_are_none_of_ours() -> None:
-    assert settings.load({**config(**AWS), "kubernetes:x": "1", "pulumi:tags": "{}"}).target == "aws"
+def test_settings_other_namespaces_are_ignored() -> None:
+    assert load_settings({**config(**AWS), "kubernetes:x": "1", "pulumi:tags": "{}"}).target == "aws"
 
 
 VALUES = {
@@ -185,102 +190,60 @@ VALUES = {
 }
 
 
-LARGE = capacity.Size(2, 8 * capacity.GIB)
+LARGE = node_capacity.Size(2, 8 * node_capacity.GIB)
 
 
 def _values_problems(values: dict[str, Any], **keys: Any) -> list[str]:
-    loaded = settings.load(config(**{**AWS, **keys}))
-    return [str(problem) for problem in checks.value_problems(loaded, values)]
+    loaded = load_settings(config(**{**AWS, **keys}))
+    return [str(problem) for problem in settings_rules.value_problems(loaded, values)]
 
 
-def _capacity(values: dict[str, Any], **nodes: Any) -> tuple[list[str], list[str]]:
-    loaded = settings.load(config(**{**AWS, "nodes": nodes}))
-    machines = dict.fromkeys(loaded.nodes.instance_types, LARGE)
-    problems, warnings = checks.capacity_problems(loaded, {**VALUES, **values}, machines)
-    return [str(problem) for problem in problems], warnings
-
-
-def test_nodes_that_hold_all_trainers_and_the_data_pod_pass() -> None:
-    assert _capacity({}) == ([], [])
-
-
-@pytest.mark.parametrize(
-    ("values", "word"),
-    [
-        ({"trainers": 30}, "trainers fit"),
-        ({"hostPorts": True, "trainers": 4}, "one trainer a node"),
-        ({"resources": {"limits": {"memory": "20Gi"}}}, "0 trainers fit"),
-        ({"resources": {"requests": {"memory": "2 GB"}}}, "no quantity"),
-    ],
-)
-def test_pods_that_even_empty_machines_cannot_hold_are_refused(values: Any, word: str) -> None:
-    problems, warnings = _capacity(values)
-    assert (len(problems), warnings) == (1, [])
-    assert word in problems[0]
-
-
-def test_where_daemons_may_leave_too_little_it_only_warns() -> None:
-    close = {"requests": {"cpu": "1500m", "memory": "6Gi"}}
-    problems, warnings = _capacity({"resources": close, "data": {"resources": {"requests": {"cpu": "400m"}}}})
-    assert problems == []
-    assert "no room is left for the data pod" in warnings[0]
-
-
-def test_no_nodes_by_intention_are_not_counted() -> None:
-    assert _capacity({"trainers": 30}, min=0, desired=0) == ([], [])
-
-
-def test_with_auto_the_most_nodes_count() -> None:
-    assert _capacity({}, auto=True, min=0, desired=0) == ([], [])
-    problems, _ = _capacity({"trainers": 30}, auto=True, min=0, desired=0)
-    assert "nodes.max" in problems[0]
-
-
-def test_spot_gets_several_types_of_one_size_unless_they_are_listed() -> None:
-    spot = settings.load(config(**{**AWS, "nodes": {"capacity": "SPOT"}})).nodes.instance_types
+def test_settings_spot_defaults_to_several_types() -> None:
+    spot = load_settings(config(**{**AWS, "nodes": {"capacity": "SPOT"}})).nodes.instance_types
     assert len(spot) > 3
     assert {kind.partition(".")[2] for kind in spot} == {"large"}
     listed = {"capacity": "SPOT", "instanceTypes": ["m5.large"]}
-    assert settings.load(config(**{**AWS, "nodes": listed})).nodes.instance_types == ("m5.large",)
+    assert load_settings(config(**{**AWS, "nodes": listed})).nodes.instance_types == ("m5.large",)
 
 
 @pytest.mark.parametrize(
     ("source", "count"), [("https://example.com/x", 1), ("s3://b/k", 0), ("file://x", 0)]
 )
-def test_a_source_outside_aws_is_refused_without_nat(source: str, count: int) -> None:
+def test_value_rules_external_source_without_nat_raises(source: str, count: int) -> None:
     problems = _values_problems({**VALUES, "data": {"source": source}}, network={"nat": "none"})
     assert len(problems) == count
 
 
-def test_every_setting_is_described_and_has_its_default_in_one_place() -> None:
-    rows = list(reading.described(settings.Settings))
+def test_settings_are_described_and_pulumi_yaml_matches() -> None:
+    rows = list(settings_schema.describe_settings())
     assert len(rows) > 15
     assert all(description for _, description, _ in rows)
-    assert "config" not in yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
+    assert (ROOT / "Pulumi.yaml").read_text(encoding="utf-8") == settings_schema.pulumi_yaml()
 
 
 @pytest.mark.parametrize("stack", ["dev", "local"])
-def test_the_stacks_that_come_with_the_project_load(stack: str) -> None:
+def test_settings_of_included_stacks_load(stack: str) -> None:
     file = ROOT / {"dev": "Pulumi.dev.yaml", "local": "local/Pulumi.local.yaml"}[stack]
     written = yaml.safe_load(file.read_text())["config"]
     keys = {
         key.removeprefix("paddle-training:"): value for key, value in written.items() if key != "aws:region"
     }
-    assert settings.load(config(region=written.get("aws:region"), **keys)).target in ("aws", "kubeconfig")
+    assert load_settings(config(region=written.get("aws:region"), **keys)).target in ("aws", "kubeconfig")
     assert "encryptionsalt" not in file.read_text()
 
 
-def test_the_pure_modules_import_no_pulumi() -> None:
+def test_modules_without_pulumi_import_no_pulumi() -> None:
     modules = (
-        "capacity",
+        "node_capacity",
         "chart_check",
         "chart_values",
         "cidr",
-        "kubeconfigs",
+        "eks_kubeconfig",
         "naming",
-        "policies",
-        "preflight",
-        "settings",
+        "iam_policies",
+        "cluster_preflight",
+        "settings_loader",
+        "stack_config",
     )
     program = "; ".join(f"import infra.{name}" for name in modules)
     loaded = f"{program}; import sys; print([name for name in sys.modules if name.startswith('pulumi')])"

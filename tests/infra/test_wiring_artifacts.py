@@ -1,4 +1,4 @@
-"""Wiring of target aws, by mocks: the bucket, its uploads, and the registry."""
+"""Target aws with mocks: the bucket, its uploads, and the registry."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from infra.problems import SettingsError
+from infra.settings_errors import SettingsError
 
-from .support import aws_stack, default, everything
+from .recording_mocks import aws_stack, default, everything
 
 
-def test_the_bucket_is_private_encrypted_and_versioned() -> None:
+def test_bucket_is_private_encrypted_and_versioned() -> None:
     made = default()
     block = made.one("BucketPublicAccessBlock").inputs
     assert all(block[key] for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls"))
@@ -22,7 +22,7 @@ def test_the_bucket_is_private_encrypted_and_versioned() -> None:
     assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
 
 
-def test_the_pods_role_reaches_their_part_of_the_bucket_only() -> None:
+def test_pods_role_is_limited_to_its_prefixes() -> None:
     made = default()
     association = made.one("PodIdentityAssociation", "pods").inputs
     assert association["namespace"] == "paddle"
@@ -39,7 +39,7 @@ def test_the_pods_role_reaches_their_part_of_the_bucket_only() -> None:
     assert [s["Resource"] for s in writes] == [[f"{bucket}/models/*"]]
 
 
-def test_pods_may_use_the_bucket_long_before_the_first_of_them_is_made() -> None:
+def test_pod_identity_is_created_before_nodes() -> None:
     without = aws_stack(image="")
     assert not without.of("Release")
     without.one("PodIdentityAssociation", "pods")
@@ -47,18 +47,18 @@ def test_pods_may_use_the_bucket_long_before_the_first_of_them_is_made() -> None
     assert not [name for name in before if "NodeGroup" in name]
 
 
-def test_uploads_become_objects_that_change_with_their_file() -> None:
+def test_upload_object_changes_with_file() -> None:
     made = everything().one("BucketObjectv2").inputs
     assert made["key"] == "sources/readme"
     assert len(made["sourceHash"]) == 64
 
 
-def test_an_upload_that_is_not_there_is_refused_before_any_resource() -> None:
+def test_upload_missing_file_raises() -> None:
     with pytest.raises(SettingsError, match=r"artifacts\.uploads"):
         aws_stack(artifacts={"uploads": {"sources/x": "nowhere.csv"}})
 
 
-def test_a_pushed_tag_never_means_another_image() -> None:
+def test_registry_tags_are_immutable() -> None:
     repository = default().one("Repository").inputs
     assert repository["imageTagMutability"] == "IMMUTABLE"
     assert repository["imageScanningConfiguration"] == {"scanOnPush": True}

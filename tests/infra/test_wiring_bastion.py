@@ -1,11 +1,13 @@
-"""Wiring of target aws, by mocks: the bastion."""
+"""Target aws with mocks: the bastion."""
 
 from __future__ import annotations
 
-from .support import default, everything
+from infra.bastion import user_data
+
+from .recording_mocks import default, everything
 
 
-def test_the_bastion_opens_no_port_and_mounts_with_the_tutorials_options() -> None:
+def test_bastion_has_no_open_port_and_mounts_file_system() -> None:
     made = everything()
     instance = made.one("Instance").inputs
     group = instance["vpcSecurityGroupIds"][0]
@@ -19,4 +21,10 @@ def test_the_bastion_opens_no_port_and_mounts_with_the_tutorials_options() -> No
     assert "keyName" not in instance
     mount = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"
     assert f"fs-1.efs.us-west-2.amazonaws.com:/ /efs nfs4 {mount},_netdev 0 0" in instance["userData"]
-    assert not default().of("Instance"), "it is made only when asked for"
+    assert not default().of("Instance"), "created only with bastion.enabled"
+
+
+def test_bastion_user_data_mounts_after_restart() -> None:
+    script = user_data("fs-1.efs.us-west-2.amazonaws.com")
+    assert "/etc/fstab" in script
+    assert "noresvport" in script

@@ -1,26 +1,26 @@
-"""Wiring of target aws, by mocks: the node group and its launch template."""
+"""Target aws with mocks: the node group and its launch template."""
 
 from __future__ import annotations
 
 import pulumi
 import pytest
 
-from infra import versions
+from infra import constants
 
-from .support import aws_stack, default, everything
+from .recording_mocks import aws_stack, default, everything
 
 
-def test_the_startup_taint_is_there_with_efs_csi_only() -> None:
+def test_startup_taint_only_with_efs_csi() -> None:
     taints = default().one("NodeGroup").inputs["taints"]
     assert [taint["key"] for taint in taints] == ["efs.csi.aws.com/agent-not-ready"]
     made = aws_stack(storage={"type": "hostPath", "path": "/shared"})
     assert "taints" not in made.one("NodeGroup").inputs
     assert not made.of("Addon") or not [
-        a for a in made.of("Addon") if a.name.endswith(versions.ADDON_EFS_CSI)
+        a for a in made.of("Addon") if a.name.endswith(constants.ADDON_EFS_CSI)
     ]
 
 
-def test_nodes_take_imdsv2_with_one_hop_from_an_own_launch_template() -> None:
+def test_nodes_use_imdsv2_and_own_launch_template() -> None:
     made = default()
     template = made.one("LaunchTemplate")
     metadata = template.inputs["metadataOptions"]
@@ -29,25 +29,25 @@ def test_nodes_take_imdsv2_with_one_hop_from_an_own_launch_template() -> None:
     group = made.one("NodeGroup").inputs
     assert group["launchTemplate"]["id"] == f"{template.name}-id"
     assert group["amiType"] == "AL2023_x86_64_STANDARD"
-    assert "diskSize" not in group, "EKS refuses it beside a launch template"
-    assert "remoteAccess" not in group, "EKS refuses it beside a launch template"
+    assert "diskSize" not in group, "EKS rejects it together with a launch template"
+    assert "remoteAccess" not in group, "EKS rejects it together with a launch template"
     assert "vpcSecurityGroupIds" not in template.inputs, (
-        "own groups would drop the cluster's group from the nodes"
+        "security groups in the template would replace the cluster's group"
     )
 
 
-def test_a_nodes_number_is_the_groups_only_change_from_one_to_three() -> None:
+def test_node_count_change_updates_only_scaling() -> None:
     one = aws_stack(nodes={"desired": 1}, values={"trainers": 1}).one("NodeGroup").inputs
     three = default().one("NodeGroup").inputs
     assert {key for key in three if one.get(key) != three[key]} == {"scalingConfig"}
 
 
-def test_graviton_types_take_their_own_image() -> None:
+def test_graviton_nodes_use_arm_image() -> None:
     group = aws_stack(nodes={"instanceTypes": ["m7g.large"]}).one("NodeGroup").inputs
     assert group["amiType"] == "AL2023_ARM_64_STANDARD"
 
 
-def test_a_key_pair_and_a_placement_group_reach_the_launch_template() -> None:
+def test_key_pair_and_placement_group_are_in_launch_template() -> None:
     template = everything().one("LaunchTemplate").inputs
     assert template["keyName"] == "mine"
     assert template["placement"]["groupName"] == everything().one("PlacementGroup").name
@@ -55,10 +55,10 @@ def test_a_key_pair_and_a_placement_group_reach_the_launch_template() -> None:
     assert "keyName" not in default().one("LaunchTemplate").inputs
 
 
-def test_spot_nodes_of_one_type_only_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spot_nodes_with_one_type_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(pulumi.log, "warn", said.append)
     aws_stack(nodes={"capacity": "SPOT"})
     assert not [text for text in said if "nodes.instanceTypes" in text]
     aws_stack(nodes={"capacity": "SPOT", "instanceTypes": ["m6i.large"]})
-    assert [text for text in said if "m6i.large only" in text]
+    assert [text for text in said if "has only m6i.large" in text]

@@ -1,4 +1,4 @@
-"""Wiring of target aws, by mocks: components, names and tags of the whole stack."""
+"""Target aws with mocks: components, names and tags of the whole stack."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.problems import SettingsError
+from infra.settings_errors import SettingsError
 
-from .support import EVERYTHING, ROOT, aws_stack, everything
+from .recording_mocks import EVERYTHING, ROOT, aws_stack, everything
 
 
-def test_everything_is_made_by_component_and_nothing_beside() -> None:
+def test_all_components_are_created() -> None:
     components = {args.typ for args in everything().resources if args.typ.startswith("paddle:infra:")}
     names = [
         "Key",
@@ -37,7 +37,7 @@ def _takes_tags(token: str) -> bool:
     return hasattr(getattr(importlib.import_module(f"pulumi_aws.{module}"), kind), "tags")
 
 
-def test_every_taggable_resource_carries_the_one_tag_set() -> None:
+def test_every_taggable_resource_has_stack_tags() -> None:
     for args in everything().resources:
         if args.typ.startswith("aws:") and _takes_tags(args.typ) and "bucketObject" not in args.typ:
             assert (
@@ -52,30 +52,30 @@ def test_every_taggable_resource_carries_the_one_tag_set() -> None:
             ), args.name
 
 
-def test_an_object_carries_the_stacks_own_tags_only_since_it_takes_ten() -> None:
+def test_bucket_object_has_only_stack_tags() -> None:
     made = aws_stack(**EVERYTHING | {"tags": {f"k{n}": "v" for n in range(20)}})
     tags = made.one("BucketObjectv2").inputs["tags"]
     assert set(tags) == {"Project", "Stack", "ManagedBy", "KubernetesCluster", "Name"}
 
 
-def test_the_templates_machines_carry_the_tags_too() -> None:
+def test_launch_template_tags_instances_and_volumes() -> None:
     for specification in everything().one("LaunchTemplate").inputs["tagSpecifications"]:
         assert specification["tags"]["Stack"] == "dev"
 
 
-def test_every_name_carries_project_and_stack() -> None:
+def test_names_begin_with_project_and_stack() -> None:
     for args in everything().resources:
         if not args.typ.startswith("pulumi:"):
             assert args.name.startswith("paddle-training-dev"), args.name
 
 
-def test_a_stack_whose_buckets_name_would_be_too_long_is_refused() -> None:
+def test_stack_name_too_long_raises() -> None:
     aws_stack(name="s" * 29)
     with pytest.raises(SettingsError, match="at most 45 characters"):
         aws_stack(name="s" * 30)
 
 
-def test_a_budget_counts_what_has_the_stacks_tag_and_tells_twice() -> None:
+def test_budget_counts_stack_tag_and_has_two_alarms() -> None:
     budget = everything().one("budgets/budget:Budget").inputs
     assert budget["costFilters"] == [
         {"name": "TagKeyValue", "values": ["user:KubernetesCluster$paddle-training-dev"]}
@@ -86,7 +86,7 @@ def test_a_budget_counts_what_has_the_stacks_tag_and_tells_twice() -> None:
     }
 
 
-def test_each_of_the_programs_files_can_be_held_in_mind() -> None:
+def test_program_files_are_short() -> None:
     for path in [*Path(ROOT / "infra").glob("*.py"), ROOT / "__main__.py"]:
         lines = len(path.read_text().splitlines())
         assert lines <= (60 if path.name == "__main__.py" else 350), f"{path.name} has {lines} lines"

@@ -1,13 +1,13 @@
-"""Wiring of target aws, by mocks: the file system and who reaches it."""
+"""Target aws with mocks: the file system and its access rules."""
 
 from __future__ import annotations
 
 import pytest
 
-from .support import aws_stack, default
+from .recording_mocks import aws_stack, default
 
 
-def test_nfs_is_open_to_the_nodes_group_and_to_nobody_else() -> None:
+def test_nfs_is_open_only_to_nodes() -> None:
     made = default()
     rules = [a for a in made.of("SecurityGroupIngressRule") if "efs" in a.name]
     assert len(rules) == 1
@@ -20,19 +20,19 @@ def test_nfs_is_open_to_the_nodes_group_and_to_nobody_else() -> None:
     assert all(a.inputs["securityGroups"] == [f"{group.name}-id"] for a in made.of("MountTarget"))
 
 
-def test_each_zone_in_use_has_one_mount_target() -> None:
+def test_each_zone_has_one_mount_target() -> None:
     subnets = [args.inputs["subnetId"] for args in default().of("MountTarget")]
     assert len(subnets) == len(set(subnets)) == 2
     assert all("private" in subnet for subnet in subnets)
 
 
-def test_the_access_point_enforces_the_pods_user() -> None:
+def test_access_point_sets_user_of_pods() -> None:
     point = default().one("AccessPoint").inputs
     assert point["posixUser"] == {"uid": 10001, "gid": 10001}
     assert point["rootDirectory"]["creationInfo"]["ownerUid"] == 10001
 
 
-def test_the_file_system_is_elastic_and_backed_up() -> None:
+def test_file_system_is_elastic_with_backups() -> None:
     assert default().one("FileSystem").inputs["throughputMode"] == "elastic"
     assert default().one("BackupPolicy").inputs["backupPolicy"] == {"status": "ENABLED"}
     assert (
@@ -41,7 +41,7 @@ def test_the_file_system_is_elastic_and_backed_up() -> None:
 
 
 @pytest.mark.parametrize("protect", [True, False])
-def test_what_is_not_protected_is_emptied_and_removed(protect: bool) -> None:
+def test_unprotected_bucket_and_registry_are_emptied(protect: bool) -> None:
     made = aws_stack(storage={"protect": protect})
     assert made.one("aws:s3/bucket:Bucket").inputs["forceDestroy"] is not protect
     assert made.one("Repository").inputs["forceDelete"] is not protect

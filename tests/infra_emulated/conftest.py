@@ -1,4 +1,4 @@
-"""The program itself, copied beside a stack's own files, in front of an emulated account."""
+"""Fixtures: a copy of the program, a stack file, and an emulated account."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from infra import policies
-from tests.aws_emulator.account import Account
+from infra import iam_policies
+from testkit import program_copy
+from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.pulumi_engine import Engine
 from tests.aws_emulator.conftest import account, moto
-from tests.aws_emulator.workbench import Engine
-from tests.infra_emulated import program
 
-__all__ = ["account", "dev_stack", "moto"]  # the emulator's fixtures, for the tests of this folder
+__all__ = ["account", "dev_stack", "moto"]  # fixtures of the emulator that tests of this folder use
 
 
 @pytest.fixture
 def dev_stack(account: Account, tmp_path: Path) -> Callable[..., Engine]:
-    """Make a stack with the settings of `dev` (and `key=value` changes) in a copy of the program.
+    """Return a function that creates a stack with the settings of `dev` and `key=value` changes.
 
-    The caller may do what the deployer's policy says, and nothing else.
+    The emulated account allows only what the deployer's policy allows.
     """
-    project = program.copy(tmp_path / "project")
-    account.grant(policies.deployer())
+    project = program_copy.copy_program(tmp_path / "project")
+    account.grant(iam_policies.deployer())
 
     def make(name: str = "dev", *changes: str) -> Engine:
-        program.add_stack(project, name)
+        program_copy.add_dev_stack(project, name)
         engine = Engine(project, name, tmp_path / "home", account.folder).init()
         if changes:
             engine.config(*[f"paddle-training:{change}" for change in changes])

@@ -1,5 +1,4 @@
-"""Stack `dev` against the emulated AWS, by the real engine: what a person sees from the first preview to
-the end."""
+"""The stack `dev` with the real engine and the emulated AWS: from the first preview to an empty account."""
 
 from __future__ import annotations
 
@@ -12,12 +11,12 @@ from typing import Any
 import boto3
 import pytest
 
-from aws import smoke
-from aws.stack import read
-from tests.aws_emulator import inventory
-from tests.aws_emulator.account import Account
-from tests.aws_emulator.cloud import Cloud
-from tests.aws_emulator.workbench import REGION, Engine
+from aws import smoke_test
+from aws.stack_access import read_stack
+from testkit.aws_emulator import inventory
+from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.handler import MotoCloud
+from testkit.aws_emulator.pulumi_engine import REGION, Engine
 
 CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
 VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
@@ -25,7 +24,7 @@ KEY, REGISTRY, NAT = "aws:kms/key:Key", "aws:ecr/repository:Repository", "aws:ec
 RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 LOGS = "aws:cloudwatch/logGroup:LogGroup"
 KEPT_WITHOUT_COMPUTE = (VPC, FILES, BUCKET, KEY, REGISTRY, LOGS)
-# The engine's own overhead is a few seconds a run; a busy machine takes several times that.
+# The engine alone takes a few seconds for each run, and several times that on a busy machine.
 pytestmark = pytest.mark.timeout(2700)
 
 Make = Callable[..., Engine]
@@ -36,7 +35,7 @@ def _ids(account: Account, *kinds: str) -> set[str]:
 
 
 def _order(account: Account, operation: str, since: int = 0) -> list[str]:
-    """Short names of EKS things in the order of their calls: `cluster`, `nodes`, or the add-on's name."""
+    """Return short names of EKS resources in the order of their calls: `cluster`, `nodes`, add-ons."""
     labels = {CLUSTER: "cluster", NODES: "nodes"}
     calls = account.history()[since:]
     asked = [(kind, urn) for op, kind, urn in calls if op == operation and kind in (*labels, ADDON)]
@@ -48,7 +47,7 @@ def _before(order: list[str], first: str, *later: str) -> None:
         assert order.index(first) < order.index(name), f"{first} must come before {name}: {order}"
 
 
-def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Make, account: Account) -> None:
+def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account) -> None:
     engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1")
 
     planned = engine.preview()
@@ -63,7 +62,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     made = _ids(account, VPC, CLUSTER, FILES)
     mended = engine.up()
     assert mended.code == 0, mended.text
-    assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must go on, not begin again"
+    assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must continue, not start from scratch"
     order = _order(account, "create")
     _before(order, "cluster", "vpc-cni", "kube-proxy", "eks-pod-identity-agent")
     for addon in ("vpc-cni", "kube-proxy", "eks-pod-identity-agent"):
@@ -71,7 +70,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     _before(order, "nodes", "coredns", "aws-efs-csi-driver")
 
     again = engine.up("--refresh", "--expect-no-changes")
-    assert again.code == 0, f"neither the program nor a look at AWS may find a change:\n{again.text}"
+    assert again.code == 0, f"neither the program nor a refresh may find a change:\n{again.text}"
 
     engine.config("paddle-training:network.vpcCidr=10.9.0.0/16")
     moved = engine.preview()
@@ -104,7 +103,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     engine.config("paddle-training:compute=on")
     on = engine.up()
     assert on.code == 0, on.text
-    assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept, "the same file system must come back"
+    assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept, "the same file system must be used again"
     assert _ids(account, CLUSTER, NODES)
 
     account.fail(CLUSTER, "delete", message="ResourceInUseException: injected")
@@ -112,7 +111,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
     assert "ResourceInUseException: injected" in engine.destroy().text
     gone = engine.destroy()
     assert gone.code == 0, gone.text
-    assert inventory.left(account, REGION) == []
+    assert inventory.list_leftovers(account, REGION) == []
     order = _order(account, "delete", since=seen)
     for addon in ("coredns", "aws-efs-csi-driver"):
         _before(order, addon, "nodes")
@@ -121,7 +120,7 @@ def test_the_dev_stack_from_the_first_preview_to_an_empty_account(dev_stack: Mak
 
 
 def _cut_off(account: Account) -> None:
-    """Somebody removed the rule by which the nodes reach the file system."""
+    """Remove the rule that lets the nodes reach the file system."""
     rule = next(record for record in account.all(RULE) if "efs" in record.urn)
     group = rule.inputs["securityGroupId"]
     ec2 = _ec2(account)
@@ -130,7 +129,7 @@ def _cut_off(account: Account) -> None:
 
 
 def _rename(account: Account) -> None:
-    """Somebody changed a tag."""
+    """Change a tag."""
     _ec2(account).create_tags(Resources=[account.all(VPC)[0].id], Tags=[{"Key": "Name", "Value": "by hand"}])
 
 
@@ -140,7 +139,7 @@ def _ec2(account: Account) -> Any:
     )
 
 
-def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
+def test_two_stacks_in_one_account_and_protected_destroy(
     dev_stack: Make, account: Account, tmp_path: Path
 ) -> None:
     protected = dev_stack("dev")
@@ -155,7 +154,7 @@ def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
     gone = other.destroy()
     assert gone.code == 0, gone.text
     assert not [record.urn for record in account.all() if ":two::" in record.urn]
-    # A second clone of the same commit, with the same backend, finds nothing to do.
+    # A second clone of the same commit, with the same backend, has nothing to do.
     shutil.copytree(protected.project, tmp_path / "elsewhere" / "clone")
     second = dataclasses.replace(protected, project=tmp_path / "elsewhere" / "clone")
     untouched = second.up("--refresh", "--expect-no-changes")
@@ -166,8 +165,8 @@ def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
     assert ended.code == 0, ended.text
     retained = {line.split()[2] for line in ended.text.splitlines() if line.endswith("[retain] ")}
     for part in ("efs", "pods", "artifacts", "launcher", "key"):
-        assert f"paddle-training-dev-{part}" in retained, f"destroy must say what it keeps:\n{ended.text}"
-    # moto's tagging service knows no registries, or that one would be listed too.
+        assert f"paddle-training-dev-{part}" in retained, f"destroy must list what it keeps:\n{ended.text}"
+    # moto's tagging service does not list registries.
     names = [arn.rpartition(":")[2].rpartition("/")[2] for arn in _listed_by_tag(account)]
     key = kept["key"].rpartition("/")[2]
     group = kept["logs"].rpartition("/")[2]
@@ -181,15 +180,18 @@ def test_two_stacks_in_one_account_are_told_apart_and_what_destroy_keeps(
 
 
 def _listed_by_tag(account: Account) -> list[str]:
-    """What `python -m aws kept --stack dev` lists."""
-    return smoke.residue(read("dev"), Cloud(account, REGION).client)
+    """Return what `python -m aws kept --stack dev` lists."""
+    return smoke_test.find_leftovers(read_stack("dev"), MotoCloud(account, REGION).client)
 
 
 def _assert_tagged(account: Account) -> None:
-    """Every taggable resource carries project, stack and a name."""
+    """Check that every taggable resource, and what launch templates create, has the stack's tags."""
     tagged = [record for record in account.all() if record.outputs.get("tagsAll") is not None]
     assert len({record.type for record in tagged}) > 20
     for record in tagged:
         tags, stack = record.outputs["tagsAll"], record.urn.split("::")[0].rpartition(":")[2]
         assert (tags.get("Project"), tags.get("Stack")) == ("paddle-training", stack), f"{record.urn}: {tags}"
         assert tags.get("Name"), record.urn
+        # EKS does not pass the tags of a node group to its instances and volumes.
+        for created in record.inputs.get("tagSpecifications", ()):
+            assert created["tags"]["Stack"] == stack, record.urn

@@ -1,10 +1,10 @@
-{{/* All that is immutable in the data Job, whose name is a digest of it. */}}
+{{/* The immutable part of the data Job, whose name contains a digest of it. */}}
 {{- define "paddle-training.dataSpec" -}}
 {{- $data := .Values.data -}}
 completionMode: Indexed
 completions: {{ $data.workers | int64 }}
 parallelism: {{ $data.workers | int64 }}
-{{- /* What the launcher does not call final (a lost node, a kill) is tried again; what is done stays done. */}}
+{{- /* A failure without a final exit code (a lost node, a kill) is retried; finished parts are kept. */}}
 backoffLimitPerIndex: 3
 maxFailedIndexes: 0
 {{ include "paddle-training.podFailurePolicy" . }}

@@ -8,7 +8,7 @@
 {{- or (eq .Values.rendezvous "api") .Values.notify.events -}}
 {{- end -}}
 
-{{/* Labels that select: they never change in the life of a release. Takes (dict "root" $ "component" "training"). */}}
+{{/* Selector labels: they never change during the life of a release. Takes (dict "root" $ "component" "training"). */}}
 {{- define "paddle-training.selectorLabels" -}}
 app.kubernetes.io/name: paddle-training
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -26,7 +26,7 @@ app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
 {{- end -}}
 
-{{/* The first port behind the parameter servers' ones, unless one is given. */}}
+{{/* peerPort; by default the first port after those of the parameter servers. */}}
 {{- define "paddle-training.peerPort" -}}
 {{- if kindIs "invalid" .Values.peerPort -}}
 {{- add .Values.port .Values.portsNum .Values.portsNumSparse -}}
@@ -35,12 +35,12 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* Gradient servers: null means one a trainer. */}}
+{{/* Number of gradient servers: null means one per trainer. */}}
 {{- define "paddle-training.gradientNum" -}}
 {{- ternary .Values.trainers .Values.gradientNum (kindIs "invalid" .Values.gradientNum) | int64 -}}
 {{- end -}}
 
-{{/* Shards: null means one a trainer. */}}
+{{/* Number of shards: null means one per trainer. */}}
 {{- define "paddle-training.splitCount" -}}
 {{- ternary .Values.trainers .Values.data.splitCount (kindIs "invalid" .Values.data.splitCount) | int64 -}}
 {{- end -}}
@@ -56,7 +56,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- if gt (len $parts) 1 -}}{{ index $parts 1 }}{{- else -}}trainer_config.py{{- end -}}
 {{- end -}}
 
-{{/* A tab may be given as itself or as backslash and t; pods and digests see the latter. */}}
+{{/* The delimiter; a tab character becomes a backslash and a t in pods and digests. */}}
 {{- define "paddle-training.delimiter" -}}
 {{- .Values.data.delimiter | replace "\t" "\\t" -}}
 {{- end -}}

@@ -1,9 +1,9 @@
 {{/*
-Names and the digests in them. A Job's pod template cannot be changed, so its name carries a digest of all that is
-immutable in it: other values make another Job, the same values change nothing.
+Names, and the digests in them. A Job's pod template is immutable, so the Job's name ends in a digest of everything
+immutable in it: other values make a new Job, the same values change nothing.
 */}}
 
-{{/* Digest (sha256, hex) of what decides the data, and of nothing else: the manifest carries it. */}}
+{{/* Digest (sha256, hex) of all values that decide the data, and of nothing else. manifest.json has it too. */}}
 {{- define "paddle-training.dataDigest" -}}
 {{- $data := .Values.data -}}
 {{- dict
@@ -25,24 +25,24 @@ immutable in it: other values make another Job, the same values change nothing.
   | toJson | sha256sum -}}
 {{- end -}}
 
-{{/* Name of the training Job. The spec is parsed, so that a comment or an order of keys changes nothing. */}}
+{{/* Name of the training Job. The digest is of the parsed spec, so that comments and the order of keys do not matter. */}}
 {{- define "paddle-training.trainingJob" -}}
 {{- printf "%s-%s" .Values.jobName (include "paddle-training.trainingSpec" . | fromYaml | toJson | sha256sum | trunc 8) -}}
 {{- end -}}
 
-{{/* Name of the data Job. Its pods are told the runId too: a failed one is tried again with the training. */}}
+{{/* Name of the data Job. It depends on runId too, so that a new runId also repeats a failed data Job. */}}
 {{- define "paddle-training.dataJob" -}}
 {{- printf "%s-data-%s" .Values.jobName (include "paddle-training.dataSpec" . | fromYaml | toJson | sha256sum | trunc 8) -}}
 {{- end -}}
 
-{{/* What is the cluster's and not one training's: a file of values over it is a whole training. */}}
+{{/* The values that belong to the cluster and not to one training; with a values file over them they are complete. */}}
 {{- define "paddle-training.base" -}}
-{{- pick .Values "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "storage" "extraEnv" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "podSecurity" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
+{{- pick .Values "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "storage" "extraEnv" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
 {{- end -}}
 
-{{/* Name of volume and claim. A volume's source and a claim's volume are immutable and volumes are cluster-wide.
-     Namespace and release are in the digest as well: "a-b" + "c" and "a" + "b-c" are two releases. The size is not:
-     it limits nothing. */}}
+{{/* Name of volume and claim: a volume's source and a claim's volume are immutable, and volumes have no namespace.
+     Namespace and release are in the digest as well, because "a-b" + "c" and "a" + "b-c" are two releases. The size is
+     not, because shared file systems do not enforce it. */}}
 {{- define "paddle-training.volume" -}}
 {{- $own := dict
   "efs-csi" .Values.storage.efsCsi "nfs" .Values.storage.nfs "hostPath" .Values.storage.hostPath -}}
@@ -62,8 +62,7 @@ immutable in it: other values make another Job, the same values change nothing.
 {{- end -}}
 {{- end -}}
 
-{{/* What volume and claim state as their size. Kubernetes lets no claim of this kind be changed, so one that is there
-     keeps its own. */}}
+{{/* Size in volume and claim. It cannot be changed in an existing claim, which therefore keeps its own. */}}
 {{- define "paddle-training.size" -}}
 {{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace (include "paddle-training.volume" .) -}}
 {{- dig "spec" "resources" "requests" "storage" .Values.storage.size ($claim | default dict) -}}

@@ -1,6 +1,6 @@
-{{/* Egress that every pod has: names, its storage, and what the person added. */}}
+{{/* Egress of every pod: DNS, its storage, and the user's extraEgress. */}}
 {{- define "paddle-training.egressCommon" -}}
-# DNS servers sit at a place of each cluster's own, so the port is what limits.
+# The address of the DNS servers depends on the cluster, so only the port is restricted.
 - ports: [{port: 53, protocol: UDP}, {port: 53, protocol: TCP}]
 {{- if has .Values.storage.type (list "efs-csi" "nfs") }}
 - to: {{- include "paddle-training.blocks" .Values.networkPolicy.storageCidrs | trim | nindent 4 }}
@@ -11,7 +11,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Egress that a source or an export needs. Takes (dict "root" $ "url" <the source or the target>). */}}
+{{/* Egress for a source or an export. Takes (dict "root" $ "url" <the source or the target>). */}}
 {{- define "paddle-training.egressUrl" -}}
 {{- if regexMatch "^(https?|s3)://" .url }}
 - to: {{- include "paddle-training.blocks" .root.Values.networkPolicy.sourceCidrs | trim | nindent 4 }}
@@ -22,13 +22,13 @@
     {{- end }}
 {{- end }}
 {{- if hasPrefix "s3://" .url }}
-# The node's pod identity agent, which hands out the role's credentials.
+# The node's pod identity agent, which returns the credentials of the pods' role.
 - to: [{ipBlock: {cidr: 169.254.170.23/32}}]
   ports: [{port: 80, protocol: TCP}]
 {{- end }}
 {{- end -}}
 
-{{/* CIDRs as peers of a rule, never with the node's metadata service, which would hand out the node's role. */}}
+{{/* CIDRs as peers of a rule, without the node's metadata service, which returns the credentials of the node's role. */}}
 {{- define "paddle-training.blocks" -}}
 {{- range . }}
 - ipBlock:

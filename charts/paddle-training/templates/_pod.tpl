@@ -1,4 +1,4 @@
-{{/* What every pod is told. */}}
+{{/* Environment of every pod. */}}
 {{- define "paddle-training.commonEnv" -}}
 - name: JOB_NAME
   value: {{ .Values.jobName | quote }}
@@ -20,12 +20,12 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: PADDLE_LAUNCHER_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-# The Job's name and uid, as Kubernetes writes them on its pods.
+# Name and uid of the Job, from labels that Kubernetes sets on its pods.
 - name: PADDLE_LAUNCHER_K8S_JOB
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
 - name: PADDLE_LAUNCHER_K8S_JOB_UID
   valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
-# Libraries keep small files at home, and the pods' user has none in the image.
+# Some libraries write small files to HOME, and the pods' user has no home folder in the image.
 - name: HOME
   value: /tmp
 {{- with .Values.extraEnv }}
@@ -43,17 +43,17 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* What both pods' specs have in common. */}}
+{{/* Common part of the specs of data and training pods. */}}
 {{- define "paddle-training.podCommon" -}}
 restartPolicy: Never
 serviceAccountName: {{ include "paddle-training.serviceAccount" . }}
-# Services of a namespace would otherwise appear as PADDLE_…_PORT variables, which Paddle reads.
+# Without this, Services of the namespace become PADDLE_…_PORT variables, which Paddle reads.
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .Values.podSecurity.runAsUser | int64 }}
-  runAsGroup: {{ .Values.podSecurity.runAsGroup | int64 }}
-  fsGroup: {{ .Values.podSecurity.fsGroup | int64 }}
+  runAsUser: {{ .Values.securityContext.runAsUser | int64 }}
+  runAsGroup: {{ .Values.securityContext.runAsGroup | int64 }}
+  fsGroup: {{ .Values.securityContext.fsGroup | int64 }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.imagePullSecrets }}
@@ -67,20 +67,20 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* What all containers have in common. Takes (dict "root" $ "command" "train"). */}}
+{{/* Common part of all containers. Takes (dict "root" $ "command" "train"). */}}
 {{- define "paddle-training.containerCommon" -}}
 image: {{ .root.Values.image | quote }}
 imagePullPolicy: {{ .root.Values.imagePullPolicy }}
 command: ["python", "-m", "launcher", {{ .command | quote }}]
-# The launcher writes the cause of an end itself; should it be killed, the log's last lines stand for it.
+# The launcher writes the termination message itself; if it is killed, Kubernetes uses the last log lines.
 terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   allowPrivilegeEscalation: false
   capabilities: {drop: [ALL]}
-  readOnlyRootFilesystem: {{ .root.Values.podSecurity.readOnlyRootFilesystem }}
+  readOnlyRootFilesystem: {{ .root.Values.securityContext.readOnlyRootFilesystem }}
 {{- end -}}
 
-{{/* Volumes of a pod: the shared storage, scratch folders, a person's own. */}}
+{{/* Volumes of a pod: the shared storage, scratch folders, and extraVolumes. */}}
 {{- define "paddle-training.volumes" -}}
 - name: jobpath
   persistentVolumeClaim: {claimName: {{ include "paddle-training.claim" . | quote }}}
@@ -91,7 +91,7 @@ securityContext:
 {{- end }}
 {{- end -}}
 
-{{/* Where they are mounted. */}}
+{{/* Mounts of these volumes. */}}
 {{- define "paddle-training.mounts" -}}
 - {name: jobpath, mountPath: {{ .Values.jobPath | quote }}}
 - {name: tmp, mountPath: /tmp}
@@ -105,9 +105,9 @@ securityContext:
 resources: {{- toYaml . | nindent 2 }}
 {{- end -}}
 
-{{/* What an end of a pod means (the launcher's exit codes: docs/contracts.md). The first rule that fits counts. A
-     disruption comes before the final codes: an evicted pod may end with one only because of its node (a full disk),
-     and where it is final for the run, the replacement or the other ranks end with it too. */}}
+{{/* How the Job treats a failed pod, by the launcher's exit code (docs/reference/exit-codes.md). The first matching rule
+     applies. The rule for disruptions comes first: an evicted pod may exit with a final code only because of its node
+     (a full disk). If the failure is final for the run, its replacement or the other ranks exit with the code too. */}}
 {{- define "paddle-training.podFailurePolicy" -}}
 podFailurePolicy:
   rules:
@@ -115,7 +115,7 @@ podFailurePolicy:
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
     - action: FailJob
       onExitCodes: {operator: In, values: [64, 65, 70, 75]}
-    # A twin that gave way, and a pod that was told to stop: neither says anything about the run.
+    # 69: a second pod of a rank that gave way. 143: a pod stopped by SIGTERM. Neither is a failure of the run.
     - action: Ignore
       onExitCodes: {operator: In, values: [69, 143]}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* What a training pod is told besides. */}}
+{{/* Environment of a training pod, in addition to commonEnv. */}}
 {{- define "paddle-training.trainingEnv" -}}
 {{- $v := .Values -}}
 {{- range $name, $value := dict
@@ -12,7 +12,7 @@
   "TRAINER_COUNT" (int64 $v.trainerCount)
   "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
   "PADDLE_LAUNCHER_SERVICE" .Release.Name
-  "PADDLE_LAUNCHER_FRESH" $v.fresh
+  "PADDLE_LAUNCHER_START_FROM_SCRATCH" $v.startFromScratch
   "PADDLE_LAUNCHER_PROGRAM_SHA256" $v.training.programSha256
   "PADDLE_LAUNCHER_RUNTIME" $v.runtime
   "PADDLE_LAUNCHER_RENDEZVOUS" $v.rendezvous
@@ -24,11 +24,11 @@
   "PADDLE_LAUNCHER_LOG_PERIOD" (int64 $v.training.logPeriod)
   "PADDLE_LAUNCHER_DOT_PERIOD" (int64 $v.training.dotPeriod)
   "PADDLE_LAUNCHER_SAVING_PERIOD" (int64 $v.training.savingPeriod)
-  "PADDLE_LAUNCHER_SAVE_EVERY_BATCHES" (int64 ($v.training.saveEvery.batches | default 0))
-  "PADDLE_LAUNCHER_SAVE_EVERY_MINUTES" ($v.training.saveEvery.minutes | default 0)
-  "PADDLE_LAUNCHER_KEEP_SAVES" (int64 $v.training.keepSaves)
-  "PADDLE_LAUNCHER_INIT_FROM" $v.training.initFrom
-  "PADDLE_LAUNCHER_STALL_SECONDS" (int64 $v.training.stallSeconds)
+  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES" (int64 ($v.training.checkpointEvery.batches | default 0))
+  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES" ($v.training.checkpointEvery.minutes | default 0)
+  "PADDLE_LAUNCHER_KEEP_CHECKPOINTS" (int64 $v.training.keepCheckpoints)
+  "PADDLE_LAUNCHER_INIT_MODEL_PATH" $v.training.initModelPath
+  "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS" (int64 $v.training.progressDeadlineSeconds)
   "PADDLE_LAUNCHER_EXTRA_ARGS" (toJson $v.training.extraArgs)
   "PADDLE_LAUNCHER_RESTARTS" (int64 $v.training.restarts)
   "PADDLE_LAUNCHER_EXPORT_TO" $v.training.exportTo
@@ -38,9 +38,9 @@
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
-{{- /* Only where they are set: a variable more is another Job. */}}
+{{- /* Set only when used: an additional variable would rename every Job. */}}
 {{- range $name, $value := dict
-  "PADDLE_LAUNCHER_DELTA_SAVES" (int64 $v.training.deltaSaves)
+  "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS" (int64 $v.training.incrementalCheckpoints)
   "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest
   "PADDLE_LAUNCHER_PATIENCE" (int64 $v.training.patience) }}
 {{- with $value }}
@@ -58,7 +58,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Ports of a training pod: dense, sparse, the launchers' own. */}}
+{{/* Ports of a training pod: dense, sparse, and peerPort. */}}
 {{- define "paddle-training.ports" -}}
 {{- $root := . -}}
 {{- range $i := until (int .Values.portsNum) }}
@@ -73,8 +73,8 @@
 - {name: peers, containerPort: {{ $port }}, protocol: TCP{{ if .Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
 {{- end -}}
 
-{{/* Taints that a training pod bears: a person's own, and a lost node for 30 s only (300 s is Kubernetes' default),
-     unless a person says how long. As Kubernetes itself does, a toleration without a key or an effect counts for all. */}}
+{{/* Tolerations of a training pod: the user's, and 30 s for a lost node (Kubernetes' default is 300 s) unless the user
+     sets one for it. As in Kubernetes, a toleration without a key or an effect matches all of them. */}}
 {{- define "paddle-training.trainingTolerations" -}}
 {{- $all := .Values.scheduling.tolerations -}}
 {{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
@@ -93,7 +93,7 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Where training pods go. They spread over nodes as far as there are any; host ports alone keep them apart for sure. */}}
+{{/* Placement of training pods: they prefer different nodes; only host ports require it. */}}
 {{- define "paddle-training.placement" -}}
 {{- with .Values.scheduling.affinity }}
 affinity: {{- toYaml . | nindent 2 }}

@@ -1,9 +1,9 @@
 {{/*
-All that is immutable in the training Job, whose name is a digest of it.
-A lost pod comes back (backoffLimitPerIndex), but only once the old one has ended: two pods of one rank would both
-write. One index that fails for good fails the Job: a gang cannot go on without a member. The launcher counts the
-restarts (docs/adr/0004); Kubernetes' own count cannot know what a save is, so it is ten times as high, and bounds only
-pods that never get as far as to be counted.
+The immutable part of the training Job, whose name contains a digest of it.
+A lost pod is replaced (backoffLimitPerIndex), but only after the old one has terminated: two pods of one rank would both
+write. One index that fails for good fails the Job, because the gang cannot train without it. The launcher counts the
+restarts (docs/adr/0004). Kubernetes' own count does not know about checkpoints, so its limit is ten times as high and
+only bounds pods that fail before the launcher can count them.
 */}}
 {{- define "paddle-training.trainingSpec" -}}
 completionMode: Indexed
@@ -39,7 +39,7 @@ template:
         env: *env
         ports:
           {{- include "paddle-training.ports" . | trim | nindent 10 }}
-        # A frozen launcher cannot end its own children, so the kubelet must.
+        # A frozen launcher cannot stop its own processes, so the kubelet restarts the pod.
         livenessProbe:
           httpGet: {path: /healthz, port: peers}
           initialDelaySeconds: 20

@@ -1,1 +1,1 @@
-"""A person's commands: their options and what they print. What they do is in the modules beside."""
+"""One module for each command that users type, with its options and what only this command does."""

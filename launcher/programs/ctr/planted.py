@@ -1,20 +1,19 @@
-"""Rows in Criteo's shape whose clicks come from a known model, so that the best possible scores are known.
+"""Generate rows like Criteo's whose clicks come from a known model, so the best possible scores are known.
 
     python -m launcher.programs.ctr.planted make FILE --rows 1000000 --day 0
     python -m launcher.programs.ctr.planted limit FILE
 
-The chance of a click is a function of the row alone, its categories and counts: `limit` reads the rows of any
-such file (a test set that was held out) and says what the planted model itself scores on them. Nothing that
-learns from the rows can do better but by luck.
+The probability of a click depends only on the row's categories and counts. `limit` reads the rows of such a
+file (for example a held-out test set) and prints the scores of the known model itself. A trained model can
+exceed them only by luck.
 
-How hard this is was chosen so that DeepFM comes within 0.005 of the limit's AUC with a million rows. It says
-nothing about how hard real rows are, and most of it a logistic regression learns as well.
+The difficulty was chosen so that DeepFM comes within 0.005 of the limit's AUC after a million rows. It says
+nothing about how difficult real rows are. A logistic regression learns most of it as well.
 
-A column's values are drawn by a power law; the frequent ones have the largest effects, and a few pairs of
-columns have effects together, columns whose frequent values meet often. A value lives for four days: every
-day a quarter of them is replaced by values that nobody has seen, so that a model of yesterday is worse today.
-All is made by hashing the seed, the day and the row's number: the same rows come on every machine, and any
-part of them by itself.
+The values of a column follow a power law. Frequent values have the largest effects, and a few pairs of
+columns have a joint effect. A value exists for four days: every day a quarter of all values is replaced by
+new ones, so yesterday's model is worse today. Everything is computed by hashing seed, day and row number:
+every machine generates the same rows, and any part of them can be generated alone.
 """
 
 import argparse
@@ -27,28 +26,28 @@ import numpy as np
 
 SIZES = (1000, 500, 10_000, 5000, 300, 20, 2000, 600, 3, 3000, 1000, 8000, 1000)
 SIZES += (25, 2000, 4000, 10, 1000, 800, 4, 6000, 18, 15, 3000, 100, 2000)
-"""Values of each category column that are in use on one day."""
+"""Number of values that each category column has on one day."""
 COUNTS = 13
-POWER = 1.1  # the value of rank r comes about r**-POWER as often as the first one
-LIFE = 4  # days of a value
-EFFECT, FREQUENT = 0.6, 5  # standard deviation of the first value's effect; the rank that has half of it
+POWER = 1.1  # the value of rank r occurs about r**-POWER times as often as the first one
+LIFE = 4  # days for which a value exists
+EFFECT, FREQUENT = 0.6, 5  # standard deviation of the first value's effect; rank FREQUENT has half of it
 PAIRS, TOGETHER = ((4, 8), (5, 22), (13, 16), (19, 24)), 0.25
 SLOPES = np.linspace(-0.2, 0.2, COUNTS)
 BASE = -1.6
-EMPTY = 0.05  # of the counts, and of the categories with more than FEW values
+EMPTY = 0.05  # share of empty counts, and of empty categories with more than FEW values
 FEW = 1000
 CHUNK = 100_000
-# What the hash of a row decides, each from its number on, and what that of a value does.
+# Numbers of the random draws of a row, and of a value (WEIGHT, SIGN). VALUE + column is one draw, and so on.
 VALUE, NO_VALUE, COUNT, NO_COUNT, CLICK = 0, 100, 200, 300, 400
 WEIGHT, SIGN = 500, 600
 
-# A value's number (its rank and generation) and its 8 hexadecimal digits are each other's scrambling.
+# Multiplying a value's number (rank and generation) by ODD gives its 8 hexadecimal digits; BACK inverts that.
 ODD, BACK = np.uint64(0x9E3779B1), np.uint64(pow(0x9E3779B1, -1, 1 << 32))
 LOW = np.uint64(0xFFFFFFFF)
 
 
 def mix(numbers: np.ndarray) -> np.ndarray:
-    """64 bits that look like chance, for each 64-bit number (splitmix64's last step)."""
+    """Return 64 pseudo-random bits for each 64-bit number (the last step of the generator splitmix64)."""
     x = np.asarray(numbers, np.uint64)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -56,29 +55,29 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def chance(keys: np.ndarray, what: int) -> np.ndarray:
-    """Numbers in 0..1 that `keys` and `what` decide."""
+    """Return a pseudo-random number from 0 to 1 for each key; `what` is the number of the draw."""
     return (mix(mix(keys) + mix([what + 1])) >> np.uint64(11)) * 2.0**-53
 
 
 def bell(keys: np.ndarray, what: int) -> np.ndarray:
-    """Numbers around 0 with standard deviation 1: what two dice show."""
+    """Return a pseudo-random number for each key, with mean 0 and standard deviation 1 (triangular)."""
     return (chance(keys, what) + chance(keys, what + 1) - 1) * np.sqrt(6)
 
 
 def salt(column: int) -> np.ndarray:
-    """What makes the same value another one in another column."""
+    """Return 64 bits that differ by column, so that the same value has other effects in each column."""
     return mix([column + 1]) & LOW
 
 
 def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
-    """Each row's value of a column as its 32-bit number; -1 for empty."""
+    """Return each row's value of a category column as a 32-bit number; -1 for empty."""
     size = SIZES[column]
     most = (size + 1) ** (1 - POWER) - 1
     rank = (most * chance(rows, VALUE + column) + 1) ** (1 / (1 - POWER)) - 1
     rank = np.minimum(rank.astype(np.uint64), np.uint64(size - 1))
     age = np.uint64(day) + mix(rank + np.uint64(1 + column << 32)) % np.uint64(
         LIFE
-    )  # a quarter was born today
+    )  # a quarter of the values is new today
     number = rank + np.uint64(size) * (age // np.uint64(LIFE))
     digits = (number * ODD & LOW ^ salt(column)).astype(np.int64)
     if size <= FEW:
@@ -87,13 +86,18 @@ def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
 
 
 def counts(rows: np.ndarray, column: int) -> np.ndarray:
-    """Each row's count of a column; -1 for empty."""
+    """Return each row's value of a count column; -1 for empty."""
     found = np.floor(np.exp(1.5 * bell(rows, COUNT + 2 * column) + column % 5))
     return np.where(chance(rows, NO_COUNT + column) < EMPTY, -1, found).astype(np.int64)
 
 
 def probability(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """The planted model. `ids`: [rows, 26] and `numbers`: [rows, 13], both with -1 for empty."""
+    """Return each row's probability of a click, by the known model.
+
+    Args:
+        ids: categories, [rows, 26]; -1 for empty.
+        numbers: counts, [rows, 13]; -1 for empty.
+    """
     score = BASE + np.log1p(np.maximum(numbers, 0)) @ SLOPES
     signs = {}
     for column, size in enumerate(SIZES):
@@ -110,7 +114,7 @@ def probability(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def rows(first: int, count: int, day: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Clicks [count], ids [count, 26] and counts [count, 13] of the rows from `first` on, of one day."""
+    """Return clicks [count], categories [count, 26] and counts [count, 13] of rows from `first` on."""
     keys = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(seed) << np.uint64(48))
     keys += np.uint64(day) << np.uint64(36)
     ids = np.stack([categories(keys, column, day) for column in range(len(SIZES))], axis=1)
@@ -119,7 +123,7 @@ def rows(first: int, count: int, day: int, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def text(clicks: np.ndarray, ids: np.ndarray, numbers: np.ndarray) -> str:
-    """The rows as lines of Criteo's files."""
+    """Return the rows as lines of Criteo's file format."""
     columns = [np.where(clicks, "1", "0").tolist()]
     for numbers_of_one, form in ((numbers, "{}"), (ids, "{:08x}")):
         for column in numbers_of_one.T:
@@ -130,7 +134,7 @@ def text(clicks: np.ndarray, ids: np.ndarray, numbers: np.ndarray) -> str:
 
 
 def make(file: Path, count: int, day: int = 0, seed: int = 0) -> None:
-    """Writes `count` rows of a day; the file has its name once it is whole."""
+    """Write `count` rows of a day. The file gets its name when it is complete."""
     draft = file.with_name(f".{file.name}.tmp")
     with draft.open("w", encoding="ascii", newline="\n") as out:
         for first in range(0, count, CHUNK):
@@ -139,7 +143,7 @@ def make(file: Path, count: int, day: int = 0, seed: int = 0) -> None:
 
 
 def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Clicks, ids and counts of a file, some rows at a time."""
+    """Yield clicks, categories and counts of a file, CHUNK rows at a time."""
     with file.open(encoding="ascii") as lines:
         while part := [line.rstrip("\n").split("\t") for _, line in zip(range(CHUNK), lines, strict=False)]:
             clicks = np.array([row[0] == "1" for row in part])
@@ -149,7 +153,7 @@ def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The planted model's own predictions for the rows of a file, and their clicks: [rows, 1] each."""
+    """Return the known model's predictions for the rows of a file, and their clicks: [rows, 1] each."""
     clicks, chances = [], []
     for clicked, ids, numbers in read(file):
         clicks.append(clicked)
@@ -158,7 +162,7 @@ def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line in the module's docstring."""
+    """Run the command line that the module's docstring shows. Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m launcher.programs.ctr.planted", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="write a file of rows")

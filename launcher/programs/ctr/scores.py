@@ -1,24 +1,33 @@
-"""How good predicted chances of a click are."""
+"""Scores of predicted click probabilities."""
 
 import numpy as np
 
-CLIPPED = 1e-7  # a chance of 0 or 1 would cost infinitely much when it is wrong
+CLIPPED = 1e-7  # the log loss of a wrong probability of 0 or 1 is infinite
 
 
 def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """auc, log_loss, and calibration: predicted clicks by true ones. Of any shapes with as many numbers."""
-    chance = prediction.reshape(-1).astype(np.float64)
+    """Return `auc`, `log_loss` and `calibration` (predicted clicks divided by true clicks).
+
+    Args:
+        prediction: probability of a click for each row, [rows, 1] or [rows].
+        label: 1 for a click, 0 otherwise, for each row.
+    """
+    probability = prediction.reshape(-1).astype(np.float64)
     clicked = label.reshape(-1) > 0.5
-    sure = np.clip(chance, CLIPPED, 1 - CLIPPED)
+    clipped = np.clip(probability, CLIPPED, 1 - CLIPPED)
     return {
-        "auc": auc(chance, clicked),
-        "log_loss": float(-np.mean(np.where(clicked, np.log(sure), np.log1p(-sure)))),
-        "calibration": float(np.mean(chance) / np.mean(clicked)),
+        "auc": auc(probability, clicked),
+        "log_loss": float(-np.mean(np.where(clicked, np.log(clipped), np.log1p(-clipped)))),
+        "calibration": float(np.mean(probability) / np.mean(clicked)),
     }
 
 
 def auc(score: np.ndarray, clicked: np.ndarray) -> float:
-    """How often a clicked row is scored above another one (the area under the ROC curve); a tie is half."""
+    """Return the area under the ROC curve.
+
+    That is the share of pairs of a clicked and another row in which the clicked row has the higher score; a
+    tie counts half.
+    """
     _, place, times = np.unique(score, return_inverse=True, return_counts=True)
     rank = np.cumsum(times) - (times - 1) / 2
     yes, no = int(clicked.sum()), int((~clicked).sum())

@@ -1,7 +1,7 @@
-"""Will an advertisement be clicked? DeepFM, or wide & deep, on rows as Criteo publishes them.
+"""Predict whether an advertisement is clicked, with DeepFM or wide & deep, from Criteo's public files.
 
-A row is a label (1: clicked), 13 counts and 26 categories of 8 hexadecimal digits, tab separated; any of them
-may be empty. Every category has a weight and a vector, in one table of any size.
+A row is a label (1: clicked), 13 counts and 26 categories of 8 hexadecimal digits, separated by tabs. Counts
+and categories may be empty. Every value of a category has a weight and a vector in one embedding table.
 """
 
 import math
@@ -10,38 +10,40 @@ import numpy as np
 import paddle
 from scores import metrics  # noqa: F401
 
-from launcher.worker.interface import Ids, Job, Real, hash64
+from launcher.program import Ids, Job, Real, hash64
 
 COUNTS = tuple(f"I{number}" for number in range(1, 14))
 CATEGORIES = tuple(f"C{number}" for number in range(1, 27))
 COLUMNS = ("label", *COUNTS, *CATEGORIES)
 LABEL = "label"
-BLANK = {"label": "0"}  # any that parses: what is to be predicted has none
+BLANK = {"label": "0"}  # stands for the unknown label of a row to predict
 MODELS = ("deepfm", "wide_deep")
 OPTIONS = {
     "model": "deepfm",
     "width": 16,
     "hidden": "64,32",
     "learning_rate": 0.0003,
-    # Of weights and vectors. With an epsilon as large as gradients are, a rare id takes steps as small as its
-    # gradient and learns little noise. Pushes that come very late still make it diverge.
+    # Adam of the embedding table. An epsilon as large as the gradients makes the steps of a rare id as small
+    # as its gradient, so it learns less noise. Training still diverges when gradients arrive very late.
     "table_rate": 0.01,
     "table_epsilon": 0.01,
     "spread": 0.03,
 }
-LARGEST = 1e15  # a count above it is a mistake
+LARGEST = 1e15  # a larger count is an error in the data
 SLOTS = tuple((column, number << 40) for number, column in enumerate(CATEGORIES, 1))
 
 
 def inputs(job: Job) -> dict:
+    """Return the inputs: an id per category, the counts, and the label."""
     return {"ids": Ids(len(CATEGORIES)), "counts": Real(len(COUNTS)), "label": Real()}
 
 
 def parse(row: dict, job: Job) -> dict:
+    """Return the inputs of one row."""
     if row["label"] not in ("0", "1"):
         raise ValueError(f"column label is {row['label']!r}, but must be 0 or 1")
     return {
-        # The column is in the id, so that one value in two columns is two ids. Empty is a value like others.
+        # Each id contains its column, so the same text in two columns has two ids. Empty is a value, too.
         "ids": [slot + _number(row[column]) for column, slot in SLOTS],
         "counts": [_log(column, row[column]) for column in COUNTS],
         "label": float(row["label"]),
@@ -49,7 +51,7 @@ def parse(row: dict, job: Job) -> dict:
 
 
 def _number(text: str) -> int:
-    """0 for empty, a number below 2**40 for a value: that of its digits, or a hash of any other text."""
+    """Return 0 for an empty text, else a number below 2**40: the hexadecimal digits, or a hash."""
     if not text:
         return 0
     if len(text) == 8 and text.isalnum():
@@ -61,7 +63,7 @@ def _number(text: str) -> int:
 
 
 def _log(column: str, text: str) -> float:
-    """Counts grow over orders of magnitude. Empty, and the few below 0, are as 0."""
+    """Return log(1 + count), since counts cover orders of magnitude; 0 for empty and negative counts."""
     try:
         value = float(text or 0)
     except ValueError:
@@ -72,25 +74,31 @@ def _log(column: str, text: str) -> float:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """A model that sees one class only learns nothing, and has no AUC."""
+    """Reject data of one class: the model would learn nothing, and there is no AUC."""
     if labels.min() == labels.max():
         raise ValueError(
             f"column label: all {len(labels)} rows have {labels[0, 0]:g}, but clicks and others are needed "
-            "to learn from. See whether the first column is the label"
+            "to learn from. Fix: check that the first column is the label"
         )
 
 
 def network(data, job):
+    """Return the probability of a click, float32 [batch, 1], and the loss."""
     model, width = job.options["model"], job.options["width"]
     if model not in MODELS:
         raise ValueError(f"--model={model}, but it must be one of {', '.join(MODELS)}")
     if width < 2:
         raise ValueError(f"--width={width}, but it must be at least 2: a weight and a vector")
-    # Little momentum: what several trainers push is late already.
-    own = paddle.optimizer.Adam(job.options["table_rate"], beta1=0.5, epsilon=job.options["table_epsilon"])
-    rows = job.embedding(data["ids"], width, "category", spread=job.options["spread"], optimizer=own)
-    # A row's first number is its weight, the others are its vector. Apart only when they are summed: to split
-    # all rows, forth and back, took a fifth of a step. So the deep part sees the weights, too.
+    # Little momentum (beta1), since the gradients of several trainers arrive late anyway.
+    table_optimizer = paddle.optimizer.Adam(
+        job.options["table_rate"], beta1=0.5, epsilon=job.options["table_epsilon"]
+    )
+    rows = job.embedding(
+        data["ids"], width, "category", spread=job.options["spread"], optimizer=table_optimizer
+    )
+    # The first number of an embedding row is the weight, the others are the vector. They are separated only
+    # after summing: splitting each row, forward and backward, took a fifth of a step. So the deep part gets
+    # the weights, too.
     total = paddle.sum(rows, axis=1)
     score = total[:, :1] + paddle.static.nn.fc(data["counts"], 1, name="wide")
     if model == "deepfm":  # the sum of the products of all pairs of vectors
@@ -105,8 +113,10 @@ def network(data, job):
 
 
 def optimizer(job):
+    """Return the optimizer of all parameters but the embedding table's."""
     return paddle.optimizer.Adam(job.options["learning_rate"])
 
 
 def describe(prediction: np.ndarray) -> str:
+    """Return one row's prediction in words."""
     return f"clicked with a chance of {prediction[0]:.1%}"

@@ -1,23 +1,25 @@
-"""What both quick_start programs share: a short text and its sentiment become word numbers and 0 or 1."""
+"""Shared by both quick_start programs: turn a short text and its sentiment into word ids and a label."""
 
 import re
 
 import numpy as np
 
-from launcher.worker.interface import Ids, Job, Real, bucket
+from launcher.program import Ids, Job, Real, bucket
 
 COLUMNS = ("sentiment", "text")
-BLANK = {"sentiment": "positive"}  # any that parses: a text to predict has none
+BLANK = {"sentiment": "positive"}  # stands for the unknown sentiment of a text to predict
 SENTIMENTS = {"negative": 0.0, "positive": 1.0, "0": 0.0, "1": 1.0}
-SKIPPED = {"neutral"}  # two classes are told apart; the corpus has a third that is in between
+SKIPPED = {"neutral"}  # the corpus has this third class, which lies between the two that are learned
 WORD = re.compile(r"[#@]?\w+(?:'\w+)?")
 
 
 def inputs(job: Job) -> dict:
+    """Return the inputs: up to `--words` word ids, and the label 0 or 1."""
     return {"words": Ids(job.options["words"], cut=True), "label": Real()}
 
 
 def parse(row: dict, job: Job) -> dict | None:
+    """Return the inputs of one row; None skips a neutral text."""
     sentiment = row["sentiment"].strip().lower()
     if sentiment in SKIPPED:
         return None
@@ -29,24 +31,23 @@ def parse(row: dict, job: Job) -> dict | None:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """A classifier that sees one class only learns nothing, and its error would look perfect."""
+    """Reject data of one class: the model would learn nothing, and its error would look perfect."""
     if labels.min() == labels.max():
         name = next(word for word, value in SENTIMENTS.items() if value == labels[0, 0])
         raise ValueError(
-            f"column sentiment: all {len(labels)} rows are {name}, but two classes are needed to learn from. "
-            "See whether data.columns names the right columns and the source has both classes"
+            f"column sentiment: all {len(labels)} rows are {name}, but both classes are needed. Fix: check "
+            "that data.columns selects the right columns and that the source has both classes"
         )
 
 
 def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """error: the share of texts on the wrong side of one half."""
+    """Return `error`: the share of texts whose predicted class is wrong."""
     return {"error": float(np.mean((prediction > 0.5) != (label > 0.5)))}
 
 
 def describe(prediction: np.ndarray) -> str:
-    chance = float(prediction[0])
-    return (
-        f"positive with a chance of {chance:.1%}"
-        if chance > 0.5
-        else f"negative with a chance of {1 - chance:.1%}"
-    )
+    """Return one row's prediction in words."""
+    probability = float(prediction[0])
+    if probability > 0.5:
+        return f"positive with a chance of {probability:.1%}"
+    return f"negative with a chance of {1 - probability:.1%}"

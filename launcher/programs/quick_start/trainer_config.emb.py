@@ -1,4 +1,4 @@
-"""Sentiment of short texts: the mean of learnt word vectors, and one hidden layer."""
+"""Sentiment of short texts by word vectors: their mean goes through one hidden layer."""
 
 import paddle
 from texts import BLANK, COLUMNS, check_labels, describe, inputs, metrics, parse  # noqa: F401
@@ -8,6 +8,7 @@ OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_r
 
 
 def network(data, job):
+    """Return the probability of a positive text, float32 [batch, 1], and the loss."""
     words, label = data["words"], data["label"]
     rows, width = job.options["buckets"], job.options["width"]
     mean = job.embedding(words, width, "word_vector", rows=rows, spread=0.05, pool="mean")
@@ -18,4 +19,5 @@ def network(data, job):
 
 
 def optimizer(job):
+    """Return the optimizer of all parameters."""
     return paddle.optimizer.Adam(job.options["learning_rate"])

@@ -1,25 +1,28 @@
-"""What a user will rate a film: a factorization machine over user, film and their attributes.
+"""Predict which rating a user gives a film, by a factorization machine over user, film and their attributes.
 
-Each feature (a user, a film, an age group, an occupation, a genre, …) has a weight and a vector; a rating is
-the mean rating, plus the weights, plus the products of all pairs of vectors. Data: MovieLens-100k as RecBole
-packs it, columns user_id, item_id, rating; the tables ml-100k.user and ml-100k.item.
+Each feature (a user, a film, an age group, an occupation, a genre, …) has a weight and a vector. A predicted
+rating is the mean rating, plus the weights, plus the products of all pairs of vectors. The data are
+MovieLens-100k as packed by RecBole: columns user_id, item_id, rating; side tables ml-100k.user, ml-100k.item.
 """
 
 import numpy as np
 import paddle
 
-from launcher.worker.interface import Ids, Job, Real, real_number
+from launcher.program import Ids, Job, Real, real_number
 
 COLUMNS = ("user_id", "item_id", "rating")
 LABEL = "rating"
-BLANK = {"rating": "3"}  # any that parses: a film not yet rated has none
+BLANK = {"rating": "3"}  # stands for the unknown rating of a film to predict
 TABLES = ("ml-100k.user", "ml-100k.item")
 LOWEST, HIGHEST = 1, 5
 OPTIONS = {"factors": 8, "features": 14, "learning_rate": 0.005, "penalty": 0.02, "mean": 3.53}
 
 
 def prepare(job: Job) -> dict:
-    """Numbers for all features, from the side tables alone, so that every rank counts alike. 0 fills up."""
+    """Return the feature ids of each user and each film, from 1 on; 0 is padding.
+
+    Only the side tables are used, not the shard, so every rank gets the same ids.
+    """
     number: dict[str, int] = {}
 
     def feature(name: str) -> int:
@@ -45,15 +48,18 @@ def prepare(job: Job) -> dict:
 
 
 def _table(path):
+    """Return the rows of a side table, each a list of texts."""
     lines = path.read_text("utf-8").splitlines()
-    return [line.split("\t") for line in lines[1:]]  # the first line names the columns
+    return [line.split("\t") for line in lines[1:]]  # the first line has the column names
 
 
 def inputs(job: Job) -> dict:
+    """Return the inputs: the feature ids of user and film, and the rating."""
     return {"features": Ids(job.options["features"]), "rating": Real()}
 
 
 def parse(row: dict, job: Job) -> dict:
+    """Return the inputs of one row."""
     for column, known, table in (
         ("user_id", job.side["users"], TABLES[0]),
         ("item_id", job.side["films"], TABLES[1]),
@@ -68,6 +74,7 @@ def parse(row: dict, job: Job) -> dict:
 
 
 def network(data, job):
+    """Return the predicted rating, float32 [batch, 1], and the loss."""
     features, rating = data["features"], data["rating"]
     table = job.embedding(features, 1 + job.options["factors"], "feature", rows=job.side["rows"], spread=0.02)
     weights = paddle.slice(table, axes=[2], starts=[0], ends=[1])
@@ -79,7 +86,8 @@ def network(data, job):
     bias = paddle.static.create_parameter(
         [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
     )
-    # A tenth: every batch of every trainer moves the one bias, and asynchronously it would swing.
+    # Every batch of every trainer updates the one bias. With asynchronous updates it would oscillate, so the
+    # factor 0.1 slows it down.
     guess = paddle.unsqueeze(linear + pairs, 1) + job.options["mean"] + 0.1 * bias
     loss = paddle.mean(paddle.square(guess - rating))
     if job.options["penalty"]:
@@ -88,13 +96,15 @@ def network(data, job):
 
 
 def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
-    """rmse: root of the mean squared difference, in stars."""
+    """Return `rmse`: the root of the mean squared error, in stars."""
     return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
 
 
 def optimizer(job):
+    """Return the optimizer of all parameters."""
     return paddle.optimizer.Adam(job.options["learning_rate"])
 
 
 def describe(prediction: np.ndarray) -> str:
+    """Return one row's prediction in words."""
     return f"{prediction[0]:.1f} of {HIGHEST} stars"

@@ -1,6 +1,6 @@
 """quick_start (`plain.py` here), but a batch begins PACE seconds after the one before it, or later.
 
-A fault is to be noticed, and mended, while the run trains: however fast the machine is.
+So the run lasts long enough on any machine for a fault to be injected, detected and repaired while it trains.
 """
 
 import time

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from launcher.cli import main
+from launcher.cli.storage.job_files import JobFiles
+from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"
 DATA_JOB = "quick-start-data-99aa88bb"
@@ -88,7 +90,7 @@ def make_status(**changed):
 
 
 def make_idle(**changed):
-    """status.json while no rank trains."""
+    """Return a status.json in which no rank trains."""
     none = dict.fromkeys(("pass", "batch", "samplesPerSecond", "loss"))
     status = make_status()
     ranks = [{**entry, **none, "state": "idle"} for entry in status["ranks"]]
@@ -96,16 +98,32 @@ def make_idle(**changed):
 
 
 def make_restarts(count):
-    """As in status.json: one a minute, each with the last lines of a log."""
+    """Return restarts as in status.json, one each minute, whose causes contain log lines."""
     return [
         {
             "attempt": attempt,
-            "cause": f"rank 1 (pod p1 on node2): trainer ended by SIGKILL, time {attempt}; the last lines of "
-            "train.log:\n  [x] line",
+            "cause": f"rank 1 (pod p1 on node2): trainer exited with SIGKILL, time {attempt}; the last lines "
+            "of train.log:\n  [x] line",
             "at": 1795236798.0 + 60 * attempt,
         }
         for attempt in range(count)
     ]
+
+
+def make_files(**raw):
+    """Return JobFiles with these JSON objects; without a `manifest` the files count as not read."""
+    shapes = {
+        "status": StatusFile,
+        "run": RunFile,
+        "moved": RunFile,
+        "manifest": ManifestFile,
+        "data_failure": DataFailure,
+    }
+    parsed = {
+        key: read_fields(shapes[key], value) if key in shapes and value else value
+        for key, value in raw.items()
+    }
+    return JobFiles(**{"was_read": "manifest" in raw, **parsed})
 
 
 METRICS = (
@@ -121,9 +139,10 @@ METRICS = (
 
 @pytest.fixture
 def api():
-    """Builders of API objects.
+    """Return builders of API objects.
 
-    `api.pod`, `api.job`, `api.status`, `api.idle`, `api.restarts`, and the run ConfigMap's content `api.run`.
+    `api.pod`, `api.job`, `api.status`, `api.idle`, `api.restarts`, `api.files`, and the content of the run
+    ConfigMap: `api.run`.
     """
 
     class Builders:
@@ -132,6 +151,7 @@ def api():
         status = staticmethod(make_status)
         idle = staticmethod(make_idle)
         restarts = staticmethod(make_restarts)
+        files = staticmethod(make_files)
         run = RUN_JSON
         k8s_job = K8S_JOB
         data_job = DATA_JOB
@@ -146,7 +166,7 @@ def metrics():
 
 @pytest.fixture
 def job_folder(tmp_path: Path) -> Path:
-    """<JOB_PATH>/quick-start with a run that is complete."""
+    """Create <JOB_PATH>/quick-start with a complete run."""
     job = tmp_path / "jobs" / "quick-start"
     output = job / "output"
     (output / "model").mkdir(parents=True)
@@ -172,7 +192,7 @@ def cli(capsysbinary, monkeypatch):
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)
 
     def run(*argv):
-        code = main.run([str(part) for part in argv])
+        code = main.run_command([str(part) for part in argv])
         out, err = capsysbinary.readouterr()
         return code, out.decode(), err.decode()
 

@@ -1,13 +1,14 @@
-"""What of a release its values do not name, and what must stay of that."""
+"""`leftovers`: which objects of a release are not in its values, and which are kept."""
 
 from __future__ import annotations
 
-from launcher.cli import leftovers
-from launcher.cli.view import Run
+from launcher.cli.cluster.releases import ReleaseRun
+from launcher.cli.commands import leftovers
+from launcher.schema import ManifestFile
 
 from .conftest import DATA_JOB, K8S_JOB, RUN_JSON, make_job
 
-RUN = Run.of("demo", "paddle", RUN_JSON)
+RUN = ReleaseRun.from_json("demo", "paddle", RUN_JSON)
 COMPLETE = ("Complete", "", "")
 
 
@@ -17,23 +18,26 @@ def thing(name, phase="Bound"):
 
 def found(run, jobs, claims=("paddle-training", "other")):
     claims = [thing(name) for name in claims]
-    return [(one.kind, one.name, bool(one.kept)) for one in leftovers.of(run, jobs, claims, [thing("other")])]
+    return [
+        (one.kind, one.name, bool(one.kept))
+        for one in leftovers.select_leftovers(run, jobs, claims, [thing("other")])
+    ]
 
 
-def test_what_the_values_name_is_no_leftover():
+def test_objects_of_the_values_are_no_leftovers():
     jobs = [make_job(K8S_JOB), make_job(DATA_JOB), make_job("older")]
     rest = [("persistent_volume_claim", "other", False), ("persistent_volume", "other", False)]
     assert found(RUN, jobs) == [("job", "older", False), *rest]
 
 
-def test_a_training_that_runs_stays_as_long_as_the_one_of_the_values_was_never_made():
+def test_a_running_job_is_kept_until_the_job_of_the_values_exists():
     rest = [("persistent_volume_claim", "other", True), ("persistent_volume", "other", True)]
     assert found(RUN, [make_job("older")]) == [("job", "older", True), *rest]
     ended = [("job", "older", False), *((kind, name, False) for kind, name, _ in rest)]
     assert found(RUN, [make_job("older", COMPLETE)]) == ended
 
 
-def test_all_of_a_release_that_is_gone_is_left_over():
+def test_all_objects_of_an_uninstalled_release_are_leftovers():
     assert [one[1] for one in found(None, [make_job(K8S_JOB)])] == [
         K8S_JOB,
         "paddle-training",
@@ -42,10 +46,10 @@ def test_all_of_a_release_that_is_gone_is_left_over():
     ]
 
 
-def test_data_that_another_job_replaced_is_made_again_by_the_same_job():
+def test_a_complete_data_job_whose_data_was_replaced_is_found():
     job = make_job(DATA_JOB, COMPLETE)
-    assert leftovers.replaced_data(RUN, [job], {"dataDigest": "e" * 64}) is job
-    assert leftovers.replaced_data(RUN, [job], {"dataDigest": RUN.data_digest}) is None
-    assert leftovers.replaced_data(RUN, [make_job(DATA_JOB)], {"dataDigest": "e" * 64}) is None, (
-        "still at work"
-    )
+    assert leftovers.find_replaced_data(RUN, [job], ManifestFile(data_digest="e" * 64)) is job
+    assert leftovers.find_replaced_data(RUN, [job], ManifestFile(data_digest=RUN.data_digest)) is None
+    assert (
+        leftovers.find_replaced_data(RUN, [make_job(DATA_JOB)], ManifestFile(data_digest="e" * 64)) is None
+    ), "still at work"

@@ -1,4 +1,4 @@
-"""What a person sees of a run that restarts: attempts, causes, what it waits for, and the earlier logs."""
+"""What commands show of a run that restarts: attempts, causes, what it waits for, and earlier logs."""
 
 import io
 import json
@@ -6,22 +6,27 @@ import json
 import pytest
 from rich.console import Console
 
-from launcher.cli import assemble, render, view
+from launcher.cli.cluster.releases import ReleaseRun
+from launcher.cli.views import build_view, status_text
 
 
-def looked(api, jobs=None, pods=None, **files):
-    """The view of a release; without `pods` each rank has one that runs."""
+def view(api, jobs=None, pods=None, **files):
+    """Return the view of a release; without `pods` each rank has a running pod."""
     both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
     if pods is None:
         pods = [api.pod(f"p{rank}", rank=rank) for rank in range(3)]
-    run = view.Run.of("paddle-training", "paddle", api.run)
-    return assemble.of_cluster(assemble.Seen(run=run, jobs={**both, **(jobs or {})}, pods=pods, files=files))
+    run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
+    return build_view.build_cluster_view(
+        build_view.ClusterSnapshot(
+            run=run, jobs={**both, **(jobs or {})}, pods=pods, files=api.files(**files)
+        )
+    )
 
 
 def screen(seen, width=200):
-    """The lines that `status` prints."""
+    """Return the lines that `status` prints."""
     out = Console(file=io.StringIO(), width=width)
-    out.print(render.screen(seen, now=1795236800.0))
+    out.print(status_text.status_screen(seen, now=1795236800.0))
     return [line.rstrip() for line in out.file.getvalue().splitlines()]
 
 
@@ -30,60 +35,63 @@ def a_run_json(api, **more):
 
 
 def test_status_shows_the_attempt_and_each_restart_with_time_and_first_line_of_its_cause(api):
-    shown = screen(looked(api, status=api.status(attempt=2, restarts=api.restarts(2))))
+    shown = screen(view(api, status=api.status(attempt=2, restarts=api.restarts(2))))
     assert any(line.endswith("attempt 2, 2 restarts") for line in shown)
     at = shown.index("Restarts (2)")
     assert shown[at + 2 : at + 4] == [
-        f"2026-11-21 04:5{3 + k}:18Z        {k}  rank 1 (pod p1 on node2): trainer ended by SIGKILL, time {k}"
+        f"2026-11-21 04:5{3 + k}:18Z        {k}  rank 1 (pod p1 on node2): trainer exited with SIGKILL, time {k}"
         for k in range(2)
     ]
     assert not any("[x] line" in line for line in shown)
 
 
-def test_of_many_restarts_the_newest_are_shown(api):
-    shown = screen(looked(api, status=api.status(attempt=40, restarts=api.restarts(40))))
+def test_only_the_newest_of_many_restarts_are_shown(api):
+    shown = screen(view(api, status=api.status(attempt=40, restarts=api.restarts(40))))
     assert "Restarts (40, the last 5)" in shown
     assert [k for k in range(40) if any(line.endswith(f"time {k}") for line in shown)] == [35, 36, 37, 38, 39]
 
 
-def test_a_run_without_restarts_shows_no_table_of_them(api):
-    shown = screen(looked(api, status=api.status()))
+def test_a_run_without_restarts_shows_no_restart_table(api):
+    shown = screen(view(api, status=api.status()))
     assert any(line.endswith("attempt 0") for line in shown)
     assert not any("estart" in line for line in shown)
 
 
-def test_a_run_that_meets_again_says_for_whom_it_waits_and_from_where_it_goes_on(api):
+def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint(api):
     status = api.idle(state="rendezvous", attempt=1, restarts=api.restarts(1), waitingFor="rank 1 to come")
-    seen = looked(api, status=status, run=a_run_json(api, resume=[3, 500]))
-    assert not seen.over
+    seen = view(api, status=status, run=a_run_json(api, resume=[3, 500]))
+    assert not seen.is_over
     assert seen.progress.fraction == 0.3
-    assert render.line(seen) == (
-        "rendezvous: attempt 1, 1 restart, goes on from pass 4, batch 500, waits for rank 1 to come"
+    assert status_text.status_line(seen) == (
+        "rendezvous: attempt 1, 1 restart, resumes from pass 4, batch 500, waits for rank 1 to come"
     )
     assert "waits for rank 1 to come" in screen(seen)
 
 
-def test_a_save_that_may_be_older_than_the_newest_is_not_named(api):
+def test_a_checkpoint_that_may_be_outdated_is_not_shown(api):
     for state in ("stopped", "rendezvous"):
         status = api.idle(state=state, attempt=3, restarts=api.restarts(1))
-        assert "goes on from p" not in render.line(
-            looked(api, status=status, run=a_run_json(api, resume=[3, 5]))
+        assert "resumes from p" not in status_text.status_line(
+            view(api, status=status, run=a_run_json(api, resume=[3, 5]))
         )
 
 
-def test_a_lost_pod_is_what_a_run_waits_for_even_when_rank_0_cannot_tell(api):
+def test_a_run_waits_for_a_lost_pod_even_if_rank_0_does_not_report_it(api):
     pods = [api.pod("p1", rank=1), api.pod("p2", rank=2)]
-    seen = looked(api, pods=pods, status=api.status())
-    assert not seen.over
-    assert render.waits_for(seen) == "a new pod of rank 0"
+    seen = view(api, pods=pods, status=api.status())
+    assert not seen.is_over
+    assert status_text.describe_wait(seen) == "a new pod of rank 0"
 
 
-def test_a_stopped_run_is_not_over_and_says_that_it_goes_on(api):
-    seen = looked(api, status=api.idle(state="stopped", cause="rank 0 (p0): told to stop (SIGTERM)"))
-    assert not seen.over
+def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
+    seen = view(api, status=api.idle(state="stopped", cause="rank 0 (p0): stopped by SIGTERM"))
+    assert not seen.is_over
     shown = "\n".join(screen(seen))
-    assert "waits for the run's pods to come back; it goes on from its newest save then" in shown
-    assert "cause: rank 0 (p0): told to stop (SIGTERM)" in shown
+    assert (
+        "waits for the run's pods to be created again; the run then resumes from its newest checkpoint"
+        in shown
+    )
+    assert "cause: rank 0 (p0): stopped by SIGTERM" in shown
 
 
 @pytest.mark.parametrize("with_files", [True, False])
@@ -95,9 +103,9 @@ def test_a_suspended_job_waits_for_resume_or_for_its_queue(api, with_files):
         ({"kueue.x-k8s.io/queue-name": "research"}, "queue research (Kueue) to start the suspended Job"),
     ):
         job["metadata"] = {"name": api.k8s_job, "labels": labels}
-        seen = looked(api, {api.k8s_job: job}, pods=[], **files)
-        assert render.waits_for(seen) == told
-        assert told in render.line(seen)
+        seen = view(api, {api.k8s_job: job}, pods=[], **files)
+        assert status_text.describe_wait(seen) == told
+        assert told in status_text.status_line(seen)
         assert f"waits for {told}" in screen(seen)
 
 
@@ -107,7 +115,7 @@ def ended(code, when, message=""):
 
 
 @pytest.mark.parametrize("harmless", [{"code": 143}, {"code": 69}, {"code": 137, "disrupted": True}])
-def test_the_cause_is_never_a_pod_that_fails_nothing_nor_one_that_was_replaced(api, harmless):
+def test_the_cause_is_never_a_harmless_or_replaced_pod(api, harmless):
     disrupted = (
         {"conditions": [{"type": "DisruptionTarget", "status": "True"}]} if "disrupted" in harmless else {}
     )
@@ -124,10 +132,12 @@ def test_the_cause_is_never_a_pod_that_fails_nothing_nor_one_that_was_replaced(a
             **disrupted,
         ),
         api.pod("guilty", rank=0, phase="Failed", made="3", containerStatuses=ended(70, "3", "used up")),
-        api.pod("late", rank=2, phase="Failed", made="4", containerStatuses=ended(143, "4", "told to stop")),
+        api.pod(
+            "late", rank=2, phase="Failed", made="4", containerStatuses=ended(143, "4", "received SIGTERM")
+        ),
     ]
     failed = {api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
-    seen = looked(api, failed, pods)
+    seen = view(api, failed, pods)
     assert (seen.state, seen.cause) == ("failed", "guilty (rank 0): used up")
     assert seen.training.reason == "used up"
 
@@ -136,7 +146,7 @@ def put(job_folder, name, value):
     (job_folder / "output" / name).write_text(json.dumps(value))
 
 
-def test_status_as_json_has_the_restarts_and_what_is_waited_for(cli, api, job_folder):
+def test_status_as_json_has_restarts_and_waiting_for(cli, api, job_folder):
     restarts = api.restarts(2)
     put(job_folder, "status.json", api.idle(state="restarting", restarts=restarts, waitingFor="rank 2"))
     value = json.loads(cli("status", "--path", job_folder, "-o", "json")[1])
@@ -146,7 +156,7 @@ def test_status_as_json_has_the_restarts_and_what_is_waited_for(cli, api, job_fo
     assert value["progress"]["pass"] is None
 
 
-def test_a_person_counts_passes_from_1_in_every_table(cli, api, job_folder):
+def test_every_table_counts_passes_from_1(cli, api, job_folder):
     put(job_folder, "status.json", api.status())
     rows = [line.split() for line in cli("status", "--path", job_folder)[1].splitlines()]
     assert [row[5] for row in rows if row[:1] == ["0"]] == ["7"]
@@ -154,9 +164,7 @@ def test_a_person_counts_passes_from_1_in_every_table(cli, api, job_folder):
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "2"]
 
 
-def test_results_tell_the_number_of_restarts_and_bring_the_earlier_attempts_logs(
-    cli, api, job_folder, tmp_path
-):
+def test_results_show_the_number_of_restarts_and_copy_earlier_logs(cli, api, job_folder, tmp_path):
     put(job_folder, "run.json", a_run_json(api, state="complete", restarts=api.restarts(2)))
     code, out, _ = cli("results", "--path", job_folder, "--to", tmp_path / "to")
     assert code == 0
@@ -182,16 +190,17 @@ def test_an_attempts_log_is_found_by_its_number(cli, job_folder, state, attempt,
         assert cli("logs", "--path", job_folder, "--attempt", number)[:2] == (0, text)
 
 
-def test_following_an_earlier_attempts_log_ends_with_it(cli, api, job_folder):
+def test_following_an_earlier_attempts_log_stops_at_its_end(cli, api, job_folder):
     put(job_folder, "status.json", api.status(attempt=1))
     text = "trainer 1, first attempt\n"
     assert cli("logs", "--path", job_folder, "--rank", 1, "--attempt", 0, "--follow")[:2] == (0, text)
 
 
 @pytest.mark.parametrize(("state", "there"), [("training", "0, 2"), ("rendezvous", "0, 1")])
-def test_an_attempt_without_a_log_names_those_that_have_one(cli, job_folder, state, there):
+def test_an_attempt_without_a_log_is_reported_with_those_that_have_one(cli, job_folder, state, there):
     put(job_folder, "status.json", {"state": state, "attempt": 2})
     asked = {"training": 3, "rendezvous": 2}[state]
     code, out, err = cli("logs", "--path", job_folder, "--attempt", asked)
-    assert (code, out) == (3, "")
-    assert f"no log of attempt {asked}: it has {there} (" in err
+    assert (code, out) == (64, "")
+    assert f"--attempt {asked}: rank 0 has no log of this attempt" in err
+    assert f"there are logs of: {there}. Fix: " in err

@@ -1,4 +1,4 @@
-"""Runs of one job beside each other (`runs`, `compare`, `results --run`, `clean`), and what a push finds."""
+"""The runs of a job (`runs`, `compare`, `results --run`, `clean`), and a repeated push."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import cast
 
 import pytest
 
-from launcher.cli import runs
-from launcher.cli.cluster import Cluster
-from launcher.cli.runs import Past
+from launcher.cli.cluster.cluster_api import Cluster
+from launcher.cli.commands import clean
 from launcher.cli.session import ClusterSession
+from launcher.cli.storage.run_history import SavedRun
+from launcher.schema import RunFile
 
 Cli = Callable[..., tuple[int, str, str]]
 DAY = 86400.0
 
 
 def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: object) -> None:
-    """An output that was moved aside: two passes in twenty minutes with three trainers."""
+    """Create an earlier run: two passes in twenty minutes with three trainers."""
     folder = job / "runs" / name
     (folder / "model").mkdir(parents=True)
     (folder / "model" / "network").write_bytes(b"x" * 1000)
@@ -54,7 +55,7 @@ def names(job: Path) -> list[str]:
     return sorted(path.name for path in (job / "runs").iterdir())
 
 
-def test_runs_lists_the_present_one_first_then_the_newest_with_what_differs(cli: Cli, job: Path) -> None:
+def test_runs_lists_the_current_run_first_with_differing_settings(cli: Cli, job: Path) -> None:
     add_run(job, ".quick-start-dddd.0123.old", 2, 0.13)  # `clean` is removing it
     code, out, _ = cli("runs", "--path", job)
     assert code == 0
@@ -86,7 +87,7 @@ def test_compare_shows_only_the_settings_that_differ_and_both_curves(cli: Cli, j
     assert "batchSize" not in out
     assert "0.1300" in out
     assert "0.1200" in out
-    assert "test_error of quick-start-bbbb: █▁" in out
+    assert "test_error of quick-start-bbbb  0.2200  █▁" in out
 
 
 def keep_program(job: Path, name: str, text: str, **options: str) -> None:
@@ -94,7 +95,7 @@ def keep_program(job: Path, name: str, text: str, **options: str) -> None:
     (job / "runs" / name / "program.json").write_text(json.dumps(told))
 
 
-def test_compare_shows_defaults_that_differ_and_the_programs_diff(cli: Cli, job: Path) -> None:
+def test_compare_shows_differing_defaults_and_the_programs_diff(cli: Cli, job: Path) -> None:
     add_run(job, "other", 2, 0.12, program="b" * 64, extraArgs=["--width=16"])
     add_run(job, "defaults", 2, 0.12)
     keep_program(job, "other", "LABEL = 'x'\nSIZE = 2\n", width="16", rate="0.1", seed="1")
@@ -115,99 +116,102 @@ def test_a_long_diff_of_programs_ends_with_the_number_of_lines_that_are_hidden(c
     add_run(job, "one", 2, 0.12)
     keep_program(job, "other", "x\n" * 150, rate="1")
     keep_program(job, "one", "", rate="1")
-    assert "\n53 more lines: -o json has all" in cli("compare", "--path", job, "one", "other")[1]
+    assert "\n53 more lines; -o json prints all" in cli("compare", "--path", job, "one", "other")[1]
 
 
-def test_a_run_of_an_earlier_launcher_counts_as_having_the_same_defaults(cli: Cli, job: Path) -> None:
+def test_a_run_of_an_earlier_launcher_counts_as_having_equal_defaults(cli: Cli, job: Path) -> None:
     add_run(job, "newer", 2, 0.12, program="b" * 64)
     keep_program(job, "newer", "", learning_rate="0.01", width="8")
     told = json.loads(cli("compare", "--path", job, "newer", "quick-start-b", "-o", "json")[1])
     assert told["differing"] == ["program", "--learning_rate"]
-    assert told["diff"] == ["the programs differ, but the text in which they do was not kept"]
+    assert told["diff"] == ["the programs differ, but their text was not saved"]
 
 
 def test_runs_shows_the_best_pass_of_a_run_that_ended_early(cli: Cli, job: Path) -> None:
     path = job / "runs" / "quick-start-bbbb" / "run.json"
     about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 0}
     path.write_text(json.dumps(json.loads(path.read_text()) | about))
-    assert "error 0.1200, best error 0.2200 after pass 1, ended early" in cli("runs", "--path", job)[1]
+    assert "error 0.1200, best error 0.2200 after pass 1, stopped early" in cli("runs", "--path", job)[1]
 
 
-def test_compare_without_names_takes_the_present_run_and_the_one_before_it(cli: Cli, job: Path) -> None:
+def test_compare_without_names_uses_the_current_and_the_previous_run(cli: Cli, job: Path) -> None:
     code, shown, _ = cli("compare", "--path", job)
     assert code == 0
-    assert "of quick-start-aaaa:" in shown
+    assert "of quick-start-aaaa " in shown
     assert shown == cli("compare", "--path", job, "output", "quick-start-aaaa")[1]
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("quick-start", "means several runs"), ("x", "is no run of this job")]
+    ("name", "why"), [("quick-start", "matches several runs"), ("x", "is not a run of this job")]
 )
-def test_a_name_that_is_no_run_is_refused_with_those_there_are(
-    cli: Cli, job: Path, name: str, why: str
-) -> None:
+def test_an_unknown_run_is_rejected_with_the_known_ones(cli: Cli, job: Path, name: str, why: str) -> None:
     code, _, err = cli("compare", "--path", job, "output", name)
     assert code == 64
     assert why in err
     assert "quick-start-cccc" in err
 
 
-def test_results_of_a_run_that_was_moved_aside_are_copied(cli: Cli, job: Path, tmp_path: Path) -> None:
+def test_results_of_an_earlier_run_are_copied(cli: Cli, job: Path, tmp_path: Path) -> None:
     code, out, _ = cli("results", "--path", job, "--run", "quick-start-b", "--to", tmp_path / "got")
     assert code == 0
     assert "error 0.1200" in out
     assert (tmp_path / "got" / "model" / "network").read_bytes() == b"x" * 1000
 
 
-def test_clean_keeps_the_newest_and_what_is_in_use_and_says_what_became_free(cli: Cli, job: Path) -> None:
+def test_clean_keeps_the_newest_and_used_runs_and_prints_the_removed_bytes(cli: Cli, job: Path) -> None:
     (job / "runs" / "quick-start-cccc" / "run.lock").write_text("{}")
     code, out, err = cli("clean", "--path", job, "--keep", "1", "--yes")
     assert code == 0
     assert names(job) == ["quick-start-aaaa", "quick-start-cccc"]
     assert out.startswith("removed quick-start/runs/quick-start-bbbb: 1,")
-    assert "keeps quick-start/runs/quick-start-cccc: a run writes there" in err
+    assert "kept: quick-start/runs/quick-start-cccc: a run writes to it" in err
     assert (job / "output" / "model").is_dir()
 
 
-def test_clean_keeps_what_ended_within_the_given_days(cli: Cli, job: Path) -> None:
+def test_clean_keeps_runs_that_finished_within_the_given_days(cli: Cli, job: Path) -> None:
     assert cli("clean", "--path", job, "--keep", "0", "--older-than", "5", "--yes")[0] == 0
     assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
 
 
-def test_clean_without_an_answer_removes_nothing(cli: Cli, job: Path) -> None:
+def test_clean_without_confirmation_removes_nothing(cli: Cli, job: Path) -> None:
     code, _, err = cli("clean", "--path", job, "--keep", "0")
     assert code == 64
     assert "--yes" in err
     assert len(names(job)) == 3
 
 
-def test_a_run_whose_model_the_present_one_began_with_and_one_that_a_pod_reads_stay() -> None:
-    def past(folder: str, **fingerprint: str) -> Past:
-        return Past(folder, {"fingerprint": fingerprint, "finished": 1.0}, [], locked=False)
+@pytest.mark.parametrize("key", ["initModelPath", "initFrom"])  # the latter is of earlier launchers
+def test_the_run_of_the_initial_model_and_one_that_a_pod_uses_are_kept(key: str) -> None:
+    def past(folder: str, **fingerprint: str) -> SavedRun:
+        return SavedRun(folder, RunFile(fingerprint=fingerprint, finished=1.0), [])
 
-    pasts = [past("output", initFrom="quick-start/runs/a"), past("runs/a"), past("runs/b"), past("runs/c")]
-    going, staying = runs.unused(pasts, 0, 0, {"b"})
-    assert [p.name for p in going] == ["c"]
-    assert [(p.name, why) for p, why in staying] == [
-        ("a", "the present run began with its model (training.initFrom)"),
-        ("b", "a pod reads it"),
+    pasts = [
+        past("output", **{key: "quick-start/runs/a"}),
+        past("runs/a"),
+        past("runs/b"),
+        past("runs/c"),
+    ]
+    assert [(run.name, why) for run, why in clean.explain_kept_runs(pasts, 0, 0, {"b"})] == [
+        ("a", "the current run started from its model (training.initModelPath)"),
+        ("b", "a pod uses it"),
+        ("c", ""),
     ]
 
 
 @pytest.mark.parametrize(("phase", "used"), [("Running", {"b"}), ("Pending", {"b"}), ("Succeeded", set())])
-def test_a_run_is_in_use_when_a_living_pod_was_given_its_folder(phase: str, used: set[str]) -> None:
-    pasts = [Past(folder, {}, [], locked=False) for folder in ("output", "runs/b", "runs/bb")]
+def test_a_run_is_used_if_a_live_pod_has_its_folder_in_its_spec(phase: str, used: set[str]) -> None:
+    pasts = [SavedRun(folder, RunFile(), []) for folder in ("output", "runs/b", "runs/bb")]
     pod = {
         "metadata": {"name": "server", "namespace": "another"},
         "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/job/runs/b/model"]}]},
         "status": {"phase": phase},
     }
-    cluster = SimpleNamespace(items_everywhere=lambda kind, doing: [pod] if kind == "pod" else [])
+    cluster = SimpleNamespace(list_in_all_namespaces=lambda kind, action: [pod] if kind == "pod" else [])
     session = ClusterSession(cast(Cluster, cluster), "paddle-training", print)
-    assert runs.read_by_pods(session, pasts) == used
+    assert clean.find_runs_used_by_pods(session, pasts) == used
 
 
-def test_a_file_that_is_there_already_is_not_sent_again_and_another_one_of_its_name_is_refused(
+def test_an_equal_file_is_not_sent_again_and_a_different_one_is_rejected(
     cli: Cli, job: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "rows.csv"
@@ -224,7 +228,7 @@ def test_a_file_that_is_there_already_is_not_sent_again_and_another_one_of_its_n
         file.write_text(other)
         code, _, err = cli(*push)
         assert code == 3
-        assert "there already with other content; nothing was sent" in err
+        assert "exists already with other content; nothing was sent" in err
         assert there.read_text() == "1,a\n"
     assert cli(*push, "--force")[0] == 0
     assert there.read_text() == "a longer one\n"

@@ -1,0 +1,77 @@
+"""`make aws-smoke`: one complete cycle in a real AWS account, which costs money: the price is shown first.
+
+doctor → up → push → up with the release → training → results → destroy → search for leftovers by tag. When a
+step fails, destroy and the search still run, unless `--keep` was given.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from aws import destroy_plan
+from aws.stack_access import AwsStack, Client, run_command
+
+# The training takes some minutes; an hour leaves time for nodes to start.
+TRAINING_SECONDS = 3600
+UP = ("up", "--yes", "--skip-preview")
+
+
+def find_leftovers(stack: AwsStack, client: Client) -> list[str]:
+    """Return the ARNs of resources with the stack's tags that still exist.
+
+    Not included: KMS keys whose deletion is scheduled (they cost nothing), and terminated instances and
+    deleted NAT gateways, which AWS lists for a while.
+    """
+    filters = [{"Key": key, "Values": [value]} for key, value in stack.tags.items()]
+    pages = client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=filters)
+    arns = pages.search("ResourceTagMappingList[].ResourceARN")
+    return sorted(arn for arn in arns if not _gone(arn, client))
+
+
+def _gone(arn: str, client: Client) -> bool:
+    _, _, service, _, _, resource = arn.split(":", 5)
+    kind, _, name = resource.partition("/")
+    if (service, kind) == ("kms", "key"):
+        return bool(client("kms").describe_key(KeyId=name)["KeyMetadata"]["KeyState"] == "PendingDeletion")
+    if (service, kind) == ("ec2", "instance"):
+        found = client("ec2").describe_instances(InstanceIds=[name])["Reservations"]
+        return all(i["State"]["Name"] == "terminated" for r in found for i in r["Instances"])
+    if (service, kind) == ("ec2", "natgateway"):
+        gateways = client("ec2").describe_nat_gateways(NatGatewayIds=[name])["NatGateways"]
+        return all(gateway["State"] == "deleted" for gateway in gateways)
+    return False
+
+
+def run_smoke_test(
+    stack: AwsStack, client: Client, *, base: str, results: Path, say: Callable[[str], None], keep: bool
+) -> list[str]:
+    """Run the cycle and return the ARNs that are left (with `keep`, nothing is removed or searched for).
+
+    Raises:
+        CommandError: a step failed; destroy and search ran all the same.
+    """
+    python, left = [sys.executable, "-m"], []
+    with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
+        access = ["--kubeconfig", f"{made}/kubeconfig"]
+        try:
+            say("everything but the release")
+            stack.pulumi(*UP)
+            say("image")
+            run_command([*python, "aws", "push", "--stack", stack.name, "--base", base])
+            say("release")
+            stack.pulumi(*UP)
+            say("train")
+            Path(access[1]).write_text(stack.outputs()["kubeconfig"], encoding="utf-8")
+            run_command([*python, "launcher", "wait", "--timeout", str(TRAINING_SECONDS), *access])
+            say("results")
+            run_command([*python, "launcher", "results", "--to", str(results), *access])
+        finally:
+            if not keep:
+                say("destroy")
+                stack.pulumi(*destroy_plan.ARGUMENTS)
+                say("leftovers by tag")
+                left = find_leftovers(stack, client)
+    return left

@@ -1,0 +1,140 @@
+"""One stack of target aws: its settings, its outputs, and AWS clients for its region.
+
+The settings are read from `Pulumi.<stack>.yaml` directly, so that `doctor` and `cost` work before a state
+backend exists. Outputs and changes go through the `pulumi` command.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import ClientError
+
+from infra import stack_config
+from infra.settings import Settings
+from infra.settings_errors import PROJECT
+from infra.settings_loader import load_settings
+
+FOLDER = Path(__file__).resolve().parent.parent
+"""The project folder, with `Pulumi.yaml` and the stack files."""
+# Commands must answer or fail within seconds: two attempts, 5 s to connect, 10 s for the response.
+_CLIENT = Config(connect_timeout=5, read_timeout=10, retries={"total_max_attempts": 2})
+# The error code of each service for a resource that does not exist.
+_ABSENT = (
+    *("InvalidKeyPair.NotFound", "InvalidVpcID.NotFound", "NotFoundException", "NoSuchHostedZone", "404"),
+    *("NoSuchEntity", "NoSuchResourceException", "ImageNotFoundException", "RepositoryNotFoundException"),
+)
+_OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+Client = Callable[[str], Any]
+"""Service name → boto3 client of the stack's region."""
+
+
+class CommandError(Exception):
+    """An error with one message for the user; the command exits with code 1."""
+
+
+@dataclass(frozen=True)
+class AwsStack:
+    """The name, region (`aws:region`) and validated settings of a stack."""
+
+    name: str
+    region: str
+    settings: Settings
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return the two tags that mark a resource as this stack's."""
+        return {"Project": PROJECT, "Stack": self.name}
+
+    def setting(self, path: str, value: str) -> str:
+        """Return the command that sets a setting of this stack."""
+        return f"pulumi config set --path '{path}' {value} --stack {self.name}"
+
+    def pulumi(self, *arguments: str, capture: bool = False) -> str:
+        """Run a pulumi command for this stack without prompts; see `run`."""
+        return run_command(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the stack's outputs, secrets included.
+
+        Raises:
+            CommandError: the state backend has no such stack.
+        """
+        told = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
+        found: dict[str, Any] = json.loads(told or "{}")
+        return found
+
+
+def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
+    """Read and validate a stack of target aws, with `changes` (`KEY=VALUE`) applied to its settings.
+
+    From then on this process and every command that it starts use the stack's `aws:profile`, as the provider
+    does. Access keys in the environment take precedence over a profile, so they are removed.
+
+    Raises:
+        CommandError: the stack has another target.
+        SettingsError: the stack does not exist, or its settings are invalid.
+    """
+    config = stack_config.read_stack_config(FOLDER, stack, changes)
+    settings = load_settings(config)
+    if settings.target != "aws":
+        raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
+    if config.get("aws:profile"):
+        os.environ["AWS_PROFILE"] = config["aws:profile"]
+        for name in _OTHER_CREDENTIALS:
+            os.environ.pop(name, None)
+    return AwsStack(stack, config["aws:region"], settings)
+
+
+def make_clients(region: str) -> Client:
+    """Return a thread-safe function from service name to boto3 client; each client is made once."""
+    session: Any = boto3.session.Session(region_name=region)
+    # Threads may share boto3 clients, but not sessions.
+    lock = threading.Lock()
+
+    @functools.cache
+    def client(service: str) -> Any:
+        with lock:
+            return session.client(service, config=_CLIENT)
+
+    return client
+
+
+def call_if_exists(look: Callable[..., Any], *given: object, **asked: object) -> Any:
+    """Call `look` and return its response, or None when AWS reports that the resource does not exist."""
+    try:
+        return look(*given, **asked)
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in _ABSENT:
+            raise
+        return None
+
+
+def run_command(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
+    """Run a command in the project folder; its output goes to the terminal, or is returned with `capture`.
+
+    Args:
+        given: text for its standard input; None inherits the terminal's.
+
+    Raises:
+        CommandError: the command is not on PATH, or exited with an error.
+    """
+    if shutil.which(argv[0]) is None:
+        raise CommandError(f"{argv[0]} is not on PATH. Fix: install it")
+    done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, input=given, capture_output=capture)
+    if done.returncode != 0:
+        said = f": {done.stderr.strip()}" if done.stderr else ""
+        raise CommandError(f"`{' '.join(argv)}` exited with code {done.returncode}{said}")
+    return done.stdout or ""

@@ -1,0 +1,122 @@
+"""What all AWS components share: names, tags, account and region (`AwsContext`), and their base class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import naming, retained_resources
+from infra.retained_resources import RetainedResources
+from infra.stack_inputs import StackInputs
+
+_OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
+
+
+@dataclass(frozen=True)
+class AwsContext:
+    """Account, region, names and tags of a stack.
+
+    Attributes:
+        prefix: prefix of every name; contains project and stack.
+        tags: tags of every resource: the user's, and those in `stack_tags`.
+        stack_tags: the tags that identify the stack.
+        region: AWS region.
+        account: AWS account id.
+        partition: AWS partition: aws, aws-cn or aws-us-gov.
+        protect: whether destroy keeps file system, bucket, registry, their key and the logs.
+        permissions_boundary: ARN of the boundary of every role, or an empty text.
+        iam_path: path of every role.
+        retained: resources that an earlier destroy kept, to be imported.
+    """
+
+    prefix: str
+    tags: Mapping[str, str]
+    stack_tags: Mapping[str, str]
+    region: str
+    account: str
+    partition: str
+    protect: bool
+    permissions_boundary: str
+    iam_path: str
+    retained: RetainedResources
+
+    def named(self, part: str) -> str:
+        """Return the AWS name of a part of the stack: the prefix of the stack, then the part's name."""
+        return f"{self.prefix}-{part}"
+
+    def tagged(self, part: str) -> dict[str, str]:
+        """Return tags for something that a resource creates (an instance, a volume), with its name."""
+        return {**self.tags, "Name": self.named(part)}
+
+    def add_tags(self, args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
+        """Add the tags of the stack, and a `Name`, to a resource of a type that has tags.
+
+        This is a transformation, not the provider's `default_tags`: those require a provider of the stack's
+        own, and resources of existing stacks would be replaced when their provider changes.
+        """
+        if not hasattr(type(args.resource), "tags"):
+            return None
+        # S3 objects accept only ten tags, so they get those of the stack without the user's.
+        tags = self.stack_tags if args.type_ == _OBJECT else self.tags
+        own: Any = args.props.get("tags") or {}
+        tagged = {**tags, "Name": args.name, **own}
+        return pulumi.ResourceTransformationResult({**args.props, "tags": tagged}, args.opts)
+
+    def retain(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
+        """Return pulumi options for a resource that holds user data (a bucket) or protects it (its key).
+
+        With `protect`, the resource outlives its stack. The next `up` finds it by its `part` and imports it.
+        """
+        if part in self.retained.ids:
+            more["import_"] = self.retained.ids[part]
+        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect, **more)
+
+    def principal_arn(self, name: str) -> str:
+        """Return the ARN of `role/NAME` or `user/NAME` in this account; an ARN is returned unchanged."""
+        return name if name.startswith("arn:") else f"arn:{self.partition}:iam::{self.account}:{name}"
+
+
+def create_context(inputs: StackInputs, region: str) -> AwsContext:
+    """Return the stack's context, after one call for the account and the search for retained resources.
+
+    Raises:
+        SettingsError: the stack's name is too long, or the retained resources do not fit the settings.
+    """
+    project, stack, settings = inputs.project, inputs.stack, inputs.settings
+    naming.check_prefix_length(project, stack)
+    caller = aws.get_caller_identity()
+    prefix, stack_tags = naming.prefix(project, stack), naming.stack_tags(project, stack)
+    retained = retained_resources.find_retained_resources(project, stack, prefix, stack_tags)
+    retained_resources.check_key(retained, settings.kms.key_arn)
+    return AwsContext(
+        prefix=prefix,
+        tags={**settings.tags, **stack_tags},
+        stack_tags=stack_tags,
+        region=region,
+        account=caller.account_id,
+        partition=caller.arn.split(":")[1],
+        protect=settings.storage.protect,
+        permissions_boundary=settings.iam.permissions_boundary,
+        iam_path=settings.iam.path,
+        retained=retained,
+    )
+
+
+class AwsComponent(pulumi.ComponentResource):
+    """Base class of the AWS components; adds the stack's tags to all child resources.
+
+    `child` are the options of an ordinary child resource.
+    """
+
+    def __init__(
+        self, token: str, context: AwsContext, part: str, opts: pulumi.ResourceOptions | None = None
+    ) -> None:
+        tagging = pulumi.ResourceOptions(transformations=[context.add_tags])
+        options = pulumi.ResourceOptions.merge(tagging, opts)
+        super().__init__(token, context.named(part), None, options)
+        self.context = context
+        self.child = pulumi.ResourceOptions(parent=self)

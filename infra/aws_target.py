@@ -1,0 +1,281 @@
+"""Target aws: create network, key, storage, bucket, registry, logs, cluster, nodes, add-ons and release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import (
+    chart_values,
+    constants,
+    eks_kubeconfig,
+    iam_policies,
+    network_selection,
+    node_capacity,
+    settings_rules,
+)
+from infra.artifacts_bucket import Artifacts
+from infra.aws_context import AwsContext, create_context
+from infra.bastion import Bastion
+from infra.cluster_autoscaler import Autoscaler
+from infra.cost_budget import Budget
+from infra.dns_zone import Dns
+from infra.efs_storage import EfsStorage
+from infra.eks_cluster import EksCluster, Logs
+from infra.eks_nodes import Nodes
+from infra.image_registry import Registry
+from infra.kms_key import Key
+from infra.network_selection import SelectedNetwork
+from infra.settings_errors import SettingsError
+from infra.stack_inputs import StackInputs
+from infra.training import DATA_LOSS_NOTE, Training
+
+# For each of the three containers of both controllers of the EFS driver. They have no work, because the
+# program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
+CONTROLLER = {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "256Mi"}}
+
+
+def check_uploads(inputs: StackInputs) -> None:
+    """Check that the files of `artifacts.uploads` exist; a preview only warns.
+
+    Raises:
+        SettingsError: a file does not exist.
+    """
+    missing = list(settings_rules.upload_problems(inputs.settings, inputs.folder))
+    if missing and not pulumi.runtime.is_dry_run():
+        raise SettingsError(missing)
+    for problem in missing:
+        pulumi.log.warn(f"not part of this preview:\n  {problem}")
+
+
+def check_node_capacity(inputs: StackInputs) -> None:
+    """Check that the nodes can hold all pods, with the machine sizes that AWS reports.
+
+    Raises:
+        SettingsError: even empty machines could not hold them.
+    """
+    nodes = inputs.settings.nodes
+    if inputs.settings.compute == "off":
+        return
+    if nodes.capacity == "SPOT" and len(nodes.instance_types) == 1:
+        only = nodes.instance_types[0]
+        pulumi.log.warn(
+            f"nodes.instanceTypes has only {only}: if AWS has no spot capacity of it, no node starts. "
+            "Fix: list several types of the same size"
+        )
+    machines = {}
+    for kind in nodes.instance_types:
+        try:
+            found = aws.ec2.get_instance_type(instance_type=kind)
+        except Exception as error:  # the provider's errors have no type of their own
+            pulumi.log.warn(f"nodes.instanceTypes: the size of {kind} could not be checked: {error}")
+            continue
+        memory = float(found.memory_size * node_capacity.MIB)
+        machines[kind] = node_capacity.Size(float(found.default_vcpus), memory)
+    problems, warnings = settings_rules.capacity_problems(inputs.settings, inputs.effective_values, machines)
+    if problems:
+        raise SettingsError(problems)
+    for warning in warnings:
+        pulumi.log.warn(warning)
+
+
+def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input[Any]]:
+    """Create the stack and return its outputs.
+
+    Raises:
+        SettingsError: a setting is wrong in a way that can be known before the first resource; no resource
+            was registered.
+    """
+    settings = inputs.settings
+    check_uploads(inputs)
+    check_node_capacity(inputs)
+    context = create_context(inputs, region)
+    if settings.network.vpc_id != "":
+        network = network_selection.check_existing_network(settings)
+    else:
+        zones = network_selection.select_zones(settings)
+        network = network_selection.create_network(context, settings, zones)
+    # All checks are done: from here on, resources are created.
+    key = Key(context, settings.kms.key_arn)
+    storage = EfsStorage(
+        context, vpc_id=network.vpc_id, subnets=network.subnets, key_arn=key.arn, settings=settings.storage
+    )
+    bucket = Artifacts(context, key_arn=key.arn, settings=settings.artifacts, project_folder=inputs.folder)
+    registry = Registry(context, key.arn)
+    logs = Logs(context, settings.cluster.log_retention_days)
+    if settings.budget.dollars > 0:
+        Budget(context, settings.budget)
+    outputs: dict[str, pulumi.Input[Any]] = {
+        "region": region,
+        "vpcId": network.vpc_id,
+        "fileSystemId": storage.file_system.id,
+        "bucket": bucket.bucket,
+        "registry": registry.url,
+        "kept": "nothing: storage.protect is false"
+        if not context.protect
+        else {
+            "fileSystem": storage.file_system.id,
+            "accessPoint": storage.access_point.id,
+            "bucket": bucket.bucket,
+            "registry": registry.name,
+            "logs": logs.group.name,
+            **({"key": key.arn} if settings.kms.key_arn == "" else {}),
+        },
+        "destroyLoses": DATA_LOSS_NOTE,
+    }
+    api_host: pulumi.Output[str] | None = None
+    if settings.compute == "on":
+        cluster = EksCluster(
+            context,
+            subnet_ids=network.cluster_subnets,
+            service_cidr=settings.network.service_cidr,
+            key_arn=key.arn,
+            settings=settings.cluster,
+            logs=logs.group,
+        )
+        api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
+        # A pod gets AWS credentials only if its pod identity exists when the pod is created.
+        policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
+        account = (inputs.effective_values.get("serviceAccount") or {}).get("name") or settings.release.name
+        identity = cluster.add_pod_identity("pods", settings.namespace.name, account, policy, cluster)
+        nodes, ready = create_nodes(context, inputs, network, key=key, storage=storage, cluster=cluster)
+        after = [*ready, storage.allow_nfs("nodes", cluster.security_group_id), identity]
+        outputs |= create_release(
+            context, inputs, cluster, nodes, storage=storage, bucket=bucket, after=after
+        )
+        if settings.bastion.enabled:
+            bastion = Bastion(
+                context,
+                storage,
+                vpc_id=network.vpc_id,
+                subnet_id=next(iter(network.subnets.values())),
+                key_arn=key.arn,
+                instance_type=settings.bastion.instance_type,
+                ready=network.ready,
+            )
+            outputs["bastion"] = bastion.instance.id
+    Dns(
+        context,
+        vpc_id=network.vpc_id,
+        file_system_host=storage.file_system.dns_name,
+        api_host=api_host,
+        settings=settings.dns,
+    )
+    return outputs
+
+
+def create_nodes(
+    context: AwsContext,
+    inputs: StackInputs,
+    network: SelectedNetwork,
+    *,
+    key: Key,
+    storage: EfsStorage,
+    cluster: EksCluster,
+) -> tuple[Nodes, list[pulumi.Resource]]:
+    """Create the nodes and the add-ons that run on them.
+
+    Returns:
+        The nodes, and the resources that the release must wait for.
+    """
+    settings = inputs.settings
+    uses_efs = settings.storage.type == "efs-csi"
+    nodes = Nodes(
+        context,
+        cluster_name=cluster.name,
+        subnet_ids=list(network.subnets.values()),
+        key_arn=key.arn,
+        settings=settings.nodes,
+        version=settings.cluster.version,
+        wait_for_storage=uses_efs,
+        after=[*cluster.before_nodes, *cluster.entries, *network.ready],
+    )
+    ready: list[pulumi.Resource] = [*cluster.entries, nodes.group, *storage.mount_targets]
+    if not nodes.system_groups:
+        return nodes, ready  # without a node for its pods, an add-on never becomes active
+    selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
+    ready.append(cluster.add_addon(constants.ADDON_COREDNS, selector or None, nodes.system_groups))
+    if uses_efs:
+        policy = storage.file_system.arn.apply(iam_policies.efs_driver)
+        account = "efs-csi-controller-sa"
+        identity = cluster.add_pod_identity("efs-csi", "kube-system", account, policy, cluster)
+        # The driver's daemon needs no selector: it tolerates every taint.
+        configuration: dict[str, object] = {"controller": {"resources": CONTROLLER, **selector}}
+        after = [*nodes.system_groups, identity]
+        ready.append(cluster.add_addon(constants.ADDON_EFS_CSI, configuration, after))
+    if settings.cluster.pod_logs:
+        namespace, account = "amazon-cloudwatch", "cloudwatch-agent"
+        identity = cluster.add_pod_identity("pod-logs", namespace, account, iam_policies.pod_logs(), cluster)
+        logs_only = {"containerLogs": {"enabled": True}}
+        ready.append(cluster.add_addon(constants.ADDON_LOGS, logs_only, [*nodes.system_groups, identity]))
+    return nodes, ready
+
+
+def create_release(
+    context: AwsContext,
+    inputs: StackInputs,
+    cluster: EksCluster,
+    nodes: Nodes,
+    *,
+    storage: EfsStorage,
+    bucket: Artifacts,
+    after: Sequence[pulumi.Resource],
+) -> dict[str, pulumi.Input[Any]]:
+    """Create the release and return its outputs; without an image, only warn how to push one."""
+    settings = inputs.settings
+    kubeconfig = pulumi.Output.all(
+        cluster.cluster.endpoint, cluster.cluster.certificate_authority, cluster.name
+    ).apply(
+        lambda found: eks_kubeconfig.build_kubeconfig(
+            found[0],
+            found[1]["data"] if isinstance(found[1], dict) else found[1].data,
+            found[2],
+            context.region,
+            external_name=settings.dns.external_name,
+            profile=pulumi.Config("aws").get("profile") or "",
+        )
+    )
+    outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": kubeconfig, "cluster": cluster.name}
+    if inputs.image == "":
+        command = f"make push STACK={inputs.stack}"
+        pulumi.log.warn(
+            f"image is not set, so everything except the release is created. Next: {command}, then pulumi up"
+        )
+        return {**outputs, "next": f"{command} && pulumi up --stack {inputs.stack}"}
+    if settings.nodes.auto:
+        scaler = Autoscaler(
+            context,
+            cluster,
+            kubeconfig=kubeconfig,
+            kubeconfig_context=eks_kubeconfig.CONTEXT,
+            version=settings.cluster.version,
+            labels=nodes.system_labels,
+            after=after,
+        )
+        after = [*after, scaler.release]
+    values = pulumi.Output.all(
+        storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
+    ).apply(
+        lambda ids: chart_values.release_values(
+            settings, chart_values.StackOutputs(inputs.image, *ids), inputs.user_values
+        )
+    )
+    training = Training(
+        context.prefix,
+        inputs.training_args(
+            values,
+            kubeconfig=kubeconfig,
+            context=eks_kubeconfig.CONTEXT,
+            cluster_name=context.prefix,
+            after=after,
+        ),
+    )
+    return {
+        **outputs,
+        "namespace": settings.namespace.name,
+        "release": training.release.name,
+        "image": inputs.image,
+    }

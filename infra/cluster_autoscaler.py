@@ -1,0 +1,70 @@
+"""The cluster autoscaler (`nodes.auto`): adds nodes for pending pods and removes empty nodes.
+
+Chosen over EKS Auto Mode, whose nodes cannot use the stack's launch template or zones and cost an eighth
+more. Auto Mode would also keep a node for the storage driver's controller; here a small node holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+import pulumi_kubernetes as k8s
+
+from infra import constants, iam_policies
+from infra.aws_context import AwsComponent, AwsContext
+from infra.eks_cluster import EksCluster
+
+NAME, NAMESPACE, CHART = "cluster-autoscaler", "kube-system", "charts/cluster-autoscaler"
+IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.0"
+
+
+class Autoscaler(AwsComponent):
+    """paddle:infra:Autoscaler: the Helm release of the cluster autoscaler, and its IAM role.
+
+    Args:
+        context: the stack's context.
+        cluster: the EKS cluster.
+        kubeconfig: kubeconfig of the cluster.
+        kubeconfig_context: its context.
+        version: minor version of Kubernetes; the autoscaler's version is the same.
+        labels: labels of the nodes on which it runs.
+        after: resources that must exist before the release.
+    """
+
+    def __init__(
+        self,
+        context: AwsContext,
+        cluster: EksCluster,
+        *,
+        kubeconfig: pulumi.Input[str],
+        kubeconfig_context: str,
+        version: str,
+        labels: Mapping[str, str],
+        after: Sequence[pulumi.Resource],
+    ) -> None:
+        super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
+        policy = iam_policies.autoscaler(context.prefix)
+        identity = cluster.add_pod_identity("scaler", NAMESPACE, NAME, policy, self)
+        provider = k8s.Provider(
+            context.named("autoscaler"),
+            kubeconfig=kubeconfig,
+            context=kubeconfig_context,
+            cluster_identifier=context.prefix,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, identity]),
+        )
+        self.release = k8s.helm.v3.Release(
+            context.named("autoscaler"),
+            name=NAME,
+            namespace=NAMESPACE,
+            chart=f"./{CHART}",
+            values={
+                "cluster": context.prefix,
+                "region": context.region,
+                "image": IMAGE.format(version),
+                "nodeSelector": dict(labels),
+                "startupTaint": constants.EFS_STARTUP_TAINT,
+            },
+            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[*after, identity]),
+        )
+        self.register_outputs({})

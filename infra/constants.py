@@ -1,0 +1,42 @@
+"""Versions, add-on names, ports and ids that several components use, each with its reason."""
+
+from __future__ import annotations
+
+# The newest EKS version in standard support at the time of writing (until 2027-03-27; 1.34: 2026-12-02).
+# Only a default: newer versions are passed to AWS unchecked.
+KUBERNETES = "1.35"
+
+# Zones without EKS control planes, by id (names differ between accounts); from the EKS guide on subnets.
+ZONES_WITHOUT_CONTROL_PLANE = ("use1-az3", "usw1-az2", "cac1-az3")
+
+# EKS add-ons. Their versions are not pinned: each has the default of AWS for the cluster's version.
+ADDON_VPC_CNI = "vpc-cni"
+ADDON_KUBE_PROXY = "kube-proxy"
+ADDON_POD_IDENTITY = "eks-pod-identity-agent"
+ADDON_COREDNS = "coredns"
+ADDON_EFS_CSI = "aws-efs-csi-driver"
+ADDON_LOGS = "amazon-cloudwatch-observability"
+
+# A taint that keeps pods off a new node until the EFS driver runs there; the driver removes it.
+EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
+
+# AWS services that nodes and pods call; with network.nat none, each gets an interface endpoint.
+PRIVATE_SERVICES = (
+    *("ec2", "ecr.api", "ecr.dkr", "eks", "eks-auth", "elasticfilesystem", "logs", "sts"),
+    *("ssm", "ssmmessages", "ec2messages"),
+)
+
+# With nodes.auto, one small node always runs, for DNS, the storage driver's controller and the autoscaler.
+# They request half a core in total, so without nodes.auto they share the other nodes. Key: is it Graviton?
+SYSTEM_TYPES = {False: ("t3.medium", "t3a.medium"), True: ("t4g.medium",)}
+
+NFS_PORT = 2049
+HTTPS_PORT = 443
+
+# uid and gid of every pod of the chart; the EFS access point enforces the same.
+POD_UID = 10001
+POD_GID = 10001
+
+# The NFS mount options of the tutorial, and noresvport: without it, a client that loses its mount target
+# hangs.
+NFS_MOUNT_OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"

@@ -1,0 +1,61 @@
+"""The private DNS zone with names for the file system and the API server, and the API's public name."""
+
+from __future__ import annotations
+
+import pulumi
+import pulumi_aws as aws
+
+from infra.aws_context import AwsComponent, AwsContext
+from infra.settings import DnsSettings
+
+# Clients resolve a name again after a minute, and then find the resource that replaced the old one.
+TTL_SECONDS = 60
+
+
+class Dns(AwsComponent):
+    """paddle:infra:Dns: a zone and CNAME records of the resources' own host names.
+
+    Args:
+        context: the stack's context.
+        vpc_id: id of the VPC in which the private zone resolves.
+        file_system_host: host name of the file system.
+        api_host: host name of the API server; None without a cluster.
+        settings: the section `dns`.
+    """
+
+    def __init__(
+        self,
+        context: AwsContext,
+        *,
+        vpc_id: pulumi.Input[str],
+        file_system_host: pulumi.Input[str],
+        api_host: pulumi.Input[str] | None,
+        settings: DnsSettings,
+    ) -> None:
+        super().__init__("paddle:infra:Dns", context, "dns")
+        zone_name = settings.zone
+        zone = aws.route53.Zone(
+            context.named("zone"),
+            name=zone_name,
+            comment=f"{context.prefix}: names inside the network",
+            vpcs=[aws.route53.ZoneVpcArgs(vpc_id=vpc_id)],
+            force_destroy=True,
+            opts=self.child,
+        )
+        names = {f"efs.{zone_name}": (zone.zone_id, file_system_host)}
+        if api_host is not None:
+            names[f"api.{zone_name}"] = (zone.zone_id, api_host)
+            if settings.external_name != "":
+                public = pulumi.Output.from_input(settings.public_zone_id)
+                names[settings.external_name] = (public, api_host)
+        for name, (zone_id, target) in names.items():
+            aws.route53.Record(
+                context.named(f"name-{name.replace('.', '-')}"),
+                zone_id=zone_id,
+                name=name,
+                type="CNAME",
+                ttl=TTL_SECONDS,
+                records=[target],
+                opts=self.child,
+            )
+        self.register_outputs({"zoneId": zone.zone_id})

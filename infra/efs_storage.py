@@ -1,0 +1,101 @@
+"""The shared file system: EFS, a mount target in each zone, and an access point that sets the pods' user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import constants, retained_resources
+from infra.aws_context import AwsComponent, AwsContext
+from infra.settings import StorageSettings
+
+
+class EfsStorage(AwsComponent):
+    """paddle:infra:Storage: the file system; `allow_nfs` opens it to a security group.
+
+    Args:
+        context: the stack's context.
+        vpc_id: id of the VPC.
+        subnets: one subnet for each zone, by a stable name (EFS allows one mount target in a zone).
+        key_arn: ARN of the KMS key.
+        settings: the section `storage`.
+    """
+
+    def __init__(
+        self,
+        context: AwsContext,
+        *,
+        vpc_id: pulumi.Input[str],
+        subnets: Mapping[str, pulumi.Input[str]],
+        key_arn: pulumi.Input[str],
+        settings: StorageSettings,
+    ) -> None:
+        super().__init__("paddle:infra:Storage", context, "storage")
+        days = settings.archive_after_days
+        policies: list[aws.efs.FileSystemLifecyclePolicyArgs] = []
+        if days > 0:
+            period = "AFTER_1_DAY" if days == 1 else f"AFTER_{days}_DAYS"
+            # A file moves back when it is read, so a resumed training does not pay for each access.
+            policies = [
+                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_ia=period),
+                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_primary_storage_class="AFTER_1_ACCESS"),
+            ]
+        self.file_system = aws.efs.FileSystem(
+            context.named("efs"),
+            encrypted=True,
+            kms_key_id=key_arn,
+            performance_mode="generalPurpose",
+            throughput_mode=settings.throughput,
+            lifecycle_policies=policies,
+            opts=context.retain(self, retained_resources.FILE_SYSTEM),
+        )
+        # Retained with the file system: removing the policy would turn off the backups of retained data.
+        aws.efs.BackupPolicy(
+            context.named("efs"),
+            file_system_id=self.file_system.id,
+            backup_policy={"status": "ENABLED" if settings.backup else "DISABLED"},
+            opts=context.retain(self),
+        )
+        self.group = aws.ec2.SecurityGroup(
+            context.named("efs"),
+            vpc_id=vpc_id,
+            description="NFS from the nodes to the file system",
+            opts=self.child,
+        )
+        self.mount_targets = [
+            aws.efs.MountTarget(
+                context.named(f"efs-{name}"),
+                file_system_id=self.file_system.id,
+                subnet_id=subnet,
+                security_groups=[self.group.id],
+                opts=self.child,
+            )
+            for name, subnet in subnets.items()
+        ]
+        user = {"uid": constants.POD_UID, "gid": constants.POD_GID}
+        self.access_point = aws.efs.AccessPoint(
+            context.named("pods"),
+            file_system_id=self.file_system.id,
+            posix_user=user,
+            root_directory={
+                "path": "/paddle-training",
+                "creation_info": {"owner_uid": user["uid"], "owner_gid": user["gid"], "permissions": "0775"},
+            },
+            opts=context.retain(self, retained_resources.ACCESS_POINT),
+        )
+        self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
+
+    def allow_nfs(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
+        """Allow NFS, and nothing else, from one security group; `who` is its name in the rule."""
+        return aws.vpc.SecurityGroupIngressRule(
+            self.context.named(f"efs-from-{who}"),
+            security_group_id=self.group.id,
+            referenced_security_group_id=group,
+            ip_protocol="tcp",
+            from_port=constants.NFS_PORT,
+            to_port=constants.NFS_PORT,
+            description=f"NFS from the {who}",
+            opts=self.child,
+        )

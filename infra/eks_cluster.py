@@ -1,0 +1,158 @@
+"""The EKS control plane with its access entries and log group, and methods for add-ons and pod identities."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+import pulumi
+import pulumi_aws as aws
+
+from infra import constants, iam_policies, retained_resources
+from infra.aws_context import AwsComponent, AwsContext
+from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
+from infra.settings import ClusterSettings
+
+LOG_TYPES = ("api", "audit", "authenticator")
+ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
+# Cannot read Secrets: a preview compares a release with the state; only a refresh reads the release itself.
+VIEW_POLICY = "AmazonEKSViewPolicy"
+
+
+class Logs(AwsComponent):
+    """paddle:infra:Logs: the control plane's log group, which outlives the cluster.
+
+    EKS would create the group itself, without a retention period. If the group is deleted while the control
+    plane still writes, EKS creates it again.
+    """
+
+    def __init__(self, context: AwsContext, days: int) -> None:
+        super().__init__("paddle:infra:Logs", context, "logs")
+        self.group = aws.cloudwatch.LogGroup(
+            context.named("logs"),
+            name=f"/aws/eks/{context.prefix}/cluster",
+            retention_in_days=days,
+            opts=context.retain(self, retained_resources.LOGS),
+        )
+        self.register_outputs({"name": self.group.name})
+
+
+class EksCluster(AwsComponent):
+    """paddle:infra:Cluster: the EKS cluster.
+
+    Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for `entries`.
+    """
+
+    def __init__(
+        self,
+        context: AwsContext,
+        *,
+        subnet_ids: Sequence[pulumi.Input[str]],
+        service_cidr: str,
+        key_arn: pulumi.Input[str],
+        settings: ClusterSettings,
+        logs: pulumi.Resource,
+    ) -> None:
+        super().__init__("paddle:infra:Cluster", context, "cluster")
+        self._version = settings.version
+        role = create_role(context, "cluster", "eks.amazonaws.com", self)
+        attached = attach_aws_policy(context, "cluster", role, "AmazonEKSClusterPolicy", self)
+        use_key = pulumi.Output.from_input(key_arn).apply(iam_policies.use_key)
+        key_policy = add_inline_policy(context, "cluster-key", role, use_key, self)
+        public = len(settings.public_cidrs) > 0
+        self.cluster = aws.eks.Cluster(
+            context.named("cluster"),
+            name=context.prefix,
+            version=settings.version,
+            role_arn=role.arn,
+            # Extended support, the default of AWS, costs six times as much.
+            upgrade_policy={"support_type": "STANDARD"},
+            access_config={
+                "authentication_mode": "API",
+                # The deploying role must be in cluster.admins: the session that creates the cluster ends.
+                "bootstrap_cluster_creator_admin_permissions": False,
+            },
+            bootstrap_self_managed_addons=False,
+            enabled_cluster_log_types=list(LOG_TYPES),
+            encryption_config={"provider": {"key_arn": key_arn}, "resources": ["secrets"]},
+            kubernetes_network_config={"service_ipv4_cidr": service_cidr, "ip_family": "ipv4"},
+            vpc_config={
+                "subnet_ids": list(subnet_ids),
+                "endpoint_private_access": True,
+                "endpoint_public_access": public,
+                "public_access_cidrs": list(settings.public_cidrs) if public else None,
+            },
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_policy, logs]),
+        )
+        self.name = self.cluster.name
+        self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(
+            lambda vpc: vpc.cluster_security_group_id if vpc.cluster_security_group_id is not None else ""
+        )
+        self.entries = [
+            entry
+            for policy, names in ((ADMIN_POLICY, settings.admins), (VIEW_POLICY, settings.viewers))
+            for name in names
+            for entry in self._add_entry(name, policy)
+        ]
+        self.before_nodes: list[pulumi.Resource] = [
+            self.add_addon(constants.ADDON_VPC_CNI, {"enableNetworkPolicy": "true"}, [self.cluster]),
+            self.add_addon(constants.ADDON_KUBE_PROXY, None, [self.cluster]),
+            self.add_addon(constants.ADDON_POD_IDENTITY, None, [self.cluster]),
+        ]
+        self.register_outputs({"name": self.name})
+
+    def _add_entry(self, name: str, policy: str) -> list[pulumi.Resource]:
+        part = f"access-{name.rpartition(':')[2].replace('/', '-')}"
+        entry = aws.eks.AccessEntry(
+            self.context.named(part),
+            cluster_name=self.cluster.name,
+            principal_arn=self.context.principal_arn(name),
+            type="STANDARD",
+            opts=self.child,
+        )
+        association = aws.eks.AccessPolicyAssociation(
+            self.context.named(part),
+            cluster_name=self.cluster.name,
+            principal_arn=entry.principal_arn,
+            policy_arn=f"arn:{self.context.partition}:eks::aws:cluster-access-policy/{policy}",
+            access_scope={"type": "cluster"},
+            opts=self.child,
+        )
+        return [entry, association]
+
+    def add_addon(
+        self, name: str, configuration: Mapping[str, object] | None, after: Sequence[pulumi.Resource]
+    ) -> aws.eks.Addon:
+        """Create an EKS add-on after the resources in `after`, in the default version of AWS.
+
+        The program requests that version explicitly, so that a preview shows it.
+        """
+        chosen = aws.eks.get_addon_version_output(
+            addon_name=name, kubernetes_version=self._version, opts=pulumi.InvokeOptions(parent=self)
+        )
+        return aws.eks.Addon(
+            self.context.named(name),
+            # An output of the cluster, so that an add-on is upgraded after the control plane.
+            cluster_name=self.cluster.name,
+            addon_name=name,
+            addon_version=chosen.version,
+            configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
+            resolve_conflicts_on_create="OVERWRITE",
+            resolve_conflicts_on_update="OVERWRITE",
+            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
+        )
+
+    def add_pod_identity(
+        self, part: str, namespace: str, account: str, policy: pulumi.Input[str], parent: pulumi.Resource
+    ) -> aws.eks.PodIdentityAssociation:
+        """Create a role with this policy for one Kubernetes service account, by EKS pod identity."""
+        role = create_role(self.context, part, "pods.eks.amazonaws.com", parent)
+        allowed = add_inline_policy(self.context, part, role, policy, parent)
+        return aws.eks.PodIdentityAssociation(
+            self.context.named(part),
+            cluster_name=self.cluster.name,
+            namespace=namespace,
+            service_account=account,
+            role_arn=role.arn,
+            opts=pulumi.ResourceOptions(parent=parent, depends_on=[allowed]),
+        )

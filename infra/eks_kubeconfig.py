@@ -1,0 +1,52 @@
+"""Build the kubeconfig of an EKS cluster. Imports no pulumi.
+
+It contains no secret: `aws eks get-token` requests a token for each use.
+"""
+
+from __future__ import annotations
+
+import json
+
+CONTEXT = "paddle-training"
+
+
+def endpoint_host(endpoint: str) -> str:
+    """Return the host name of an API server's address: `https://NAME` → `NAME`."""
+    return endpoint.removeprefix("https://").rstrip("/")
+
+
+def build_kubeconfig(
+    endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = "", profile: str = ""
+) -> str:
+    """Return a kubeconfig as JSON (which is valid YAML), the same for every clone and user.
+
+    Args:
+        endpoint: the API server's address, https://….
+        authority: its certificate authority, base64 as EKS gives it.
+        cluster: the cluster's name.
+        region: its region.
+        external_name: another name of the API server. Its certificate does not contain this name, so the
+            kubeconfig verifies the name of the endpoint instead.
+        profile: the stack's `aws:profile`, so that tokens are requested with the provider's credentials; an
+            empty text uses those of the environment.
+    """
+    server: dict[str, str] = {"server": endpoint, "certificate-authority-data": authority}
+    if external_name != "":
+        server = {**server, "server": f"https://{external_name}", "tls-server-name": endpoint_host(endpoint)}
+    login = {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": "aws",
+        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"]
+        + (["--profile", profile] if profile != "" else []),
+        "interactiveMode": "Never",
+        "provideClusterInfo": False,
+    }
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT, "cluster": server}],
+        "users": [{"name": CONTEXT, "user": {"exec": login}}],
+        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+        "current-context": CONTEXT,
+    }
+    return json.dumps(document, sort_keys=True)

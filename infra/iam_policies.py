@@ -1,0 +1,209 @@
+"""Policy documents of IAM, KMS, S3 and ECR, as JSON text. Imports no pulumi."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from infra import deployer_permissions
+
+VERSION = "2012-10-17"
+
+
+def _document(statements: Iterable[Mapping[str, Any]]) -> str:
+    return json.dumps({"Version": VERSION, "Statement": list(statements)}, sort_keys=True)
+
+
+def _allow(actions: Sequence[str], resources: Sequence[str] | str, **more: Any) -> dict[str, Any]:
+    return {"Effect": "Allow", "Action": sorted(actions), "Resource": resources, **more}
+
+
+def trust(service: str) -> str:
+    """Return a trust policy for one AWS service. EKS pod identity also tags its sessions."""
+    actions = (
+        ["sts:AssumeRole", "sts:TagSession"] if service == "pods.eks.amazonaws.com" else ["sts:AssumeRole"]
+    )
+    return _document([{"Effect": "Allow", "Principal": {"Service": service}, "Action": actions}])
+
+
+def key_policy(partition: str, account: str, region: str) -> str:
+    """Return the policy of the stack's own KMS key.
+
+    The account's IAM policies decide who can use the key, and EC2 can use it for the disks of the nodes. The
+    Auto Scaling group starts nodes with a service-linked role that does not exist in a new account, and KMS
+    rejects a policy with an unknown role. So the policy allows any principal of this account that calls
+    through EC2, as the policy of the AWS key `aws/ebs` does.
+    """
+    through_ec2 = {"kms:CallerAccount": account, "kms:ViaService": f"ec2.{region}.amazonaws.com"}
+    return _document(
+        [
+            {
+                "Sid": "AllowAccount",
+                "Effect": "Allow",
+                "Principal": {"AWS": f"arn:{partition}:iam::{account}:root"},
+                "Action": "kms:*",
+                "Resource": "*",
+            },
+            {
+                "Sid": "AllowNodeDisks",
+                "Effect": "Allow",
+                "Principal": {"AWS": "*"},
+                "Action": sorted(
+                    [
+                        "kms:CreateGrant",
+                        "kms:Decrypt",
+                        "kms:DescribeKey",
+                        "kms:Encrypt",
+                        "kms:GenerateDataKeyWithoutPlaintext",
+                        "kms:ReEncryptFrom",
+                        "kms:ReEncryptTo",
+                    ]
+                ),
+                "Resource": "*",
+                "Condition": {"StringEquals": through_ec2},
+            },
+        ]
+    )
+
+
+def bucket_policy(bucket_arn: str) -> str:
+    """Return a bucket policy that denies all requests without TLS."""
+    return _document(
+        [
+            {
+                "Sid": "RequireTls",
+                "Effect": "Deny",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [bucket_arn, f"{bucket_arn}/*"],
+                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+            }
+        ]
+    )
+
+
+# Prefixes of the bucket that pods use: they read sources, and read and write models.
+SOURCES = "sources/"
+MODELS = "models/"
+
+
+def pods(bucket_arn: str, key_arn: str) -> str:
+    """Return the policy of the pods' role: read sources, read and write models, and use the key for both."""
+    return _document(
+        [
+            _allow(
+                ["s3:ListBucket"],
+                [bucket_arn],
+                Condition={"StringLike": {"s3:prefix": [f"{SOURCES}*", f"{MODELS}*"]}},
+            ),
+            _allow(["s3:GetObject"], [f"{bucket_arn}/{SOURCES}*", f"{bucket_arn}/{MODELS}*"]),
+            _allow(["s3:AbortMultipartUpload", "s3:PutObject"], [f"{bucket_arn}/{MODELS}*"]),
+            _allow(["kms:Decrypt", "kms:GenerateDataKey"], [key_arn]),
+        ]
+    )
+
+
+def efs_driver(file_system_arn: str) -> str:
+    """Return the policy of the efs-csi driver's role: mount existing volumes; it creates none."""
+    return _document(
+        [
+            _allow(
+                [
+                    "elasticfilesystem:DescribeAccessPoints",
+                    "elasticfilesystem:DescribeFileSystems",
+                    "elasticfilesystem:DescribeMountTargets",
+                ],
+                [file_system_arn],
+            ),
+            _allow(["ec2:DescribeAvailabilityZones"], "*"),
+        ]
+    )
+
+
+def use_key(key_arn: str) -> str:
+    """Return a policy that lets the cluster's role encrypt Kubernetes Secrets with the key."""
+    return _document(
+        [_allow(["kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt"], [key_arn])]
+    )
+
+
+def autoscaler(cluster: str) -> str:
+    """Return the policy of the autoscaler's role: read all groups, and scale those of this cluster."""
+    owned = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}}
+    reads = (
+        "autoscaling:DescribeAutoScalingGroups autoscaling:DescribeAutoScalingInstances "
+        "autoscaling:DescribeLaunchConfigurations autoscaling:DescribeScalingActivities "
+        "autoscaling:DescribeTags ec2:DescribeImages ec2:DescribeInstanceTypes "
+        "ec2:DescribeLaunchTemplateVersions ec2:GetInstanceTypesFromInstanceRequirements "
+        "eks:DescribeNodegroup"
+    )
+    scales = ["autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"]
+    return _document([_allow(reads.split(), "*"), _allow(scales, "*", Condition=owned)])
+
+
+def pod_logs() -> str:
+    """Return the policy of the log agent's role: write pod logs to CloudWatch."""
+    names = (
+        "CreateLogGroup CreateLogStream DescribeLogGroups DescribeLogStreams PutLogEvents PutRetentionPolicy"
+    )
+    return _document([_allow([*(f"logs:{name}" for name in names.split()), "ec2:DescribeTags"], "*")])
+
+
+def registry_lifecycle(images: int) -> str:
+    """Return a lifecycle policy that keeps the newest `images` images of a repository."""
+    rule = {
+        "rulePriority": 1,
+        "description": f"keep the newest {images} images",
+        "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": images},
+        "action": {"type": "expire"},
+    }
+    return json.dumps({"rules": [rule]}, sort_keys=True)
+
+
+# IAM does not count whitespace; a role accepts ten managed policies.
+MANAGED_POLICY_CHARACTERS = 6144
+# Created by `make state` for all stacks of an account.
+STATE_ALIAS = "alias/paddle-training-state"
+STATE_BUCKETS = "paddle-training-state-"
+
+
+def deployer() -> list[str]:
+    """Return policy documents that let a user create, change and remove a stack; each fits one policy."""
+    names = [action for action in deployer_permissions.actions() if action != "iam:PassRole"]
+    to_services = {"StringEquals": {"iam:PassedToService": list(deployer_permissions.PASSED_TO)}}
+    return _packed([*_by_service(names), _allow(["iam:PassRole"], "*", Condition=to_services)])
+
+
+def preview(partition: str) -> list[str]:
+    """Return policy documents of the role that previews pull requests: it reads resources and the state.
+
+    It reads no objects of other buckets and uses no other key than the state's, because the preview runs the
+    program of the branch with this role.
+    """
+    kinds = ("Describe", "Get", "List")
+    excluded = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}
+    reads = [name for name in deployer_permissions.actions() if name.partition(":")[2].startswith(kinds)]
+    by_alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_ALIAS}}
+    return _packed(
+        [
+            *_by_service([name for name in reads if name not in excluded]),
+            _allow(["s3:GetObject"], f"arn:{partition}:s3:::{STATE_BUCKETS}*"),
+            _allow(["kms:Decrypt"], "*", Condition=by_alias),
+        ]
+    )
+
+
+def _by_service(actions: Sequence[str]) -> list[dict[str, Any]]:
+    grouped = itertools.groupby(sorted(actions), lambda action: action.partition(":")[0])
+    return [_allow(list(group), "*") for _, group in grouped]
+
+
+def _packed(statements: Iterable[dict[str, Any]]) -> list[str]:
+    documents: list[list[dict[str, Any]]] = [[]]
+    for statement in statements:
+        if len(_document([*documents[-1], statement]).replace(" ", "")) > MANAGED_POLICY_CHARACTERS:
+            documents.append([])
+        documents[-1].append(statement)
+    return [_document(document) for document in documents]

@@ -1,0 +1,103 @@
+"""Calculate whether a node group can hold all trainers and the data pod at the same time. Imports no pulumi.
+
+All of them must fit at once: training pods start first and hold their requests while they wait for the data.
+A data pod without room would never start, and the training pods would wait until their deadline.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from infra.kubernetes_quantities import parse_quantity
+
+GIB = 2**30
+MIB = 2**20
+
+# Requests of the add-ons' daemons on each node (CNI with network policy, kube-proxy, pod identity agent,
+# efs-csi), and one node's part of CoreDNS and the efs-csi controllers, rounded up.
+DAEMON_CPU = 0.35
+DAEMON_MEMORY = 768 * MIB
+
+
+@dataclass(frozen=True)
+class Size:
+    """Cores, and memory in bytes."""
+
+    cpu: float
+    memory: float
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.2f} cores and {self.memory / GIB:.1f} GiB"
+
+
+def is_arm(instance_type: str) -> bool:
+    """Return whether an instance type has Graviton processors: a `g` after the generation (m7g, t4g)."""
+    family = instance_type.partition(".")[0]
+    return any(char.isdigit() and after == "g" for char, after in itertools.pairwise(family))
+
+
+def usable_size(machine: Size) -> Size:
+    """Return the part of a machine that is available to this project's pods.
+
+    EKS reserves 6% of the first core, 1% of the second, 0.5% of the next two and 0.25% of the rest; 255 MiB
+    plus 11 MiB for each pod (29 pods on the smallest nodes that fit, at most 110), plus 100 MiB before
+    eviction. Firmware and kernel take about 4% of the memory of the instance type.
+    """
+    cores = int(machine.cpu)
+    reserved = (
+        0.06
+        + 0.01 * min(max(cores - 1, 0), 1)
+        + 0.005 * min(max(cores - 2, 0), 2)
+        + 0.0025 * max(cores - 4, 0)
+    )
+    pods = 29 if cores <= 2 else 58 if cores <= 8 else 110
+    memory = machine.memory * 0.96 - (255 + 11 * pods + 100) * MIB
+    return Size(machine.cpu - reserved - DAEMON_CPU, memory - DAEMON_MEMORY)
+
+
+def pod_requests(resources: Mapping[str, Any]) -> Size:
+    """Return the requests of a pod's `resources`; a missing request equals the limit, as in Kubernetes.
+
+    Raises:
+        ValueError: a quantity is invalid.
+    """
+    requested = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return Size(parse_quantity(requested.get("cpu", 0)), parse_quantity(requested.get("memory", 0)))
+
+
+def place_pods(
+    *, node: Size, nodes: int, trainers: int, trainer: Size, data: Size, one_a_node: bool
+) -> tuple[int, bool]:
+    """Return how many trainers fit (first fit), and whether the data pod fits in addition to them.
+
+    Args:
+        node: usable size of each node.
+        nodes: number of nodes.
+        trainers: number of training pods.
+        trainer: requests of a training pod.
+        data: requests of the data pod.
+        one_a_node: whether a node holds at most one training pod.
+    """
+    free = [[node.cpu, node.memory] for _ in range(nodes)]
+
+    def place(pod: Size, among: Sequence[int]) -> int | None:
+        for index in among:
+            if free[index][0] >= pod.cpu and free[index][1] >= pod.memory:
+                free[index][0] -= pod.cpu
+                free[index][1] -= pod.memory
+                return index
+        return None
+
+    open_nodes = list(range(nodes))
+    placed = 0
+    for _ in range(trainers):
+        index = place(trainer, open_nodes)
+        if index is None:
+            break
+        placed += 1
+        if one_a_node:
+            open_nodes.remove(index)
+    return placed, place(data, range(nodes)) is not None

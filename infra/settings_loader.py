@@ -1,0 +1,116 @@
+"""Read a stack's configuration into `Settings`, and report every mistake in one `SettingsError`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from infra.setting_types import Help
+from infra.settings import Settings
+from infra.settings_errors import PROJECT, Problem, SettingsError, setting_problem
+from infra.settings_rules import credential_problems, settings_problems
+
+_TEXT_KEYS = {"target", "compute", "image"}
+# Spellings of on and off in other tools and in YAML 1.1.
+_COMPUTE_ALIASES = {"true": "on", "false": "off"}
+
+
+def load_settings(config: Mapping[str, str], project: str = PROJECT) -> Settings:
+    """Return the validated settings of a stack.
+
+    Args:
+        config: `namespace:key` → text (objects and lists as JSON), as the engine passes it.
+        project: namespace of the stack's own keys.
+
+    Raises:
+        SettingsError: a key is unknown, a value has the wrong type, or a rule is violated.
+    """
+    settings, problems = _validate(_decode(config, project))
+    # An invalid section was replaced by its defaults, so rules that involve it would report nonsense.
+    invalid = {_section(problem) for problem in problems}
+    between = settings_problems(settings, config.get("aws:region", ""))
+    problems += [problem for problem in between if _section(problem) not in invalid]
+    problems += credential_problems(config)
+    if problems:
+        raise SettingsError(problems)
+    return settings
+
+
+def _decode(config: Mapping[str, str], project: str) -> dict[str, Any]:
+    """Return the project's own keys without their namespace, with decoded values."""
+    found: dict[str, Any] = {}
+    for full_key, text in config.items():
+        namespace, _, key = full_key.partition(":")
+        if namespace != project:
+            continue
+        if key in _TEXT_KEYS:
+            found[key] = _COMPUTE_ALIASES.get(text, text) if key == "compute" else text
+            continue
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+def _section(problem: Problem) -> str:
+    return problem.key.removeprefix(f"{PROJECT}:").partition(".")[0]
+
+
+def _validate(config: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
+    """Return the settings and their problems; a top-level key with a problem has its default."""
+    try:
+        return Settings.model_validate_json(json.dumps(config)), []
+    except ValidationError as error:
+        # pydantic adds this error for a default that depends on an invalid field.
+        errors = [one for one in error.errors() if one["type"] != "default_factory_not_called"]
+    invalid = {error["loc"][0] for error in errors}
+    # An item of a list is reported as its list, once.
+    problems = {problem.key: problem for problem in (_problem(config, error) for error in errors)}
+    valid = {key: value for key, value in config.items() if key not in invalid}
+    return Settings.model_validate_json(json.dumps(valid)), list(problems.values())
+
+
+def _problem(config: Mapping[str, Any], error: ErrorDetails) -> Problem:
+    model: type[BaseModel] = Settings
+    value: Any = config
+    path: list[str] = []
+    for part in map(str, error["loc"]):
+        fields = {field.alias: field for field in model.model_fields.values()}
+        path.append(part)
+        key, value = ".".join(path), value[part]
+        if part not in fields:
+            near = difflib.get_close_matches(part, map(str, fields), n=1)
+            fix = f"did you mean {near[0]}?" if near else "remove it"
+            limit = f"one of {', '.join(sorted(map(str, fields)))}"
+            return setting_problem(key, value, limit, "an unknown key would have no effect", fix)
+        field = fields[part]
+        if not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            break
+        model = field.annotation
+    in_item = len(error["loc"]) > len(path)
+    wrong_type = error["type"].endswith("_type") and not in_item
+    found = None if wrong_type else next(_helps(field), None)
+    if found is not None:
+        return setting_problem(key, value, found.limit, found.reason, found.fix)
+    limit = error["msg"].removeprefix("Input should be ")
+    if in_item:
+        limit = f"items, each of which is {limit}"
+    reason = "no other value is supported"
+    if error["type"] != "literal_error":
+        reason = f"{error['input']!r} is of type {type(error['input']).__name__}"
+    return setting_problem(key, value, limit, reason, f"write {key} as {limit} in the stack's file")
+
+
+def _helps(field: FieldInfo) -> Iterator[Help]:
+    """Yield the help texts of a field's type, or of its items' types."""
+    item_metadata = [getattr(item, "__metadata__", ()) for item in typing.get_args(field.annotation)]
+    for metadata in (field.metadata, *item_metadata):
+        yield from (one for one in metadata if isinstance(one, Help))

@@ -1,0 +1,269 @@
+"""Rules between settings, and between settings and chart values, files or machines. Imports no pulumi.
+
+Each function yields a `Problem` for each violated rule. `setting_types.py` has the rules of single values.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from infra import cidr, node_capacity
+from infra.settings import Settings
+from infra.settings_errors import Problem
+from infra.settings_errors import setting_problem as problem
+
+_PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+
+
+def settings_problems(settings: Settings, region: str) -> Iterator[Problem]:
+    """Yield the problems that can be found without files, clusters or accounts."""
+    if settings.target == "kubeconfig":
+        yield from _kubeconfig(settings)
+        return
+    yield from _network(settings)
+    yield from _zones(settings, region)
+    yield from _cluster(settings, region)
+    yield from _nodes(settings)
+    yield from _pairs(settings)
+    yield from _volume(settings)
+
+
+def _kubeconfig(settings: Settings) -> Iterator[Problem]:
+    why, fix = "no other kubeconfig is used", "set kubeconfig.path and kubeconfig.context"
+    if settings.kubeconfig.path == "":
+        yield problem("kubeconfig.path", None, "the path of a kubeconfig file", why, fix)
+    if settings.kubeconfig.context == "":
+        yield problem("kubeconfig.context", None, "the name of a context in that file", why, fix)
+    if settings.image == "":
+        limit = "an image that the cluster can pull"
+        yield problem("image", "", limit, "all pods run it", "set image, preferably with a digest")
+    storage = settings.storage
+    if storage.type == "efs-csi":
+        limit, why = "hostPath, nfs or existingClaim", "only target aws creates an EFS file system"
+        yield problem("storage.type", storage.type, limit, why, "set storage.type")
+    if storage.type == "nfs" and storage.server == "":
+        yield problem("storage.server", "", "an NFS server", "pods mount it", "set storage.server")
+    yield from _volume(settings)
+    if settings.compute == "off":
+        why = "this stack does not own an existing cluster, so it cannot stop it"
+        yield problem("compute", "off", "on", why, "use pulumi destroy instead")
+
+
+def _volume(settings: Settings) -> Iterator[Problem]:
+    storage = settings.storage
+    if storage.type == "hostPath" and storage.path == "":
+        limit = "a folder that all nodes share"
+        yield problem("storage.path", "", limit, "pods mount it", "set storage.path")
+    if storage.type == "existingClaim" and storage.claim == "":
+        yield problem("storage.claim", "", "a ReadWriteMany claim", "pods mount it", "set storage.claim")
+
+
+def _network(settings: Settings) -> Iterator[Problem]:
+    network = settings.network
+    vpc, service = ipaddress.IPv4Network(network.vpc_cidr), ipaddress.IPv4Network(network.service_cidr)
+    if network.vpc_id == "" and not cidr.LARGEST_VPC <= vpc.prefixlen <= cidr.SMALLEST_VPC:
+        limit = f"/{cidr.LARGEST_VPC} to /{cidr.SMALLEST_VPC}"
+        why = "AWS allows no larger VPC, and pods need the addresses"
+        yield problem("network.vpcCidr", network.vpc_cidr, limit, why, "use for example 10.0.0.0/16")
+    private = any(service.subnet_of(ipaddress.IPv4Network(block)) for block in _PRIVATE_NETWORKS)
+    if not cidr.LARGEST_SERVICE <= service.prefixlen <= cidr.SMALLEST_SERVICE or not private:
+        limit = f"/{cidr.LARGEST_SERVICE} to /{cidr.SMALLEST_SERVICE} inside {', '.join(_PRIVATE_NETWORKS)}"
+        why, fix = "EKS accepts no other service network", "use for example 172.20.0.0/16"
+        yield problem("network.serviceCidr", network.service_cidr, limit, why, fix)
+    if network.vpc_id == "":
+        yield from service_network_problems(settings, network.vpc_cidr)
+    ids = list(network.subnet_ids)
+    if (network.vpc_id == "") != (not ids):
+        limit, why = "set together with network.vpcId, or not at all", "both describe one existing network"
+        yield problem("network.subnetIds", ids, limit, why, "set both or remove both")
+    elif ids and len(set(ids)) < max(2, len(ids)):
+        limit, why = "at least two different subnets", "EKS requires subnets in two zones"
+        yield problem("network.subnetIds", ids, limit, why, "add a subnet of another zone")
+
+
+def service_network_problems(settings: Settings, vpc_cidr: str) -> Iterator[Problem]:
+    """Yield a problem if the network of Kubernetes Services overlaps `vpc_cidr`."""
+    service = settings.network.service_cidr
+    if cidr.networks_overlap(service, vpc_cidr):
+        limit = f"a network outside the VPC's {vpc_cidr}"
+        why = "EKS rejects it, because an address could belong to a pod and to a Service"
+        fix = "use another network, for example 172.20.0.0/16"
+        yield problem("network.serviceCidr", service, limit, why, fix)
+
+
+def _zones(settings: Settings, region: str) -> Iterator[Problem]:
+    if region == "":
+        fix = "pulumi config set aws:region us-west-2"
+        yield Problem("aws:region", None, "an AWS region", "all resources are created there", fix)
+        return
+    listed, zones = settings.network.availability_zones, settings.network.zones
+    for zone in listed:
+        if zone[:-1] != region or not zone[-1:].isalpha():
+            limit, why = f"a zone of {region}", "subnets are created in the stack's region"
+            yield problem("network.availabilityZones", zone, limit, why, f"use for example {region}a")
+    if listed and (len(listed) != zones or len(set(listed)) != len(listed)):
+        limit, why = f"network.zones ({zones}) different zones", "each zone gets its subnets"
+        yield problem("network.availabilityZones", list(listed), limit, why, f"list {zones} zones")
+
+
+def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
+    cluster = settings.cluster
+    if not cluster.admins:
+        limit = "at least one IAM role or user"
+        why = "nobody else can use the cluster, not even this program"
+        yield problem("cluster.admins", [], limit, why, "list the role that deploys, for example role/Admin")
+    for name in sorted(set(cluster.admins) & set(cluster.viewers)):
+        limit, why = "no principal of cluster.admins", "EKS allows one access entry for each principal"
+        yield problem("cluster.viewers", name, limit, why, "remove it from one list")
+    for network in cluster.public_cidrs:
+        if cidr.is_open(network) and not cluster.open_to_world:
+            limit = "a network of /8 or smaller, unless cluster.openToWorld is true"
+            why = "it would open the API server to the whole internet"
+            fix = "list your addresses, or set cluster.openToWorld to true"
+            yield problem("cluster.publicCidrs", network, limit, why, fix)
+    key = settings.kms.key_arn
+    if key != "" and region not in ("", key.split(":")[3]):
+        why = "services can use only keys of their own region"
+        yield problem("kms.keyArn", key, f"a key of {region}", why, f"use a key of {region}")
+
+
+def _nodes(settings: Settings) -> Iterator[Problem]:
+    nodes = settings.nodes
+    for low, high in itertools.pairwise(("min", "desired", "max")):
+        less, more = getattr(nodes, low), getattr(nodes, high)
+        if less > more:
+            why = "a node group requires min <= desired <= max"
+            fix = f"lower nodes.{low} or raise nodes.{high}"
+            yield problem(f"nodes.{low}", less, f"at most nodes.{high} ({more})", why, fix)
+    types = list(nodes.instance_types)
+    if not types:
+        limit, why = "at least one instance type", "EKS starts nodes of these types"
+        yield problem("nodes.instanceTypes", types, limit, why, "use for example [m6i.large]")
+    if len({node_capacity.is_arm(kind) for kind in types}) > 1:
+        limit, why = "types of one processor architecture", "the launcher image is built for one"
+        fix = "list either Intel and AMD types or Graviton types"
+        yield problem("nodes.instanceTypes", types, limit, why, fix)
+    group, auto = "nodes.placementGroup", "nodes.auto"
+    if nodes.placement_group and not nodes.single_zone:
+        limit, why = "false, unless nodes.singleZone is true", "a placement group lies in one zone"
+        yield problem(group, True, limit, why, "set nodes.singleZone to true")
+    burstable = [kind for kind in types if kind.startswith("t")]
+    if nodes.placement_group and burstable:
+        limit, why = f"no burstable type with {group}", "EC2 starts none in a placement group"
+        yield problem("nodes.instanceTypes", burstable[0], limit, why, "use for example m6i.large")
+    if nodes.auto and nodes.placement_group:
+        why = "the small system node that nodes.auto adds cannot start in a placement group"
+        yield problem(auto, True, f"false with {group}", why, f"set {auto} or {group} to false")
+    if nodes.auto and settings.network.nat == "none" and settings.network.vpc_id == "":
+        why = "the image of the cluster autoscaler is pulled from outside AWS"
+        yield problem(auto, True, "false with network.nat none", why, "set network.nat to single")
+
+
+def _pairs(settings: Settings) -> Iterator[Problem]:
+    dns, budget, fix = settings.dns, settings.budget, "set both or remove both"
+    if (dns.external_name == "") != (dns.public_zone_id == ""):
+        limit, why = "set together with dns.publicZoneId, or not at all", "it is a record of that zone"
+        yield problem("dns.externalName", dns.external_name, limit, why, fix)
+    if (budget.dollars == 0) != (budget.email == ""):
+        limit, why = "set together with budget.dollars, or not at all", "an alarm requires both"
+        yield problem("budget.email", budget.email, limit, why, fix)
+
+
+def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield chart values that cannot work on this stack; the chart's own schema checks everything else."""
+    source = str((values.get("data") or {}).get("source", ""))
+    network = settings.network
+    no_way_out = settings.target == "aws" and network.nat == "none" and network.vpc_id == ""
+    if no_way_out and source.startswith(("https://", "http://")):
+        why = "without NAT, the data pod reaches nothing outside AWS"
+        fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/KEY"
+        yield Problem("data.source", source, "s3:// or file:// with network.nat none", why, fix)
+
+
+def capacity_problems(
+    settings: Settings, values: Mapping[str, Any], machines: Mapping[str, node_capacity.Size]
+) -> tuple[list[Problem], list[str]]:
+    """Check whether the nodes hold all pods at once.
+
+    Training pods hold their requests while they wait for the data pod, so all must fit together. Only what
+    even empty machines could not hold is a problem; what daemons and add-ons take is an estimate, so it
+    results in a warning.
+
+    Args:
+        settings: settings of the stack.
+        values: chart values with defaults filled in.
+        machines: vCPU and memory of each type in `nodes.instanceTypes`.
+
+    Returns:
+        Problems, and warnings.
+    """
+    nodes = settings.nodes
+    count = nodes.max if nodes.auto else nodes.desired
+    if count == 0 or not machines:
+        return [], []
+    try:
+        trainer = node_capacity.pod_requests(values.get("resources") or {})
+        data = node_capacity.pod_requests((values.get("data") or {}).get("resources") or {})
+    except ValueError as error:
+        fix = "correct it in the stack's valuesFiles or values"
+        given = values.get("resources")
+        return [Problem("resources", given, "quantities such as 250m and 2Gi", str(error), fix)], []
+    trainers, one_a_node = int(values.get("trainers", 1)), values.get("hostPorts") is True
+    smallest = min(machines.values(), key=lambda size: (size.memory, size.cpu))
+    key = "max" if nodes.auto else "desired"
+    rule = "one trainer on each node (hostPorts)" if one_a_node else "the sum of requests"
+    wanted = f"{trainers} trainers of {trainer} and a data pod of {data} at once, counted by {rule}"
+    fix = f"raise nodes.{key}, use a larger type in nodes.instanceTypes, or lower trainers or resources"
+
+    def missing_room(node: node_capacity.Size) -> str:
+        placed, data_fits = node_capacity.place_pods(
+            node=node, nodes=count, trainers=trainers, trainer=trainer, data=data, one_a_node=one_a_node
+        )
+        if placed < trainers:
+            return f"{placed} trainers fit"
+        return "" if data_fits else "no room is left for the data pod"
+
+    types = ", ".join(nodes.instance_types)
+    missing = missing_room(smallest)
+    if missing:
+        why = f"{count} nodes of {types} have {smallest} each: {missing}, and other pods would never start"
+        return [problem(f"nodes.{key}", count, f"nodes that hold {wanted}", why, fix)], []
+    usable = node_capacity.usable_size(smallest)
+    missing = missing_room(usable)
+    if not missing:
+        return [], []
+    text = f"nodes.{key} = {count}: pods can use about {usable} of each {types}: {missing}"
+    return [], [f"{text} (needed: {wanted}). Pods without room stay pending. Fix: {fix}"]
+
+
+def upload_problems(settings: Settings, project_folder: Path) -> Iterator[Problem]:
+    """Yield the uploads whose local file does not exist."""
+    for key, name in settings.artifacts.uploads.items():
+        if not (project_folder / name).is_file():
+            limit = "a file, by its path relative to the project"
+            fix = "run make sources for the data of the examples, or correct the path"
+            yield problem("artifacts.uploads", f"{key}: {name}", limit, "the file does not exist", fix)
+
+
+# Settings of the AWS provider that select its credentials; only the provider reads them.
+_PROVIDER_CREDENTIALS = (
+    *("accessKey", "secretKey", "token", "assumeRole", "assumeRoles", "assumeRoleWithWebIdentity"),
+    *("sharedConfigFiles", "sharedCredentialsFile", "sharedCredentialsFiles"),
+)
+
+
+def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield credentials that only the provider would use; `aws:profile` works for all tools."""
+    for name in _PROVIDER_CREDENTIALS:
+        if config.get(f"aws:{name}"):
+            yield Problem(
+                f"aws:{name}",
+                "(not shown)",
+                "not set",
+                "only the provider would use it; tokens, push and doctor use other credentials",
+                "write a profile (role_arn, source_profile) to ~/.aws/config, and set aws:profile to it",
+            )

@@ -1,0 +1,159 @@
+"""Commands in a container, through the exec websocket in constant memory.
+
+The Kubernetes client's own reader (`WSClient.update`) reads every available frame before it returns, so a
+sender that is faster than its receiver fills the memory. Here that client opens the websocket (with its
+authentication, TLS and proxy rules), and `ExecStream` reads one frame at a time.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from dataclasses import dataclass
+from typing import IO, Any
+
+from launcher.cli.errors import CliError, api_error, parse_handshake_error
+
+_STDIN, _STDOUT, _STDERR, _ERROR = b"\0", 1, 2, 3
+_SEND_BYTES = 32 * 1024
+_STDERR_KEPT = 8 * 1024
+
+
+@dataclass(frozen=True)
+class ExecTarget:
+    """The container in which a command runs."""
+
+    api: Any
+    """`kubernetes.client.ApiClient`, used by no other thread."""
+    cluster: str
+    """The cluster's name in messages."""
+    namespace: str
+    pod: str
+    container: str
+
+
+class ExecStream(io.RawIOBase):
+    """The stdout of a command in a container, readable while the command runs.
+
+    `result()` raises an error if the command failed.
+    """
+
+    def __init__(
+        self, target: ExecTarget, argv: list[str], *, stdin: IO[bytes] | None, idle_seconds: float
+    ) -> None:
+        """Start the command.
+
+        Args:
+            target: where the command runs.
+            argv: the command.
+            stdin: bytes that a thread sends while stdout is read; None: no stdin.
+            idle_seconds: a read fails after so many seconds without a byte.
+
+        Raises:
+            CliError: the API server rejects the command.
+        """
+        from kubernetes.client import CoreV1Api
+        from kubernetes.client.rest import ApiException
+        from kubernetes.stream import stream
+
+        self._action = f"run '{' '.join(argv[:5])}' in pod {target.pod}"
+        self._idle_seconds = idle_seconds
+        self._rest = memoryview(b"")
+        self._stderr = b""
+        self._status: dict[str, Any] | None = None
+        self._ended = False
+        self._failure: BaseException | None = None
+        try:
+            client = stream(
+                CoreV1Api(target.api).connect_get_namespaced_pod_exec,
+                target.pod,
+                target.namespace,
+                container=target.container,
+                command=argv,
+                stdin=stdin is not None,
+                stdout=True,
+                stderr=True,
+                tty=False,
+                binary=True,
+                _preload_content=False,
+            )
+        except ApiException as error:
+            rejected = parse_handshake_error(str(error.reason))
+            if rejected:
+                raise api_error(*rejected, self._action, target.cluster) from error
+            raise CliError(f"cannot {self._action}: {error.reason}") from error
+        self._socket = client.sock
+        self._socket.settimeout(idle_seconds)
+        self._sender: threading.Thread | None = None
+        if stdin is not None:
+            self._sender = threading.Thread(target=self._send, args=(stdin,), daemon=True)
+            self._sender.start()
+
+    def readable(self) -> bool:
+        """Return True; `io.BufferedReader` calls this before it accepts the stream."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read the next bytes of stdout into `buffer`; return their number, 0 at the end."""
+        while not self._rest and not self._ended:
+            self._read_frame()
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def _read_frame(self) -> None:
+        from websocket import ABNF, WebSocketConnectionClosedException, WebSocketTimeoutException
+
+        try:
+            opcode, frame = self._socket.recv_data_frame(True)
+        except WebSocketTimeoutException as error:
+            raise CliError(
+                f"cannot {self._action}: no byte was received for {self._idle_seconds:.0f} s",
+                "check that the pod and its node still run, then run the same command again",
+            ) from error
+        except (WebSocketConnectionClosedException, OSError):
+            self._ended = True
+            return
+        if opcode == ABNF.OPCODE_CLOSE:
+            self._ended = True
+        elif opcode in (ABNF.OPCODE_BINARY, ABNF.OPCODE_TEXT) and frame.data:
+            channel, payload = frame.data[0], frame.data[1:]
+            if channel == _STDOUT:
+                self._rest = memoryview(payload)
+            elif channel == _STDERR:
+                self._stderr = (self._stderr + payload)[-_STDERR_KEPT:]
+            elif channel == _ERROR:
+                self._status = json.loads(payload)
+
+    def _send(self, source: IO[bytes]) -> None:
+        try:
+            while block := source.read(_SEND_BYTES):
+                self._socket.send_binary(_STDIN + block)
+        except BaseException as error:  # result() raises it in the thread that can report it to the user
+            self._failure = error
+            self._socket.shutdown()
+
+    def result(self) -> None:
+        """Read stdout to its end. Raises CliError with the command's stderr unless the command succeeded."""
+        while not self._ended:
+            self._read_frame()
+            self._rest = memoryview(b"")
+        sent_all = self._sender is None or not self._sender.is_alive()
+        self.close()
+        stderr = self._stderr.decode(errors="replace").strip()
+        if (self._status or {}).get("status") == "Success" and not self._failure and sent_all:
+            return
+        if stderr:
+            raise CliError(stderr.splitlines()[-1] if "Traceback" in stderr else stderr)
+        if isinstance(self._failure, CliError):
+            raise self._failure
+        cause = (self._status or {}).get("message") or self._failure or "the connection was closed"
+        raise CliError(f"cannot {self._action}: {cause}")
+
+    def close(self) -> None:
+        """Close the websocket; the command is killed if it still runs."""
+        if not self.closed and hasattr(self, "_socket"):
+            self._socket.shutdown()
+        super().close()

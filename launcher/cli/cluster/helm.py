@@ -1,0 +1,211 @@
+"""Find the training chart, and run the `helm` that is installed on this machine."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import launcher
+from launcher.cli.cluster.cluster_api import CHART
+from launcher.cli.errors import CliError, UsageError
+from launcher.io import spelling
+
+COMMAND_SECONDS = 300.0  # one helm command may take so long
+_CONFLICTS = (
+    "another operation (install/upgrade/rollback) is in progress",
+    "release: already exists",  # two upgrades that create the same revision
+    'secrets "sh.helm.release',  # two first installations
+    "cannot re-use a name",
+)
+
+
+def find_chart(given: str | None) -> str:
+    """Return a chart for helm: `given` (a folder, a package or oci://…), else the one next to the launcher.
+
+    Raises:
+        UsageError: there is no chart at that place.
+    """
+    if given is not None:
+        path = Path(given)
+        if "://" in given or path.is_file() or (path / "Chart.yaml").is_file():
+            return given
+        raise UsageError(
+            f"--chart {given} is not a chart: no folder with a Chart.yaml, no file, and no oci:// address",
+            "give one of these, or omit --chart to use the chart that comes with the launcher",
+        )
+    package = Path(launcher.__file__).resolve().parent
+    for charts in (package / "charts", package.parent / "charts"):  # installed; a clone
+        if (charts / CHART / "Chart.yaml").is_file():
+            return str(charts / CHART)
+    raise UsageError(
+        f"the chart {CHART} is not next to the launcher in {package}", "give it with --chart PATH or oci://…"
+    )
+
+
+class HelmConflictError(CliError):
+    """Raised when another helm process changes the release at the same time, or was killed while it did."""
+
+
+@dataclass(frozen=True)
+class Helm:
+    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails."""
+
+    chart: str
+    namespace: str
+    kubeconfig: Path | None = None
+    context: str | None = None
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default values of the chart."""
+        return dict(yaml.safe_load(self._run(["show", "values", self.chart])))
+
+    def upgrade(self, release: str, values: Path) -> list[str]:
+        """Return the helm command line (argv) that installs or upgrades a release.
+
+        helm reads the values that describe the cluster from stdin; those in the file `values` override them.
+        """
+        return [
+            *("helm", "upgrade", "--install", release, _short(self.chart), "-n", self.namespace),
+            *("--reset-values", "-f", "-", "-f", str(values), *self._options()),
+        ]
+
+    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
+        """Return `run.json` as an upgrade to these values would write it; nothing is changed.
+
+        Args:
+            release: the release's name.
+            base: YAML of the values that describe the cluster.
+            values: YAML of the training's values, which override `base`.
+            keep: the path that messages show for `values`; this file is not read.
+
+        Raises:
+            UsageError: the chart or the cluster rejects the values.
+        """
+        try:
+            answer = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")
+        except HelmConflictError:
+            raise
+        except CliError as error:
+            hints = "".join(f"\n{line}" for line in _suggest_keys(str(error), self.defaults()))
+            raise UsageError(
+                f"helm rejects the values of release {release}; nothing was changed. {error}{hints}"
+            ) from error
+        run_json = _run_json(release, json.loads(answer)["manifest"])
+        if "k8sJob" not in run_json:
+            raise UsageError(
+                f"--chart {self.chart} is not the chart {CHART}: it has no ConfigMap {release}-run",
+                f"give the chart {CHART}, or omit --chart",
+            )
+        return run_json
+
+    def run(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+        """Install or upgrade a release with helm.
+
+        Args:
+            release: the release's name.
+            base: YAML of the values that describe the cluster.
+            values: YAML of the training's values, which override `base`.
+            keep: the path that messages show for `values`; this file is not read.
+            description: helm's description of the new revision.
+
+        Raises:
+            HelmConflictError: another helm process changes the release.
+        """
+        self._upgraded(release, base, values, keep, "--description", description)
+
+    def _upgraded(self, release: str, base: str, values: str, keep: Path, *more: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            private = Path(folder) / keep.name
+            private.write_text(values, "utf-8")
+            try:
+                return self._run([*self.upgrade(release, private)[1:], *more], base)
+            except CliError as error:
+                text = str(error).replace(str(private), str(keep))
+                if any(part in text for part in _CONFLICTS):
+                    at = f"{release} -n {self.namespace}"
+                    raise HelmConflictError(
+                        f"{text}\nAnother helm (`pulumi up`, or one started by hand) changes this release, "
+                        "or was killed while it did",
+                        f"run this again once `helm history {at}` shows no pending revision; if one stays "
+                        f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
+                    ) from error
+                error.args = (text,)
+                raise
+
+    def history(self, release: str) -> list[dict[str, Any]]:
+        """Return a release's revisions, newest first: `revision`, `updated`, `status` and `description`."""
+        words = ["history", release, "-n", self.namespace, *self._options(), "-o", "json"]
+        return list(reversed(json.loads(self._run(words))))
+
+    def claim(self, release: str, revision: int) -> str:
+        """Return the name of the PersistentVolumeClaim in a revision; empty if it is not of this chart."""
+        words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
+        return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")
+
+    def uninstall(self, release: str) -> None:
+        """Uninstall a release. The storage keeps its data and results."""
+        self._run(["uninstall", release, "-n", self.namespace, *self._options()])
+
+    def _options(self) -> list[str]:
+        options = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []
+        return [*options, "--kube-context", self.context] if self.context else options
+
+    def _run(self, words: Sequence[str], given: str = "") -> str:
+        program = shutil.which("helm")
+        if program is None:
+            raise UsageError(
+                "helm is not on PATH; it installs and upgrades the release of a training",
+                "install helm 3.14 or newer (https://helm.sh/docs/intro/install); in a clone, "
+                'eval "$(make -s env)" adds the clone\'s helm to PATH',
+            )
+        try:
+            ended = subprocess.run(
+                [program, *words],
+                input=given,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=COMMAND_SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CliError(
+                f"helm {words[0]} timed out after {COMMAND_SECONDS:.0f} s",
+                f"check that the cluster answers (kubectl get pods -n {self.namespace}), and run this again",
+            ) from error
+        if ended.returncode:
+            raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}")
+        return ended.stdout
+
+
+def _run_json(release: str, manifest: str) -> dict[str, Any]:
+    """Return `run.json` of the run ConfigMap in a release's manifest; {} if there is none."""
+    for thing in yaml.safe_load_all(manifest):
+        if thing and (thing["kind"], thing["metadata"]["name"]) == ("ConfigMap", f"{release}-run"):
+            return dict(json.loads(thing["data"]["run.json"]))
+    return {}
+
+
+def _suggest_keys(message: str, defaults: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a suggestion for each misspelt value that helm's message rejects."""
+    for path, problem in spelling.AT.findall(message):
+        known: Any = defaults
+        for key in filter(None, path.split("/")):
+            known = known.get(key) if isinstance(known, Mapping) else None
+        name = spelling.unknown(problem)
+        if name is not None and (meant := spelling.meant(name, known or ())):
+            yield f"{name}: {meant}"
+
+
+def _short(chart: str) -> str:
+    """Return the chart's path relative to the current folder if it is inside it, else the path unchanged."""
+    path, here = Path(chart), Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else chart

@@ -1,0 +1,195 @@
+"""What the states of pods, Jobs and claims mean: why a pod does not run, and why a container exited.
+
+Pure functions over objects as the API server sends them. `events` are Event objects about the pod, Job or
+claim, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from launcher import errors
+
+Object = dict[str, Any]
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+PERMANENT_WAITS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
+"""Waiting reasons of containers that do not resolve by themselves."""
+
+ABSENT = "does not exist"  # part of `explain_claim`
+
+_ORDINARY_WAITS = ("ContainerCreating", "PodInitializing", "")
+_EXPLAINING_EVENTS = (
+    "FailedMount",
+    "FailedAttachVolume",
+    "FailedScheduling",
+    "FailedCreatePodSandBox",
+    "FailedCreate",
+)
+_UNBOUND = "unbound immediate PersistentVolumeClaims"
+_CODES = {
+    errors.EXIT_SETTINGS: "a setting is invalid",
+    errors.EXIT_DATA: "the data is invalid or missing, or the loss is NaN or infinite",
+    errors.EXIT_TWIN: "another pod of this rank has taken its place; not counted as a failure",
+    errors.EXIT_GANG: "the run failed; it is not retried",
+    errors.EXIT_UNFIT: "this pod cannot continue; it is replaced",
+    errors.EXIT_STORAGE: "the storage is full or read-only",
+    errors.EXIT_STOPPED: "stopped by SIGTERM",
+}
+_FINAL_CODES = (errors.EXIT_SETTINGS, errors.EXIT_DATA, errors.EXIT_GANG, errors.EXIT_STORAGE)
+"""With these the termination message is the cause of the failure; with others it may be any last log line."""
+_HARMLESS_CODES = (errors.EXIT_TWIN, errors.EXIT_STOPPED)  # the chart's podFailurePolicy ignores them
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+
+
+def name_of(thing: Object) -> str:
+    """Return an object's metadata.name."""
+    return str(thing.get("metadata", {}).get("name", ""))
+
+
+def container_statuses(pod: Object) -> list[Object]:
+    """Return the statuses of a pod's init containers, then those of its other containers."""
+    status = pod.get("status", {})
+    return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+
+
+def running_container(pod: Object, or_init: bool = False) -> str | None:
+    """Return the main container's name if it runs; with `or_init` also that of a running init container."""
+    main = pod.get("status", {}).get("containerStatuses", [])
+    for status in container_statuses(pod) if or_init else main:
+        if "running" in (status.get("state") or {}):
+            return str(status["name"])
+    return None
+
+
+def find_condition(thing: Object, kind: str) -> Object | None:
+    """Return the condition `kind` of a pod or Job, or None."""
+    for entry in thing.get("status", {}).get("conditions") or []:
+        if entry.get("type") == kind:
+            return dict(entry)
+    return None
+
+
+def unusual_wait(pod: Object) -> tuple[str, str] | None:
+    """Return (reason, sentence) of the first container whose waiting reason is not part of a normal start."""
+    for status in container_statuses(pod):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        reason = waiting.get("reason", "")
+        if reason in _ORDINARY_WAITS:
+            continue
+        message = waiting.get("message", "")
+        image = f" (image {status['image']})" if "Image" in reason and status.get("image") else ""
+        return reason, f"{reason}{image}: {message}" if message else f"{reason}{image}"
+    return None
+
+
+def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
+    """Return one sentence that says why a pod does not run yet."""
+    scheduled = find_condition(pod, "PodScheduled")
+    if scheduled and scheduled.get("status") == "False":
+        message = scheduled.get("message") or "no suitable node"
+        if _UNBOUND not in message:
+            return f"{scheduled.get('reason', 'Unschedulable')}: {message}"
+        events = ()  # every first start reports this; a note about the claim says why it lasts
+    waiting = unusual_wait(pod)
+    if waiting:
+        return waiting[1]
+    # Events of the scheduler are outdated once the pod has a node.
+    warning = newest_warning(e for e in events if not scheduled or e.get("reason") != "FailedScheduling")
+    if warning:
+        return warning
+    if pod.get("metadata", {}).get("deletionTimestamp"):
+        return "it is being deleted"
+    if not scheduled or scheduled.get("status") == "False":
+        return "its storage claim is not bound yet" if scheduled else "not scheduled yet"
+    running_init = [
+        status["name"]
+        for status in pod.get("status", {}).get("initContainerStatuses", [])
+        if "running" in (status.get("state") or {})
+    ]
+    return f"init container {running_init[0]} is running" if running_init else "its containers are starting"
+
+
+def newest_warning(events: Iterable[Object]) -> str:
+    """Return the newest warning that explains a delay as `reason: message`; empty if there is none."""
+    for event in reversed(list(events)):
+        if event.get("type") == "Warning" and event.get("reason") in _EXPLAINING_EVENTS:
+            return f"{event['reason']}: {str(event.get('message', '')).strip()}"
+    return ""
+
+
+def describe_exit_code(code: int) -> str:
+    """Return an exit code with its meaning: one of the launcher's own, or a signal (128 + its number)."""
+    meaning = _CODES.get(code) or _SIGNALS.get(code - 128)
+    return f"exit code {code} ({meaning})" if meaning else f"exit code {code}"
+
+
+def is_harmless_failure(pod: Object) -> bool:
+    """Return whether a failed pod does not fail its Job: it was disrupted, stopped or replaced."""
+    if (find_condition(pod, "DisruptionTarget") or {}).get("status") == "True":
+        return True
+    ends = [(status.get("state") or {}).get("terminated") or {} for status in container_statuses(pod)]
+    codes = [end["exitCode"] for end in ends if end.get("exitCode")]
+    return bool(codes) and all(code in _HARMLESS_CODES for code in codes)
+
+
+def explain_failure(pod: Object) -> str:
+    """Return why a pod failed: its containers' termination messages and exit codes, else the pod's status."""
+    causes: list[str] = []
+    for status in container_statuses(pod):
+        ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get(
+            "terminated"
+        )
+        if not ended or ended.get("exitCode", 0) == 0:
+            continue
+        code, message = ended["exitCode"], str(ended.get("message") or "").strip()
+        if not message or code not in _FINAL_CODES:
+            reason = ended.get("reason", "Error")
+            extra = "" if reason in ("Error", "Completed") else f", {reason}"
+            if reason == "OOMKilled":
+                extra += ": it used more memory than its limit"
+            what = f"container {status.get('name')} exited with {describe_exit_code(code)}{extra}"
+            message = f"{what}: {message}" if message else what
+        causes.append(message)
+    if causes:
+        return "\n".join(causes)
+    status = pod.get("status", {})
+    return ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
+
+
+def job_state(job: Object | None) -> tuple[str, str]:
+    """Return (state, reason) of a Job; the state is missing, suspended, running, complete or failed."""
+    if job is None:
+        return "missing", ""
+    failed = find_condition(job, "Failed") or find_condition(job, "FailureTarget")
+    if failed and failed.get("status") == "True":
+        return "failed", ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
+    complete = find_condition(job, "Complete")
+    if complete and complete.get("status") == "True":
+        return "complete", ""
+    if job.get("spec", {}).get("suspend"):
+        return "suspended", "spec.suspend is true"
+    return "running", ""
+
+
+def queue_of(job: Object | None) -> str:
+    """Return the Kueue queue that suspends and resumes a Job; empty if there is none."""
+    return str(((job or {}).get("metadata", {}).get("labels") or {}).get(QUEUE_LABEL) or "")
+
+
+def explain_claim(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:
+    """Return why a claim cannot be mounted; empty if it is bound, or is bound as soon as a pod uses it."""
+    if claim is None:
+        return f"the claim {claim_name} {ABSENT}"
+    phase = claim.get("status", {}).get("phase")
+    if phase == "Bound":
+        return ""
+    newest = next((event for event in reversed(list(events)) if event.get("message")), None)
+    if newest and newest.get("reason") == "WaitForFirstConsumer":
+        return ""
+    why = f"{newest.get('reason')}: {newest.get('message')}" if newest else "no event says why"
+    spec = claim.get("spec", {})
+    wanted = spec.get("volumeName") or spec.get("storageClassName") or "any volume"
+    return f"the claim {claim_name} is {phase or 'Pending'}, not Bound (it requests {wanted}); {why}"

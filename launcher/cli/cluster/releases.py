@@ -1,0 +1,200 @@
+"""The chart's releases in a cluster: the run that each describes, and the storage that each writes to.
+
+The chart writes a ConfigMap `<release>-run`. Its key `run.json` describes the run; its key `base.yaml` has
+the chart values that describe the cluster (image, storage, scheduling).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import CHART, NAME_LABEL, RELEASE_LABEL, Cluster, Object
+from launcher.cli.errors import CliError
+
+SOURCES = "sources"
+"""The folder next to the jobs' folders, for the files that file:// sources refer to."""
+_FILE_SCHEME = "file://"
+LIVE_STATES = ("running", "suspended")
+"""States of a Job whose run needs its folder."""
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True)
+class ReleaseRun:
+    """The key `run.json` of ConfigMap `<release>-run`; docs/reference/cluster-objects.md has its fields."""
+
+    release: str
+    namespace: str
+    job_name: str
+    job_path: str
+    claim: str
+    image: str
+    image_pull_policy: str
+    image_pull_secrets: list[Any]
+    service_account: str
+    trainers: int
+    passes: int
+    k8s_job: str
+    k8s_data_job: str
+    data_digest: str
+    uid: int
+    gid: int
+    source_files: tuple[str, ...] = ()
+    """Names below `sources/` that the values refer to."""
+
+    @classmethod
+    def from_json(cls, release: str, namespace: str, value: Mapping[str, Any]) -> ReleaseRun:
+        """Return the run that `value` describes. Raises KeyError for a required key that it lacks."""
+        return cls(
+            release=release,
+            namespace=namespace,
+            job_name=value["jobName"],
+            job_path=value.get("jobPath") or "/home/jobpath",
+            claim=value["claim"],
+            image=value["image"],
+            image_pull_policy=value.get("imagePullPolicy") or "IfNotPresent",
+            image_pull_secrets=value.get("imagePullSecrets") or [],
+            service_account=value.get("serviceAccount") or "default",
+            trainers=int(value["trainers"]),
+            passes=int(value["passes"]),
+            k8s_job=value["k8sJob"],
+            k8s_data_job=value.get("k8sDataJob") or "",
+            data_digest=value.get("dataDigest") or "",
+            uid=int(value.get("uid") or 10001),
+            gid=int(value.get("gid") or 10001),
+            source_files=tuple(source_files(value.get("data") or {})),
+        )
+
+
+def source_files(data: Mapping[str, Any]) -> list[str]:
+    """Return the names below `sources/` that a chart's `data` values, or a manifest, refer to."""
+    urls = [str(data.get(key) or "") for key in ("source", "testSource")]
+    return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of the training chart, as its ConfigMap `<release>-run` describes it."""
+
+    namespace: str
+    name: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The ConfigMap's data."""
+
+    def __str__(self) -> str:
+        """Return the release as messages refer to it."""
+        return f"release {self.name} in namespace {self.namespace}"
+
+    @property
+    def run(self) -> ReleaseRun | None:
+        """The run that the ConfigMap describes; None if another version of the chart wrote the ConfigMap."""
+        with suppress(KeyError, ValueError, TypeError, AttributeError):
+            return ReleaseRun.from_json(self.name, self.namespace, json.loads(self.files["run.json"]))
+        return None
+
+    @property
+    def volume(self) -> tuple[Any, ...] | None:
+        """The release's `volume_identity`; None if the ConfigMap does not contain the values for it."""
+        with suppress(KeyError, yaml.YAMLError, AttributeError):
+            return volume_identity(yaml.safe_load(self.files["base.yaml"]) or {}, self.namespace)
+        return None
+
+
+def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...]:
+    """Return a tuple that identifies the volume of a release in `namespace` with these chart values.
+
+    Two releases have equal tuples exactly if they write to the same volume.
+    """
+    storage = values.get("storage") or {}
+    kind = str(storage.get("type"))
+    place = storage.get("efsCsi" if kind == "efs-csi" else kind)
+    return (kind, place, namespace if kind == "existingClaim" else "")
+
+
+def releases_in(config_maps: Sequence[Object]) -> list[Release]:
+    """Return the releases whose run ConfigMaps are among `config_maps`, sorted by namespace and name."""
+    found = []
+    for entry in config_maps:
+        meta = entry.get("metadata", {})
+        name = (meta.get("labels") or {}).get(RELEASE_LABEL)
+        if name and meta.get("name") == f"{name}-run":
+            found.append(Release(str(meta.get("namespace")), str(name), entry.get("data") or {}))
+    return sorted(found, key=lambda release: (release.namespace, release.name))
+
+
+def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Release]:
+    """Return the releases of all namespaces that this user may list, or of the cluster's namespace only."""
+    list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
+    return releases_in(list_maps("config_map", "list the releases", f"{NAME_LABEL}={CHART}"))
+
+
+class ReleaseNotFoundError(CliError):
+    """The namespace has no such release; the message lists the releases that exist."""
+
+    def __init__(self, cluster: Cluster, release: str) -> None:
+        """Compose the message for `release` of the cluster's namespace."""
+        problem = f"namespace {cluster.namespace} on {cluster.name} has no release {release} of this chart"
+        try:
+            known = list_releases(cluster)
+        except CliError:
+            super().__init__(
+                f"{problem}, and this user may not list which others exist",
+                "give the right names with --release and --namespace",
+            )
+            return
+        options = "; ".join(f"--release {one.name} --namespace {one.namespace}" for one in known)
+        super().__init__(
+            problem if options else f"{problem}, nor has any other namespace that this user can list",
+            f"choose one of: {options}" if options else "create one with helm install or pulumi up",
+        )
+
+
+@dataclass(frozen=True)
+class StorageUser:
+    """A release that writes to a given storage."""
+
+    release: Release
+    run: ReleaseRun | None
+    """None: its ConfigMap cannot be read, so that its job and its sources are unknown."""
+    state: str
+    """`running`, `suspended`, `over` or UNREADABLE."""
+
+    def __str__(self) -> str:
+        """Return the release and its state as messages show them."""
+        return f"{self.release} ({self.state})"
+
+
+def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
+    """Return the releases on the storage of a claim of the cluster's namespace.
+
+    Releases in namespaces that this user may not list are missing. A release is included if it cannot be
+    determined which volume it has, or which volume the claim has.
+    """
+    jobs = cluster.list_in_all_namespaces("job", "list the releases' Jobs", f"{NAME_LABEL}={CHART}")
+    states = {
+        (job["metadata"].get("namespace"), object_states.name_of(job)): object_states.job_state(job)[0]
+        for job in jobs
+    }
+    found, own_volumes = [], []
+    for release in list_releases(cluster):
+        run, state, uses_claim = release.run, UNREADABLE, False
+        if run is not None:
+            job_states = [
+                states.get((release.namespace, name), "") for name in (run.k8s_job, run.k8s_data_job)
+            ]
+            state = next((live for live in LIVE_STATES if live in job_states), "over")
+            uses_claim = (release.namespace, run.claim) == (cluster.namespace, claim)
+        found.append((StorageUser(release, run, state), uses_claim))
+        own_volumes += [release.volume] if uses_claim and release.volume else []
+    return [
+        user
+        for user, uses_claim in found
+        if uses_claim or not own_volumes or user.release.volume in (None, *own_volumes)
+    ]

@@ -1,0 +1,150 @@
+"""Leases in the cluster: only one `run` at a time changes a release, and only one uses a job's name."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from launcher.cli.cluster.cluster_api import (
+    CHART,
+    NAME_LABEL,
+    RELEASE_LABEL,
+    Cluster,
+    ConflictError,
+    NotFoundError,
+)
+from launcher.cli.errors import CliError, OtherRunError
+
+RENEW_SECONDS = 3.0
+EXPIRED_SECONDS = 15.0
+"""A lease that was not renewed for so long, by the waiting process's own clock, has expired."""
+POLL_SECONDS = 0.5
+
+
+def user_and_host() -> str:
+    """Return `user@host`, which identifies the holder of a lease to other users."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user of a container may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
+
+
+@contextlib.contextmanager
+def hold_lease(
+    cluster: Cluster,
+    release: str,
+    job: str = "",
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Callable[[], None]]:
+    """Hold the Lease `<release>-run`, or `<job>.job`, inside the block; a thread renews it. Then delete it.
+
+    Yields:
+        A check that raises OtherRunError once the lease is lost, for example after this machine slept.
+
+    Raises:
+        OtherRunError: another process holds and renews the lease. An expired lease is taken over.
+        CliError: the cluster cannot be reached or rejects the request.
+    """
+    cluster = cluster.with_own_client()
+    lease = _acquire(cluster, release, job, clock, sleep)
+    renewer = _Renewer(cluster, lease, clock)
+    try:
+        yield renewer.check
+    finally:
+        renewer.release()
+
+
+def _acquire(
+    cluster: Cluster, release: str, job: str, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> dict[str, Any]:
+    name = f"{job}.job" if job else f"{release}-run"
+    meta = {"name": name, "labels": {NAME_LABEL: CHART, RELEASE_LABEL: release}}
+    seen, since = "", clock()
+    while True:
+        with contextlib.suppress(ConflictError, NotFoundError):  # another process was faster: try again
+            there = cluster.find("lease", name, "check whether another `run` holds the lease")
+            if there is None:
+                return cluster.create("lease", {"metadata": meta, "spec": _spec()})
+            version = str(there["metadata"]["resourceVersion"])
+            if version != seen and seen:
+                raise _held_error(f"job {job}" if job else f"release {release}", there["spec"])
+            if seen and clock() - since >= EXPIRED_SECONDS:
+                return cluster.replace("lease", {**there, "spec": _spec()})
+            seen = version
+        sleep(POLL_SECONDS)
+
+
+def _spec() -> dict[str, Any]:
+    now = _now()
+    return {
+        "holderIdentity": f"{user_and_host()}:{os.getpid()}",
+        "acquireTime": now,
+        "renewTime": now,
+        "leaseDurationSeconds": int(EXPIRED_SECONDS),
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _held_error(what: str, spec: dict[str, Any]) -> OtherRunError:
+    who, _, pid = str(spec.get("holderIdentity")).rpartition(":")
+    since = str(spec.get("acquireTime")).partition(".")[0].replace("T", " ")
+    return OtherRunError(
+        f"{who} (process {pid}) has been using {what} since {since}Z and holds its lease; nothing was sent",
+        "run the same command again when that command has finished; or start another release and job now: "
+        "--release NAME --set jobName=NAME",
+    )
+
+
+class _Renewer:
+    """A thread that renews a lease until `release` is called."""
+
+    def __init__(self, cluster: Cluster, lease: dict[str, Any], clock: Callable[[], float]) -> None:
+        self._cluster, self._lease, self._clock = cluster, lease, clock
+        self._renewed, self._lost = clock(), False
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise OtherRunError if the lease is lost or may have expired."""
+        if self._lost or self._clock() - self._renewed >= EXPIRED_SECONDS:
+            raise OtherRunError(
+                f"lost the lease {self._lease['metadata']['name']}: it was not renewed for "
+                f"{EXPIRED_SECONDS:.0f} s, or another command took it over. The release was not changed",
+                "run the same command again",
+            )
+
+    def release(self) -> None:
+        """Stop the thread, and delete the lease unless another process holds it; else the lease expires."""
+        self._end.set()
+        self._thread.join()
+        meta = self._lease["metadata"]
+        with contextlib.suppress(CliError):
+            if not self._lost:
+                self._cluster.delete("lease", meta["name"], version=meta["resourceVersion"])
+
+    def _run(self) -> None:
+        while not self._end.wait(RENEW_SECONDS):
+            asked = self._clock()
+            try:
+                spec = {**self._lease["spec"], "renewTime": _now()}
+                self._lease = self._cluster.replace("lease", {**self._lease, "spec": spec})
+                self._renewed = asked
+            except (ConflictError, NotFoundError):
+                self._lost = True
+                return
+            except CliError:
+                continue  # `check` decides how long the cluster may be unreachable

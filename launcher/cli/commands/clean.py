@@ -1,0 +1,349 @@
+"""`clean`: remove earlier runs, a job's folder or uploaded data files that nothing uses."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+
+from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, StorageUser, list_storage_users, source_files
+from launcher.cli.cluster.run_lease import hold_lease
+from launcher.cli.errors import UsageError
+from launcher.cli.options import ClaimOption, ImageOption, YesOption, confirm, say, with_session
+from launcher.cli.session import ClusterSession, Session
+from launcher.cli.storage.job_files import OUTPUT, parse_json
+from launcher.cli.storage.job_storage import (
+    COPY_SECONDS,
+    Storage,
+    StorageRequest,
+    read_small_files,
+    run_json_command,
+)
+from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
+from launcher.reporting import text_formats
+
+LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
+YOUNG_SECONDS = 3600.0  # a release that does not exist yet may be about to train on a younger data file
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A file or folder of the storage that may be removed."""
+
+    path: str
+    """The path below the storage's root."""
+    about: str = ""
+    """Its users or its score, for the message."""
+    kept: str = ""
+    """Why it must stay; empty if it may be removed."""
+    size: int = 0
+    """Bytes."""
+
+
+@with_session
+def clean(
+    session: Session,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="With --sources: which data files; default: all."),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Remove this job's folder with all its data and runs."),
+    ] = None,
+    sources: Annotated[
+        bool, typer.Option("--sources", help="Remove uploaded data files that no release refers to.")
+    ] = False,
+    keep: Annotated[
+        int,
+        typer.Option(min=0, metavar="N", help="Never remove the newest N earlier runs, whatever their age."),
+    ] = 5,
+    older_than: Annotated[
+        float,
+        typer.Option(min=0, metavar="DAYS", help="Remove only runs that finished more than DAYS days ago."),
+    ] = 0.0,
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Never remove the run with the best score.")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(metavar="SCORE", help="The score for --keep-best; default: the first one.")
+    ] = "",
+    yes: YesOption = False,
+    claim: ClaimOption = None,
+    image: ImageOption = None,
+) -> None:
+    """Remove earlier runs, a job's folder or data files from the storage; never what a live run uses."""
+    if job is not None and sources:
+        raise UsageError("--job and --sources exclude each other", "give one of them")
+    if names and not sources:
+        raise UsageError(
+            f"{' '.join(names)}: names of data files need --sources",
+            "add --sources, or give a job with --job",
+        )
+    request = StorageRequest(
+        job=SOURCES if sources else job,
+        claim=claim,
+        image=image,
+        seconds=COPY_SECONDS,
+        writable=True,
+        options=("claim", "image"),
+    )
+    with session.storage(request) as storage, _hold_job_lease(session, job) as check_lease:
+
+        def find() -> list[Candidate]:
+            if sources:
+                return find_sources(session, storage, names or [])
+            if job is not None:
+                return find_job_folder(session, storage)
+            return find_earlier_runs(session, storage, keep, older_than, by if keep_best else None)
+
+        root = storage.sibling(".")
+        candidates = _choose(root, find(), all_or_nothing=bool(job or names))
+        if not candidates:
+            say("nothing to remove")
+            return
+        paths = ", ".join(one.path for one in candidates)
+        if not yes and not confirm(f"Remove permanently: {paths}?"):
+            raise UsageError(
+                f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
+            )
+        _check_still_unused(candidates, find())
+        check_lease()
+        removed = run_json_command(root, "remove", "--root", str(root.job), *(one.path for one in candidates))
+    print(f"removed {paths}: {sum(removed.values()):,} bytes")
+
+
+@contextlib.contextmanager
+def _hold_job_lease(session: Session, job: str | None) -> Iterator[Callable[[], None]]:
+    """Hold the lease of the job's name during the block, so that no `run` starts to use this name.
+
+    Yields:
+        A function that raises OtherRunError once the lease is lost.
+    """
+    if job is None or not isinstance(session, ClusterSession):
+        yield lambda: None
+        return
+    with hold_lease(session.cluster, session.release, job) as check:
+        yield check
+
+
+def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
+    """Return the candidates that may be removed, with sizes; print which are kept and which are removed.
+
+    Args:
+        root: the folder that the candidates' paths are relative to.
+        found: the candidates.
+        all_or_nothing: whether the user specified each of them, so that one that is in use is an error.
+
+    Raises:
+        UsageError: with `all_or_nothing`, one of the candidates is in use.
+    """
+    for one in found:
+        if one.kept:
+            say(f"kept: {one.path}: {one.kept}")
+    unused = [one for one in found if not one.kept]
+    if all_or_nothing and len(unused) < len(found):
+        raise UsageError("nothing was removed, because a part of it is in use (see above)")
+    arguments = ("--root", str(root.job), *(one.path for one in unused))
+    sizes = run_json_command(root, "sizes", *arguments) if unused else {}
+    unused = [replace(one, size=sizes[one.path]) for one in unused]
+    for one in unused:
+        say(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
+    return unused
+
+
+def _check_still_unused(candidates: Sequence[Candidate], now: Sequence[Candidate]) -> None:
+    """Raise UsageError if a candidate came into use, or disappeared, while the user was asked."""
+    kept = {one.path: one.kept for one in now}
+    changed = {one.path: kept.get(one.path, "it does not exist any more") for one in candidates}
+    if problems := "; ".join(f"{path}: {why}" for path, why in changed.items() if why):
+        raise UsageError(
+            f"nothing was removed, because this changed in the meantime: {problems}",
+            "run the same command again",
+        )
+
+
+def find_earlier_runs(
+    session: Session, storage: Storage, keep: int, older_than: float, best_by: str | None
+) -> list[Candidate]:
+    """Return the earlier runs of the storage's job.
+
+    Args:
+        session: where pods are looked for.
+        storage: the job's folder.
+        keep: how many of the newest runs stay.
+        older_than: runs that finished within so many days stay.
+        best_by: the score whose best run stays; "" for the first score, None for no run.
+
+    Raises:
+        UsageError: no run has the score.
+    """
+    runs = read_runs(storage)
+    best = None if best_by is None else best_run(runs, best_by)
+    used = find_runs_used_by_pods(session, runs)
+    return [
+        Candidate(
+            f"{storage.job.name}/{run.folder}",
+            text_formats.scores(run.record.score),
+            reason,
+        )
+        for run, reason in explain_kept_runs(runs, keep, older_than, used, best=best)
+    ]
+
+
+def explain_kept_runs(
+    runs: Sequence[SavedRun],
+    keep: int,
+    older_than_days: float,
+    used: Iterable[str],
+    *,
+    now: float | None = None,
+    best: SavedRun | None = None,
+) -> list[tuple[SavedRun, str]]:
+    """Return each earlier run with the reason why it stays, which is empty if it may be removed.
+
+    `used` are the names of runs that pods use, `now` is the time in unix seconds.
+    """
+    now = time.time() if now is None else now
+    in_use = set(used)
+    current = next((run for run in runs if run.folder == CURRENT), None)
+    fingerprint = current.record.fingerprint if current else {}
+    # Earlier launchers wrote initFrom.
+    initial_model = str(fingerprint.get("initModelPath") or fingerprint.get("initFrom") or "")
+    found = []
+    for place, run in enumerate(run for run in runs if run.folder != CURRENT):
+        age = (now - (run.record.finished or run.record.started)) / 86400
+        reason = ""
+        if run.is_locked:
+            reason = "a run writes to it (it has a run.lock)"
+        elif run.name in in_use:
+            reason = "a pod uses it"
+        elif run.folder in initial_model:
+            reason = "the current run started from its model (training.initModelPath)"
+        elif run is best:
+            reason = "it has the best score (--keep-best)"
+        elif place < keep:
+            reason = f"it is one of the newest {keep} (--keep)"
+        elif age < older_than_days:
+            reason = f"it is {age:.1f} days old, less than {older_than_days:g} (--older-than)"
+        found.append((run, reason))
+    return found
+
+
+def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
+    """Return the folder of the storage's job. Raises UsageError if it does not exist."""
+    name, root = storage.job.name, storage.sibling(".")
+    entries = run_json_command(root, "ls", "--root", str(root.job))
+    jobs = [
+        one["name"]
+        for one in entries
+        if one["type"] == "folder" and one["name"] != SOURCES and not one["name"].startswith(".")
+    ]
+    if name not in jobs:
+        raise UsageError(
+            f"--job {name}: the storage has no such job", f"choose one of: {', '.join(jobs) or '(none)'}"
+        )
+    all_users = _storage_users(session)
+    users = [user for user in all_users if user.run and user.run.job_name == name]
+    kept = ""
+    if live := [user for user in users if user.state in LIVE_STATES]:
+        state = f"the run of {live[0].release} is {live[0].state}"
+        kept = f"{state}. Fix: wait until it is over, or helm uninstall it"
+    elif pods := _pods_using_job(session, name):
+        kept = f"these pods use it: {', '.join(pods)}"
+    elif unreadable := _explain_unreadable(all_users):
+        kept = unreadable
+    elif _is_lock_renewed(storage):
+        kept = "a run writes to it: its output/run.lock is renewed"
+    return [Candidate(name, ", ".join(map(str, users)), kept)]
+
+
+def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Candidate]:
+    """Return the uploaded data files with these names, or all. Raises UsageError for an unknown name."""
+    root = storage.sibling(".")
+    entries = run_json_command(root, "ls", "--root", str(root.job), SOURCES)
+    ages = {one["name"]: time.time() - one["mtime"] for one in entries if not one["name"].startswith(".")}
+    if wrong := [name for name in names if name not in ages]:
+        raise UsageError(
+            f"{', '.join(wrong)}: {SOURCES}/ has no such file", f"choose from: {', '.join(ages) or '(none)'}"
+        )
+    all_users = _storage_users(session)
+    jobs_by_source: dict[str, list[str]] = {}
+    for path, content in read_small_files(root, ["*/manifest.json"]).items():
+        for name in source_files(parse_json(content) or {}):
+            jobs_by_source.setdefault(name, []).append(path.split("/", 1)[0])
+    found = []
+    for name in names or ages:
+        users = ", ".join(
+            str(user.release) for user in all_users if user.run and name in user.run.source_files
+        )
+        kept = f"{users} trains on it. Fix: helm uninstall that release first" if users else ""
+        kept = kept or _explain_unreadable(all_users)
+        if not kept and ages[name] < YOUNG_SECONDS:
+            kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
+        about = ""
+        if name in jobs_by_source:
+            about = f"jobs prepared from it keep their data: {', '.join(jobs_by_source[name])}"
+        found.append(Candidate(f"{SOURCES}/{name}", about, kept))
+    return found
+
+
+def _storage_users(session: Session) -> list[StorageUser]:
+    """Return the releases on the session's storage; none for a folder of this machine."""
+    if not isinstance(session, ClusterSession):
+        return []
+    return list_storage_users(session.cluster, session.opened_run().claim)
+
+
+def _explain_unreadable(users: Sequence[StorageUser]) -> str:
+    """Return a sentence with the releases whose run is unknown: they may use any file. Empty for none."""
+    releases = ", ".join(str(user.release) for user in users if user.run is None)
+    return releases and (
+        f"{releases} may use it: another version of the chart wrote its ConfigMap. Fix: helm upgrade it with "
+        "this version, or helm uninstall it"
+    )
+
+
+def _is_lock_renewed(storage: Storage) -> bool:
+    """Return whether a process renews the lock of the job's output."""
+    lock = [OUTPUT.lock.as_posix()]
+    before = read_small_files(storage, lock)
+    if not before:
+        return False
+    time.sleep(LOCK_SECONDS)
+    return read_small_files(storage, lock) not in ({}, before)
+
+
+def _live_pods(session: Session) -> list[tuple[str, str]]:
+    """Return (name and namespace, spec as JSON) of each pod of the cluster that is pending or runs.
+
+    Pods in namespaces that this user may not list are missing. A folder of this machine has no pods.
+    """
+    if not isinstance(session, ClusterSession):
+        return []
+    return [
+        (
+            f"{pod['metadata']['name']} in namespace {pod['metadata'].get('namespace')}",
+            json.dumps(pod.get("spec") or {}),
+        )
+        for pod in session.cluster.list_in_all_namespaces("pod", "list the pods that use the storage")
+        if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
+    ]
+
+
+def _pods_using_job(session: Session, name: str) -> list[str]:
+    """Return the live pods that have the job's folder, or its name in a variable, in their spec."""
+    texts = (f"/{name}/", f'/{name}"', f'"{name}/', f'"{name}"')
+    return [title for title, spec in _live_pods(session) if any(text in spec for text in texts)]
+
+
+def find_runs_used_by_pods(session: Session, runs: Sequence[SavedRun]) -> set[str]:
+    """Return the names of the runs whose folder is in an argument, a variable or a mount of a live pod."""
+    specs = [spec for _, spec in _live_pods(session)]
+    return {run.name for run in runs if any(f"{run.folder}/" in s or f'{run.folder}"' in s for s in specs)}

@@ -1,0 +1,177 @@
+"""`leftovers`: list or remove objects that a failed upgrade or an uninstall left in the cluster.
+
+Helm compares an upgrade with the last release that succeeded, so it does not know what a failed upgrade has
+created. Everything that the chart creates has the release's labels, and the key `run.json` of its ConfigMap
+has the names that belong to its values.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import typer
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import Cluster, Object, labels
+from launcher.cli.cluster.releases import LIVE_STATES, ReleaseRun
+from launcher.cli.errors import CliError
+from launcher.cli.options import Format, OutputFormat, require_cluster, with_session
+from launcher.cli.session import ClusterSession, Session
+from launcher.cli.storage.job_files import read_job_files
+from launcher.cli.storage.job_storage import StorageRequest
+from launcher.cli.views.terminal_output import print_json
+from launcher.schema import ManifestFile
+
+GONE_SECONDS = 120.0  # for a deleted Job to disappear with its pods
+_SERVER_FIELDS = (
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+)
+_SERVER_LABELS = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
+}
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """An object of a release that is not in the release's values."""
+
+    kind: str
+    """job, persistent_volume_claim or persistent_volume."""
+    name: str
+    state: str
+    kept: str = ""
+    """Why it must not be removed; empty if it may be."""
+
+    def __str__(self) -> str:
+        """Return the object as messages show it."""
+        return f"{self.kind.replace('_', ' ')} {self.name} ({self.state})"
+
+
+@with_session
+def leftovers(
+    session: Session,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the objects; without it they are only listed.")
+    ] = False,
+    output: Format = OutputFormat.text,
+) -> None:
+    """List or remove what a failed upgrade, an uninstall or a deleted namespace left of a release.
+
+    If a failed upgrade has replaced the data, --remove also starts the release's data Job again.
+    """
+    session = require_cluster(session, "leftovers")
+    found, data_job = find_leftovers(session)
+    if remove:
+        remove_leftovers(session.cluster, found, data_job)
+    if output is OutputFormat.json:
+        name = object_states.name_of(data_job) if data_job else None
+        print_json({"leftovers": [asdict(one) for one in found], "dataJob": name, "removed": remove})
+        return
+    for one in found:
+        print(f"kept: {one}: {one.kept}" if one.kept else f"{'removed' if remove else 'left over'}: {one}")
+    if data_job is not None:
+        action = "started again" if remove else "would be started again"
+        print(f"job {object_states.name_of(data_job)} {action}: the storage does not contain its data")
+    if not found and data_job is None:
+        print("nothing is left over")
+    elif any(one.kept for one in found):
+        at = f"{session.release} -n {session.cluster.namespace}"
+        print(
+            f"Fix: return to a revision N that worked: helm get values {at} --revision N -o yaml > "
+            f"good.yaml; helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
+        )
+    elif not remove:
+        print("nothing was changed; --remove removes these objects")
+
+
+def select_leftovers(
+    run: ReleaseRun | None, jobs: Sequence[Object], claims: Sequence[Object], volumes: Sequence[Object]
+) -> list[Leftover]:
+    """Return the objects of a release that are not in its values, Jobs first; `run` None: all objects."""
+    existing = {object_states.name_of(job) for job in jobs}
+    upgrade_failed = run is not None and run.k8s_job not in existing
+    found = []
+    for job in jobs:
+        if run is None or object_states.name_of(job) not in (run.k8s_job, run.k8s_data_job):
+            state = object_states.job_state(job)[0]
+            kept = ""
+            if upgrade_failed and state in LIVE_STATES:
+                kept = "an upgrade failed before it created the Job of its values: repeat the upgrade first"
+            found.append(Leftover("job", object_states.name_of(job), state, kept))
+    any_kept = any(one.kept for one in found)
+    for kind, things in (("persistent_volume_claim", claims), ("persistent_volume", volumes)):
+        for thing in things:
+            if run is None or object_states.name_of(thing) != run.claim:
+                state = str((thing.get("status") or {}).get("phase"))
+                kept = "a Job above may use it" if any_kept else ""
+                found.append(Leftover(kind, object_states.name_of(thing), state, kept))
+    return found
+
+
+def find_replaced_data(
+    run: ReleaseRun, jobs: Sequence[Object], manifest: ManifestFile | None
+) -> Object | None:
+    """Return the data Job if it is complete although the storage does not contain its data; else None."""
+    job = next((job for job in jobs if object_states.name_of(job) == run.k8s_data_job), None)
+    stored = manifest.data_digest if manifest else ""
+    lost = stored != run.data_digest and object_states.job_state(job)[0] == "complete"
+    return job if lost else None
+
+
+def reset_job(job: Object) -> Object:
+    """Return a Job without the fields that the API server added, so that it can be created again."""
+    meta = {key: value for key, value in job["metadata"].items() if key not in _SERVER_FIELDS}
+    meta["annotations"] = {
+        key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("batch.")
+    }
+    spec = {key: value for key, value in job["spec"].items() if key != "selector"}
+    template = dict(spec["template"])
+    kept = {k: v for k, v in template["metadata"].get("labels", {}).items() if k not in _SERVER_LABELS}
+    spec["template"] = {**template, "metadata": {**template["metadata"], "labels": kept}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
+
+
+def find_leftovers(session: ClusterSession) -> tuple[list[Leftover], Object | None]:
+    """Return the leftovers, and the data Job that must be started again, if any."""
+    cluster = session.cluster
+    run = None if cluster.is_namespace_terminating() else session.run_if_installed()
+    selector = labels(session.release)
+    jobs = cluster.list_objects("job", "list the release's Jobs", selector)
+    claims = cluster.list_objects("persistent_volume_claim", "list the release's claims", selector)
+    found = select_leftovers(run, jobs, claims, cluster.list_volumes(session.release))
+    if run is None or not any(object_states.name_of(job) == run.k8s_data_job for job in jobs):
+        return found, None
+    with session.storage(StorageRequest()) as storage:
+        return found, find_replaced_data(run, jobs, read_job_files(storage).manifest)
+
+
+def remove_leftovers(cluster: Cluster, found: Sequence[Leftover], data_job: Object | None) -> None:
+    """Remove the leftovers that may be removed, and start the data Job again."""
+    for one in found:
+        if not one.kept:
+            cluster.delete(one.kind, one.name)
+    if data_job is not None:
+        _recreate(cluster, data_job)
+
+
+def _recreate(cluster: Cluster, job: Object) -> None:
+    name = object_states.name_of(job)
+    cluster.delete("job", name)
+    deadline = time.monotonic() + GONE_SECONDS
+    while cluster.find("job", name, "read the data Job") is not None:
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"the data Job {name} still exists {GONE_SECONDS:.0f} s after it was deleted",
+                f"check why its pods do not exit (kubectl get pods -n {cluster.namespace} -l "
+                f"job-name={name}), then run the same command again",
+            )
+        time.sleep(0.5)
+    cluster.create("job", reset_job(job))

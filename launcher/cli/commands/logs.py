@@ -1,0 +1,210 @@
+"""`logs`: print the log of a pod, or logs of pservers and trainers from the shared storage."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.releases import ReleaseRun
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.options import say, with_session
+from launcher.cli.session import ClusterSession, Session
+from launcher.cli.storage.job_files import OUTPUT, STATUS, read_job_files
+from launcher.cli.storage.job_storage import READ_SECONDS, Storage, StorageRequest, list_folder, stream_file
+from launcher.cli.views.run_view import newest_pod, owned_by, rank_of
+
+FOLLOW_SECONDS = 24 * 3600
+PAUSE_SECONDS = 2.0  # between two checks whether a new pod has replaced an old one
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+class LogRole(StrEnum):
+    """The process whose log is printed."""
+
+    trainer = "trainer"
+    pserver = "pserver"
+    data = "data"
+
+
+@dataclass(frozen=True)
+class LogRequest:
+    """Which log is printed. `role` None stands for the pod's own log, `attempt` None for the newest one."""
+
+    rank: int = 0
+    role: LogRole | None = None
+    server: int = 0
+    attempt: int | None = None
+    follow: bool = False
+
+    @property
+    def stored_path(self) -> str:
+        """The path of the newest log below the job's folder."""
+        if self.role is LogRole.pserver:
+            return OUTPUT.server_log(self.rank, self.server).as_posix()
+        return OUTPUT.train_log(self.rank).as_posix()
+
+    def attempt_path(self, attempt: int) -> str:
+        """Return the path of an attempt's log below the job's folder, once a later attempt has started."""
+        return (OUTPUT.attempt(self.rank, attempt) / self.stored_path.rpartition("/")[2]).as_posix()
+
+
+@with_session
+def logs(
+    session: Session,
+    rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0,
+    role: Annotated[
+        LogRole | None,
+        typer.Option(
+            help="trainer or pserver: that process's log; data: the data Job's. Default: the launcher's."
+        ),
+    ] = None,
+    server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank, with --role pserver.")] = 0,
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="The log of this attempt. Attempts count from 0, as in node_<rank>/attempt-<K>/; "
+            "default: the newest.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new lines until the run is over, also after restarts."),
+    ] = False,
+) -> None:
+    """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
+    for block in read_log(session, LogRequest(rank, role, server, attempt, follow), say):
+        sys.stdout.buffer.write(block)
+        sys.stdout.buffer.flush()
+
+
+def read_log(session: Session, request: LogRequest, say: Callable[[str], None]) -> Iterator[bytes]:
+    """Yield the log: without an attempt, that of a pod or of the data Job; else from the storage."""
+    if (
+        isinstance(session, ClusterSession)
+        and request.attempt is None
+        and request.role in (None, LogRole.data)
+    ):
+        run = session.run()
+        rank = request.rank if request.role is None else None
+        pod = _find_pod(session, run, rank)
+        if pod is not None:
+            yield from _stream_pod(session, pod, request.follow)
+            if request.follow and rank is not None:
+                yield from _stream_replacements(session, pod, rank, say)
+            return
+        if rank is not None and rank >= run.trainers:
+            raise UsageError(
+                f"--rank {rank}: this run has {run.trainers} ranks",
+                f"choose one from 0 to {run.trainers - 1}",
+            )
+        job = run.k8s_data_job if rank is None else run.k8s_job
+        say(f"Job {job} has no pods any more; reading the storage")
+    if request.role is LogRole.data and request.attempt is None:
+        yield from _describe_data(session)
+        return
+    yield from _stream_stored(session, request)
+
+
+def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
+    """Return whether an attempt's logs were moved to their own folder; False: they are the newest logs.
+
+    Raises UsageError for an attempt without logs of this rank.
+    """
+    names = [_ATTEMPT.fullmatch(name) for name in list_folder(storage, OUTPUT.node(rank).as_posix())]
+    moved = sorted(int(match[1]) for match in names if match)
+    if attempt in moved:
+        return True
+    status = read_job_files(storage).status
+    newest = status.attempt if status else 0
+    if status and status.state == "rendezvous":
+        newest -= 1  # the current attempt has no logs yet, and those of the last one are not moved yet
+    if attempt == newest:
+        return False
+    known = ", ".join(str(number) for number in [*moved, *([newest] if newest >= 0 else [])])
+    raise UsageError(
+        f"--attempt {attempt}: rank {rank} has no log of this attempt. Attempts count from 0; there are logs "
+        f"of: {known or 'none'}",
+        "choose one of these, or omit --attempt for the newest",
+    )
+
+
+def _log_container(pod: dict[str, Any]) -> str | None:
+    """Return the container with the log: the main one once it has started, before that the init container."""
+    status = pod.get("status", {})
+    for key in ("containerStatuses", "initContainerStatuses"):
+        for entry in status.get(key, []):
+            if {"running", "terminated"} & (entry.get("state") or {}).keys() or entry.get("lastState"):
+                return str(entry["name"])
+    return None
+
+
+def _find_pod(session: ClusterSession, run: ReleaseRun, rank: int | None) -> dict[str, Any] | None:
+    """Return the newest pod of a rank; for None that of the data Job."""
+    job = run.k8s_data_job if rank is None else run.k8s_job
+    pods = [pod for pod in session.pods() if owned_by(job)(pod)]
+    return newest_pod([pod for pod in pods if rank is None or rank_of(pod) == rank])
+
+
+def _stream_pod(session: ClusterSession, pod: dict[str, Any], follow: bool) -> Iterator[bytes]:
+    name, container = object_states.name_of(pod), _log_container(pod)
+    if container is None:
+        why = object_states.explain_pending(pod, session.cluster.list_events(name))
+        raise CliError(f"pod {name} has no log yet: {why}", "run the same command again once the pod runs")
+    yield from session.cluster.stream_log(name, container, follow)
+
+
+def _stream_replacements(
+    session: ClusterSession, pod: dict[str, Any], rank: int, say: Callable[[str], None]
+) -> Iterator[bytes]:
+    """Yield the logs of the pods that replace `pod`, until the run is over."""
+    last, deadline = object_states.name_of(pod), time.monotonic() + FOLLOW_SECONDS
+    while time.monotonic() < deadline:
+        view = session.poll_view()
+        if view.is_over or view.state == "missing":
+            return
+        found = _find_pod(session, session.run(), rank)
+        if found is not None and object_states.name_of(found) != last and _log_container(found) is not None:
+            say(f"pod {last} has exited; continuing with {object_states.name_of(found)}, which replaces it")
+            last = object_states.name_of(found)
+            yield from _stream_pod(session, found, follow=True)
+        elif found is not None and found.get("status", {}).get("phase") == "Succeeded":
+            return
+        else:
+            time.sleep(PAUSE_SECONDS)
+
+
+def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
+    seconds = FOLLOW_SECONDS if request.follow else 0
+    with session.storage(StorageRequest(seconds=seconds or READ_SECONDS)) as storage:
+        if request.attempt is not None and has_attempt_folder(storage, request.rank, request.attempt):
+            yield from stream_file(
+                storage, request.attempt_path(request.attempt), 0, None
+            )  # that attempt writes no more
+            return
+        try:
+            yield from stream_file(storage, request.stored_path, seconds, STATUS)
+        except CliError:
+            if not request.follow or not session.poll_view().is_over:
+                raise  # else the pod through which the storage was read has exited with the run
+
+
+def _describe_data(session: Session) -> Iterator[bytes]:
+    """Yield a line on the data that the storage has; the data Job's log is not kept there."""
+    view = session.read_view()
+    if view.data is None or view.data.state == "missing":
+        raise CliError(
+            "the storage has neither manifest.json nor data-failed.json: the data Job has not finished",
+            "run the same command again when it has finished",
+        )
+    yield f"{view.data.name}: {view.data.state}. {view.data.reason}\n".encode()

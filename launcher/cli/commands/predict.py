@@ -1,0 +1,132 @@
+"""`predict`: predict rows with a trained model, in this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.errors import UsageError
+from launcher.cli.options import Format, OutputFormat, say
+from launcher.cli.views.terminal_output import print_json
+from launcher.errors import DataError
+
+
+def predict(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A folder that `results --to` copied, or its model/.")
+    ],
+    cells: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="COLUMN=VALUE…", help="The columns of one row; the label may be omitted."),
+    ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="More rows, one JSON object on each line; -: stdin."),
+    ] = None,
+    output: Format = OutputFormat.text,
+) -> None:
+    """Print the prediction for each row: the text of the program's describe(), else the predicted numbers."""
+    found = predict_rows(model, cells or [], rows)
+    if output is OutputFormat.json:
+        print_json(found)
+        return
+    for one in found:
+        print(_prediction_text(one))
+    unknown = [f"{count} of {table}" for table, count in found[0]["unknownIds"].items() if count]
+    if unknown:
+        say(f"ids that the model does not contain, treated as zeros: {', '.join(unknown)}")
+
+
+def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
+    """Return the prediction for each row.
+
+    Args:
+        folder: the model's folder, or one that contains it as `model/`.
+        cells: one row as `column=value`.
+        rows: a file with more rows, one JSON object on each line; `-`: stdin.
+
+    Returns:
+        For each row {"prediction": list, "words": text or None, "unknownIds": count by table, of all rows}.
+
+    Raises:
+        UsageError: there is no row, or an argument is invalid.
+        DataError: a row or the model is invalid.
+    """
+    # Imported here because it loads numpy, which the other commands do not need.
+    from launcher.serving.paddle_served import Model, ServedError
+    from launcher.serving.paddle_served.model import read_description
+
+    inputs: list[dict[str, Any]] = [_parse_row(cells)] if cells else []
+    if rows is not None:
+        inputs += _read_rows(rows)
+    if not inputs:
+        raise UsageError("there is no row to predict", "give COLUMN=VALUE, or --rows FILE")
+    os.environ.setdefault("GLOG_minloglevel", "2")  # without Paddle's messages about its executors
+    if not (folder / "model.json").exists() and (folder / "model").is_dir():
+        folder = folder / "model"
+    try:
+        read_description(folder)  # reports a wrong folder before Paddle is loaded
+        answer = Model(folder).answer(inputs)
+    except ServedError as error:
+        raise DataError(str(error)) from error
+    return [
+        {
+            "prediction": prediction.tolist(),
+            "words": answer.words[number] if answer.words else None,
+            "unknownIds": answer.unknown,
+        }
+        for number, prediction in enumerate(answer.predictions)
+    ]
+
+
+def _prediction_text(found: dict[str, Any]) -> str:
+    """Return a prediction as text: that of the program's describe(), else the predicted numbers."""
+    if found["words"] is not None:
+        return str(found["words"])
+    value = found["prediction"]
+    return " ".join(f"{number:.6g}" for number in value) if _is_vector(value) else json.dumps(value)
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, float) for item in value)
+
+
+def _parse_row(cells: Sequence[str]) -> dict[str, str]:
+    if wrong := [cell for cell in cells if "=" not in cell]:
+        raise UsageError(f"{wrong[0]!r} is not COLUMN=VALUE", "write for example text='what a lovely day'")
+    return dict(cell.partition("=")[::2] for cell in cells)
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        content = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"--rows {path}: no such file", "give the path of a file, or - for stdin") from None
+    except OSError as error:
+        raise UsageError(
+            f"--rows {path} cannot be read: {error.strerror}", "give another file, or - for stdin"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"--rows {path} is not UTF-8 text: {error}. Fix: convert the file to UTF-8"
+        ) from error
+    rows = []
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataError(
+                f"--rows {path}, line {number} is not JSON: {error}. Fix: write one JSON object on each line"
+            ) from error
+        if not isinstance(row, dict):
+            raise DataError(
+                f'--rows {path}, line {number} is not a JSON object. Fix: write a row such as {{"text": "…"}}'
+            )
+        rows.append(row)
+    return rows

@@ -1,0 +1,55 @@
+"""`push`: upload a program or a data file to the shared storage."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from launcher.cli.launch import uploads
+from launcher.cli.options import Format, OutputFormat, say, with_session
+from launcher.cli.session import ClusterSession, Session
+from launcher.cli.storage.job_storage import COPY_SECONDS, StorageRequest
+from launcher.cli.views.terminal_output import print_json
+
+
+@with_session
+def push(
+    session: Session,
+    src: Annotated[
+        Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option("--as", metavar="NAME", help="Its name on the storage; default: that of SRC."),
+    ] = None,
+    source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
+    job: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The jobName to upload for; default: that of the release."),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what has that name on the storage.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="First check that the program defines what it must.")
+    ] = True,
+    output: Format = OutputFormat.text,
+) -> None:
+    """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
+    upload = uploads.plan_source(src, name) if source else uploads.plan_program(src, name, check)
+    request = StorageRequest(job=job, seconds=COPY_SECONDS, writable=True, options=("job",))
+    with session.storage(request) as storage:
+        path = uploads.send(storage, upload, force, say)
+    if output is OutputFormat.json:
+        print_json({"path": path, "values": upload.values})
+        return
+    values = [f"--set-string {key}={value}" for key, value in upload.values.items()]
+    if isinstance(session, ClusterSession) and job is None:
+        print(f"uploaded {path}. Train with it:")
+        command = f"helm upgrade {session.release} charts/paddle-training -n {session.cluster.namespace}"
+        print(" \\\n    ".join([f"  {command} --reset-then-reuse-values", *values]))
+    else:
+        print("\n  ".join([f"uploaded {path}. Use it with these values:", *values]))

@@ -1,0 +1,243 @@
+"""`results`: show the score and the passes of a run, and copy its output with verified checksums."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.options import (
+    ClaimOption,
+    Format,
+    ImageOption,
+    JobOption,
+    OutputFormat,
+    say,
+    with_session,
+)
+from launcher.cli.session import Session
+from launcher.cli.storage.job_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.job_storage import (
+    COPY_SECONDS,
+    Storage,
+    StorageRequest,
+    buffered_reader,
+    list_folder,
+    read_small_files,
+)
+from launcher.cli.storage.reader_commands import move_into_place
+from launcher.cli.storage.run_history import find_run, read_runs
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.pass_tables import pass_table
+from launcher.cli.views.terminal_output import consoles, print_json
+from launcher.io.retry import Retry, TransientError
+from launcher.io.tar_stream import ReaderError, save_tar
+from launcher.metrics import best_pass
+from launcher.paths import OutputPaths
+from launcher.reporting import text_formats
+from launcher.schema import RestartRecord, RunFile, StatusFile, read_fields
+
+COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
+LOGS = "node_*"
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """The results of a run so far."""
+
+    where: str
+    """The job's folder."""
+    state: str
+    run_id: str | None
+    score: Mapping[str, Any]
+    passes: Sequence[Mapping[str, Any]]
+    """`pass_table` of metrics.csv."""
+    has_model: bool
+    exported: str
+    """The address to which the model was exported; empty without an export."""
+    restarts: Sequence[RestartRecord]
+    finished: float | None
+    """When the run finished, in unix seconds."""
+    best: Mapping[str, Any]
+    """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
+
+
+@with_session
+def results(
+    session: Session,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", metavar="DIR", help="Copy model, report, curve, metrics and logs to this folder."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what DIR already contains.")] = False,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="An earlier run, by its name in the list of `runs`."),
+    ] = None,
+    job: JobOption = None,
+    claim: ClaimOption = None,
+    image: ImageOption = None,
+    output: Format = OutputFormat.text,
+) -> None:
+    """Show the score and a table of the passes; --to copies the run's output, and verifies every checksum."""
+    request = StorageRequest(
+        job=job,
+        claim=claim,
+        image=image,
+        seconds=COPY_SECONDS,
+        outlives_training=to is not None,
+        options=("job", "claim", "image"),
+    )
+    with session.storage(request) as storage:
+        folder = OUTPUT
+        if run is not None:
+            folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
+        found = read_results(storage, storage.where, folder)
+        if to is not None and not found.has_model:
+            say(f"the run is {found.state} and has no {folder.model} yet; copying the other files")
+        copied = copy_output(storage, to, force, say, folder) if to is not None else {}
+    if output is OutputFormat.json:
+        print_json({**asdict(found), "copied": {"to": str(to), "files": copied} if to else None})
+    else:
+        _print_results(found, folder, to, copied)
+
+
+def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> RunResults:
+    """Read the results of an output. Raises CliError if the run has not written any file yet."""
+    read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
+    found = read_small_files(storage, [path.as_posix() for path in read])
+    record, status_json = parse_run_file(found, output), parse_json(found.get(output.status_json.as_posix()))
+    if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
+        raise CliError(
+            f"no results in {where}: no training has written to this folder yet, or somebody removed it",
+            f"{command_text('status')} shows what the training waits for; after a removal, change runId to "
+            "train again",
+        )
+    status = read_fields(StatusFile, status_json or {})
+    passes = parse_pass_table(found, output)
+    known = record or RunFile()
+    return RunResults(
+        where=where,
+        state=status.state if status_json else known.state or "unknown",
+        run_id=known.run_id or status.run_id,
+        score=known.score,
+        passes=passes,
+        has_model=bool(list_folder(storage, output.model.as_posix())),
+        exported=known.exported_to,
+        restarts=known.restarts if record else status.restarts,
+        finished=known.finished,
+        best=best_pass(known.content, passes),
+    )
+
+
+def _print_results(
+    found: RunResults, folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
+) -> None:
+    out, _ = consoles()
+    restarts = f" (restarts: {len(found.restarts)}; `status` shows their causes)" if found.restarts else ""
+    finished = f" at {text_formats.utc_time(found.finished)}" if found.finished else ""
+    out.print(f"run {found.run_id}: {found.state}{finished}{restarts}")
+    score = text_formats.scores(dict(found.score)) or "none yet"
+    out.print(
+        ", ".join(filter(None, (f"score on the test set: {score}", text_formats.best_pass(dict(found.best)))))
+    )
+    if found.passes:
+        out.print(pass_table({"": found.passes}))
+    if found.exported:
+        out.print(f"exported to {found.exported}")
+    if to is None:
+        names = ", ".join(COPIED)
+        out.print(f"on the storage: {found.where}/{folder.root} ({names}, node_*/); --to DIR copies it")
+        return
+    out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
+    if "report.html" in copied:
+        out.print(f"report, for any browser: {to / 'report.html'}")
+
+
+def copy_output(
+    storage: Storage, target: Path, force: bool, say: Callable[[str], None], output: OutputPaths = OUTPUT
+) -> dict[str, int]:
+    """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
+
+    Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final
+    name. Other files in `target` stay.
+
+    Raises:
+        UsageError: `target` already contains one of the names, and `force` is False.
+        CliError: the copy failed; `target` is unchanged.
+    """
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"--to {target} is a file", "give a folder")
+    taken = [name for name in COPIED if os.path.lexists(target / name)] if target.exists() else []
+    taken += [path.name for path in target.glob(LOGS)] if target.exists() else []
+    if taken and not force:
+        raise UsageError(
+            f"--to {target} already contains {', '.join(sorted(taken))}; nothing was copied",
+            "give another folder, or replace them with --force",
+        )
+    created = not target.exists()
+    hidden = target / f".results-{secrets.token_hex(4)}.tmp"
+    try:
+        saved = _receive(storage, hidden, output)
+        for entry in sorted((hidden / output.root).iterdir()):
+            move_into_place(entry, target / entry.name, replace=force)
+    except OSError as error:
+        _remove_folder(target if created else hidden)
+        raise CliError(
+            f"cannot write to {target}: {error.strerror or error}. No file there is incomplete",
+            "free space or give another folder, then run the same command again",
+        ) from error
+    except BaseException:
+        _remove_folder(target if created else hidden)
+        raise
+    _remove_folder(hidden)
+    say(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
+    return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}
+
+
+def _remove_folder(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _receive(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int]:
+    fix = "Nothing was copied. Fix: run the same command again."
+    retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, fix=fix)
+    saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
+    if not saved:
+        raise CliError(
+            f"nothing to copy: {storage.where} has no output yet",
+            f"{command_text('wait')} returns when the training is complete",
+        )
+    return saved
+
+
+def _receive_once(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int]:
+    """Receive the output. Raises TransientError if the stream ends early although the sender succeeded.
+
+    On a busy node a container runtime may close the stream before its last bytes are sent.
+    """
+    _remove_folder(into)
+    into.mkdir(parents=True)
+    patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
+    stream = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
+    try:
+        saved = save_tar(buffered_reader(stream), into)
+    except ReaderError as error:
+        stream.result()  # raises the sender's own message, if there is one
+        raise TransientError(str(error)) from error
+    except BaseException:
+        stream.close()
+        raise
+    stream.result()
+    return saved

@@ -1,0 +1,18 @@
+"""`status`: the present state of a run."""
+
+from __future__ import annotations
+
+from launcher.cli.options import Format, OutputFormat, with_session
+from launcher.cli.session import Session
+from launcher.cli.views.status_text import status_screen
+from launcher.cli.views.terminal_output import consoles, print_json
+
+
+@with_session
+def status(session: Session, output: Format = OutputFormat.text) -> None:
+    """Show the state of the data Job and of each rank, the restarts, and what the run waits for."""
+    view = session.read_view(log=True)
+    if output is OutputFormat.json:
+        print_json(view.as_json())
+    else:
+        consoles()[0].print(status_screen(view))

@@ -1,0 +1,196 @@
+"""`stop`: save a checkpoint and suspend a training's Jobs; `resume` continues the same run from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import Object, labels
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.options import confirm, require_cluster, say, with_session
+from launcher.cli.session import ClusterSession, Session, open_through_running_pod
+from launcher.cli.storage.job_storage import buffered_reader
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
+from launcher.paths import position
+from launcher.reporting import text_formats
+
+GONE_SECONDS = 180.0  # for suspended pods to exit: a launcher needs at most a minute to stop its processes
+LINE_SECONDS = 10.0  # between two lines of progress
+ANSWER_SECONDS = 60.0  # without a line from the pod, which writes one every second
+SAVED_STATES = ("finishing", "exporting")
+"""States of a run in which the checkpoint of its last pass is saved."""
+NONE_SAVED = "none saved; `resume` continues from the newest earlier checkpoint"
+
+
+@with_session
+def stop(
+    session: Session,
+    timeout: Annotated[
+        float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the checkpoint.")
+    ] = 600.0,
+    checkpoint: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoint/--no-checkpoint",
+            help="Save a checkpoint first; without it, training since the newest one is lost.",
+        ),
+    ] = True,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Stop without asking, also if no checkpoint could be saved.")
+    ] = False,
+) -> None:
+    """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
+    session = require_cluster(session, "stop")
+    jobs = find_jobs(session, "stop", suspended=False)
+    saved = request_checkpoint(session, timeout, say) if checkpoint else CheckpointAnswer()
+    if saved.problem:
+        say(
+            f"no checkpoint could be saved: {saved.problem}. If you stop now, the run resumes from its "
+            "newest earlier checkpoint, or from the start; training since then is lost."
+        )
+        if not yes and not confirm("Stop anyway?"):
+            raise UsageError(
+                "nothing was stopped, because no checkpoint could be saved",
+                "try again later, or stop without a checkpoint with --yes",
+            )
+    suspend_jobs(session, jobs, say)
+    print(f"stopped: {', '.join(object_states.name_of(job) for job in jobs)}")
+    print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
+    print(f"  continue:     {command_text('resume', *session.options())}")
+    uninstall = f"helm uninstall {session.release} -n {session.cluster.namespace}"
+    print(f"  remove it:    {uninstall} (data, checkpoints and models stay)")
+
+
+@dataclass(frozen=True)
+class CheckpointAnswer:
+    """The outcome of a request for a checkpoint."""
+
+    folder: str = ""
+    """The checkpoint's folder; `model` if the last pass is saved already; empty if none was saved."""
+    problem: str = ""
+    """Why none was saved."""
+
+    def __str__(self) -> str:
+        """Return the checkpoint as messages show it."""
+        at = position(self.folder)
+        if at is None:
+            return "the last pass is saved; only the model remains to be written"
+        return f"{at} (output/{self.folder})"
+
+
+def find_jobs(session: ClusterSession, action: str, suspended: bool) -> list[Object]:
+    """Return the unfinished Jobs of the session's release, its training Job first.
+
+    Args:
+        session: the release on its cluster.
+        action: what the command does (`stop` or `resume`), for messages.
+        suspended: whether to return the suspended Jobs (True) or the others (False).
+
+    Raises:
+        UsageError: the training Job is not in that state, or a Kueue queue controls it.
+    """
+    run = session.run()
+    found = session.cluster.list_objects("job", "list the release's Jobs", labels(session.release))
+    jobs = {object_states.name_of(job): job for job in found}
+    states = {
+        name: object_states.job_state(jobs.get(name))[0] for name in (run.k8s_job, run.k8s_data_job) if name
+    }
+    queue = object_states.queue_of(jobs.get(run.k8s_job))
+    wanted = "suspended" if suspended else "running"
+    state = states[run.k8s_job]
+    if state != wanted:
+        suggested = {"suspended": "resume", "running": "wait"}.get(state, "status")
+        purpose = {"resume": "continue it", "wait": "follow it", "status": "see its state"}[suggested]
+        raise UsageError(
+            f"cannot {action} release {run.release}: its training Job {run.k8s_job} is {state}, not {wanted}",
+            f"{purpose}: {command_text(suggested, *session.options())}",
+        )
+    if queue:
+        active = json.dumps({"spec": {"active": suspended}})
+        raise UsageError(
+            f"cannot {action} release {run.release}: Kueue suspends and resumes its Job (queue {queue})",
+            f"find the Job's Workload with kubectl get workloads -n {run.namespace}, then kubectl patch "
+            f"workload NAME -n {run.namespace} --type merge -p '{active}'",
+        )
+    return [jobs[name] for name, state in states.items() if state == wanted]
+
+
+def request_checkpoint(
+    session: ClusterSession, seconds: float, say: Callable[[str], None]
+) -> CheckpointAnswer:
+    """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
+
+    Raises:
+        UsageError: the run ended in the meantime.
+    """
+    try:
+        view = session.poll_view()
+        state = view.progress.state if view.progress else view.state
+        if state in SAVED_STATES:
+            return CheckpointAnswer("model")
+        if state != "training":
+            return CheckpointAnswer(problem=f"the run is not training yet (its state is {state})")
+        pods = sorted(session.pods(), key=lambda pod: rank_of(pod) or 0)
+        storage = open_through_running_pod(session.cluster, session.run(), pods)
+        if storage is None:
+            return CheckpointAnswer(problem="no pod of the run is running")
+        say(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
+        argv = ["checkpoint", "--root", str(storage.job), "--wait", str(seconds)]
+        stream = storage.run(argv, idle_seconds=ANSWER_SECONDS)
+        answer: dict[str, Any] = {}
+        started = said_at = time.monotonic()
+        for line in buffered_reader(stream):
+            answer = json.loads(line)
+            now = time.monotonic()
+            if "saved" not in answer and now - said_at >= LINE_SECONDS:
+                said_at = now
+                say(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
+        stream.result()
+    except CliError as error:
+        return CheckpointAnswer(problem=str(error))
+    if answer.get("state") in FINAL_STATES:
+        raise UsageError(f"the run is {answer['state']} now: there is nothing to stop")
+    folder = answer.get("saved") or ("model" if answer.get("state") in SAVED_STATES else "")
+    waited = text_formats.duration(time.monotonic() - started)
+    return CheckpointAnswer(str(folder), "" if folder else f"none was saved within {waited}")
+
+
+def _describe_place(answer: dict[str, Any]) -> str:
+    if answer.get("pass") is None:
+        return str(answer.get("state"))
+    return f"{answer['state']}, pass {int(answer['pass']) + 1}, batch {answer.get('batch') or 0}"
+
+
+def suspend_jobs(session: ClusterSession, jobs: list[Object], say: Callable[[str], None]) -> None:
+    """Suspend these Jobs, and wait until their pods have exited.
+
+    Raises:
+        CliError: a pod still runs after GONE_SECONDS.
+    """
+    names = [object_states.name_of(job) for job in jobs]
+    for name in names:
+        session.cluster.suspend_job(name, True)
+    deadline, last = time.monotonic() + GONE_SECONDS, ""
+    while left := sorted(
+        object_states.name_of(pod)
+        for pod in session.pods()
+        if any(owned_by(name)(pod) for name in names)
+        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+    ):
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"the Jobs are suspended, but {GONE_SECONDS:.0f} s later these pods still run: "
+                f"{', '.join(left)}. Their node may be lost",
+                f"check their nodes: {command_text('status', *session.options())}",
+            )
+        if (text := ", ".join(left)) != last:
+            last = text
+            say(f"waiting for pods to exit: {text}")
+        time.sleep(1.0)

@@ -1,0 +1,298 @@
+"""`sweep`: train a program with several settings, each in its own release, and keep the best release."""
+
+# ruff: noqa: PLR0917 - a command's options are its parameters
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from launcher.cli.cluster.cluster_api import NAMESPACE, UnreachableError, connect
+from launcher.cli.cluster.helm import Helm, find_chart
+from launcher.cli.errors import CliError, RunFailedError, UsageError
+from launcher.cli.launch.launch_options import (
+    BaseRelease,
+    Chart,
+    Check,
+    Data,
+    Passes,
+    Program,
+    ReplaceData,
+    Settings,
+    Trainers,
+    ValuesFiles,
+)
+from launcher.cli.launch.launch_training import (
+    LaunchOptions,
+    check_releases_are_free,
+    launch,
+    plan_trainings,
+)
+from launcher.cli.launch.training_values import expand_grid
+from launcher.cli.options import Context, Format, Kubeconfig, Namespace, OutputFormat, say
+from launcher.cli.session import release_options
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.follow_run import LinePrinter, Say, ViewSource, print_line
+from launcher.cli.views.run_view import RunView
+from launcher.cli.views.status_text import progress_text
+from launcher.cli.views.terminal_output import consoles, print_json, spark_line, text_table
+from launcher.metrics import higher_is_better
+from launcher.reporting import text_formats
+
+PAUSE_SECONDS = 2.0  # between two polls of all trials
+
+
+@dataclass
+class Trial:
+    """One combination of the grid, trained in its own release and job, which have the same name."""
+
+    release: str
+    settings: tuple[str, ...]
+    """`key=value` of the grid."""
+    session: ViewSource | None = None
+    """None until the training is launched."""
+    view: RunView | None = None
+
+    @property
+    def state(self) -> str:
+        """The state of its run; `waiting` before it is launched."""
+        return self.view.state if self.view else "started" if self.session else "waiting"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its run is complete or failed, or its Job is missing."""
+        return self.view is not None and (self.view.is_over or self.view.state == "missing")
+
+    @property
+    def score(self) -> dict[str, Any]:
+        """The scores of its run; empty before it is complete."""
+        return dict(self.view.score) if self.view and self.view.state == "complete" else {}
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the trial as `sweep -o json` prints it."""
+        cause = self.view.cause if self.view else ""
+        about = {"release": self.release, "jobName": self.release, "settings": list(self.settings)}
+        return {**about, "state": self.state, "score": self.score, "cause": cause}
+
+
+def sweep(
+    program: Program,
+    grid: Annotated[
+        list[str],
+        typer.Option(
+            metavar="KEY=A,B,…",
+            help="Values to try for a KEY of --set; give the option again to combine it with another KEY.",
+        ),
+    ],
+    data: Data = None,
+    values: ValuesFiles = None,
+    settings: Settings = None,
+    trainers: Trainers = None,
+    passes: Passes = None,
+    parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Trainings at the same time.")] = 1,
+    by: Annotated[
+        str | None, typer.Option(metavar="SCORE", help="The score that decides; default: the first one.")
+    ] = None,
+    highest: Annotated[
+        bool | None,
+        typer.Option(
+            "--highest/--lowest", help="Whether a higher score is better; default: by the score's name."
+        ),
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for the values files; default: JOB.sweep.")
+    ] = None,
+    yes: ReplaceData = False,
+    check: Check = True,
+    chart: Chart = None,
+    base_release: BaseRelease = None,
+    output: Format = OutputFormat.text,
+    namespace: Namespace = NAMESPACE,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> None:
+    """Train with each combination of a grid, each in its own release and job; keep the best release."""
+    helm = Helm(find_chart(chart), namespace, kubeconfig, context)
+    options = LaunchOptions(
+        program=program,
+        data=data,
+        values=values or [],
+        settings=settings or [],
+        trainers=trainers,
+        passes=passes,
+        check=check,
+        yes=yes,
+        base_release=base_release,
+        keep=None,
+        by=by,
+    )
+    combinations = expand_grid(grid)
+    plans = plan_trainings(options, helm, say, combinations)
+    folder = keep or Path(f"{plans[0].job}.sweep")
+    folder.mkdir(parents=True, exist_ok=True)
+    cluster = connect(kubeconfig, context, namespace)
+    numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
+    check_releases_are_free(cluster, numbered)
+    trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]
+
+    def launch_trial(trial: Trial) -> ViewSource:
+        file = folder / f"{trial.release}.values.yaml"
+        own = dataclasses.replace(options, release=trial.release, keep=file)
+        return launch(numbered[trial.release], own, helm, cluster, say).session
+
+    out, _ = consoles()
+    terminal = out if output is OutputFormat.text and out.is_terminal else None
+    print_to = say if output is OutputFormat.json else print_line
+    with explain_interrupt(trials, say), open_screen(trials, terminal, print_to) as (show, print_between):
+        train_all(trials, parallel, launch_trial, show, print_between, by=by)
+    try:
+        best, why = choose_best(trials, by, highest)
+    except CliError:
+        out.print(trial_table(trials))
+        raise
+    others = [trial for trial in trials if trial is not best]
+    for trial in others:
+        helm.uninstall(trial.release)
+    selected = release_options(best.release, cluster)
+    if output is OutputFormat.json:
+        print_json({"best": best.release, "by": why, "trials": [trial.as_json() for trial in trials]})
+        return
+    out.print(trial_table(trials, best))
+    print(f"kept: release {best.release} with {' '.join(best.settings)} ({why}); its values are in {folder}")
+    print(f"  copy its results: {command_text('results', *selected, '--to', f'results/{best.release}')}")
+    if others:
+        print("uninstalled: the other releases. Their results stay on the storage, in their jobs' folders:")
+        copy = command_text("results", *selected, "--job", others[0].release, "--to", "DIR")
+        print(f"  copy one of them: {copy}")
+
+
+def train_all(
+    trials: Sequence[Trial],
+    parallel: int,
+    launch_trial: Callable[[Trial], ViewSource],
+    show: Callable[[], None],
+    say: Say,
+    *,
+    by: str | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Launch the trials, at most `parallel` at the same time, and poll them until all are over.
+
+    The second and later ones wait until the first one has its data: their data Jobs then link this data and
+    do not prepare it again. The failure of one trial does not affect the others.
+
+    Raises:
+        UsageError: the first trial with scores has none with the name `by`.
+        LauncherError: as `launch_trial` and the sessions.
+    """
+    printers = {
+        trial.release: LinePrinter(functools.partial(_say_of, say, trial.release)) for trial in trials
+    }
+    while not all(trial.is_over for trial in trials):
+        for trial in trials:
+            if trial.is_over:
+                continue
+            if trial.session is None:
+                first = trials[0].view
+                preparing = trial is not trials[0] and (first is None or first.state == "preparing")
+                running = sum(other.session is not None and not other.is_over for other in trials)
+                if preparing or running >= parallel:
+                    continue
+                trial.session = launch_trial(trial)
+            with contextlib.suppress(UnreachableError):
+                trial.view = trial.session.poll_view()
+                if trial.is_over:
+                    trial.view = trial.session.read_view()  # it has the score
+                    _check_score(trial, by)
+                printers[trial.release].print_view(trial.view)
+            show()
+        if not all(trial.is_over for trial in trials):
+            sleep(PAUSE_SECONDS)
+
+
+def _say_of(say: Say, release: str, text: str) -> None:
+    say(f"{release}: {text}")
+
+
+def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:
+    """Return (the trial with the best score, why).
+
+    Args:
+        trials: the trials, which are over.
+        by: the score; None: the first one.
+        highest: whether a higher score is better; None: decided by the score's name.
+
+    Raises:
+        RunFailedError: no trial has a score.
+        UsageError: a trial has no score with that name.
+    """
+    done = [trial for trial in trials if trial.score]
+    if not done:
+        causes = [f"{trial.release}: {trial.view.cause or trial.state}" for trial in trials if trial.view]
+        raise RunFailedError("none of the trainings has a score. " + "; ".join(causes))
+    name = by if by is not None else next(iter(done[0].score))
+    for trial in done:
+        _check_score(trial, name)
+    more = highest if highest is not None else higher_is_better(name)
+    chosen = (max if more else min)(done, key=lambda trial: trial.score[name])
+    return chosen, f"{'highest' if more else 'lowest'} {name}"
+
+
+def _check_score(trial: Trial, by: str | None) -> None:
+    if by is not None and trial.score and not isinstance(trial.score.get(by), int | float):
+        raise UsageError(
+            f"--by {by}: {trial.release} has no such score. No release was uninstalled",
+            f"choose one of: {', '.join(trial.score)}",
+        )
+
+
+def trial_table(trials: Sequence[Trial], chosen: Trial | None = None) -> RenderableType:
+    """Return a table with a row for each trial; an arrow marks the chosen one."""
+    keys = [setting.partition("=")[0] for setting in trials[0].settings]
+    rows: list[list[RenderableType]] = []
+    for trial in trials:
+        view = trial.view
+        if view and view.is_over:
+            result = text_formats.scores(trial.score) or view.cause.partition("\n")[0]
+        else:
+            result = progress_text(view.progress) if view and view.progress else "-"
+        values = [setting.partition("=")[2] for setting in trial.settings]
+        curve = spark_line([float(row["train_loss"]) for row in view.passes]) if view else ""
+        mark = "→" if trial is chosen else " "
+        rows.append([f"{mark} {trial.release}", *values, trial.state, curve, Text(result)])
+    return text_table(["  release", *keys, "state", "loss", "score"], rows)
+
+
+@contextlib.contextmanager
+def open_screen(
+    trials: Sequence[Trial], terminal: Console | None, print_to: Say
+) -> Iterator[tuple[Callable[[], None], Say]]:
+    """Yield (a function that shows the trials, one that prints a line): a table on a terminal, else lines."""
+    if terminal is None:
+        yield (lambda: None), print_to
+        return
+    with Live(console=terminal, auto_refresh=False, transient=True) as screen:
+        yield lambda: screen.update(trial_table(trials), refresh=True), lambda _: None
+
+
+@contextlib.contextmanager
+def explain_interrupt(trials: Sequence[Trial], say: Say) -> Iterator[None]:
+    """Say after Ctrl-C inside the block which trainings continue on the cluster."""
+    try:
+        yield
+    except SystemExit:
+        launched = ", ".join(trial.release for trial in trials if trial.session is not None)
+        left = ", ".join(" ".join(trial.settings) for trial in trials if trial.session is None)
+        say(f"\nthese releases continue on the cluster: {launched or 'none'}. Not started: {left or 'none'}.")
+        say("Run the same command again to continue the sweep; `stop --release NAME` stops one training.")
+        raise

@@ -1,0 +1,126 @@
+"""Errors and exit codes of the commands that users type. Each error is printed as one message, no traceback.
+
+CliError              3   the cluster or the storage could not be reached, or returned an error
+├── UsageError       64   an option or argument is invalid; nothing was changed
+├── RunFailedError    1   the training itself failed (`wait`)
+├── WaitTimeoutError  2   `wait --timeout` expired
+└── OtherRunError     4   another `run` holds the release's lease, or has replaced the run that was followed
+
+Other exit codes are those of launcher/errors.py: an invalid program or row is a `DataError` here, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from launcher.errors import EXIT_DATA, EXIT_GANG, EXIT_OK, EXIT_STORAGE, EXIT_UNFIT, LauncherError
+
+EXIT_RUN_FAILED = 1
+EXIT_TIMEOUT = 2
+EXIT_UNKNOWN = 3
+EXIT_OTHER_RUN = 4
+EXIT_USAGE = 64
+
+# docs/reference/exit-codes.md lists these next to the exit codes of the pods.
+EXIT_CODES = {
+    EXIT_OK: "done",
+    EXIT_RUN_FAILED: "the training failed",
+    EXIT_TIMEOUT: "--timeout expired",
+    EXIT_UNKNOWN: "the cluster or the storage could not be reached, or returned an error",
+    EXIT_OTHER_RUN: "another run holds the release's lease, or has replaced the run that was followed",
+    EXIT_USAGE: "an option, an argument or a setting is invalid",
+    EXIT_DATA: "the data, a row, the program or the model is invalid",
+    EXIT_GANG: "any other failure",
+    EXIT_UNFIT: "a temporary error of the storage",
+    EXIT_STORAGE: "a disk or the storage is full or read-only",
+}
+
+
+class CliError(LauncherError):
+    """A command failed: the cluster or the storage could not be reached, or returned an error."""
+
+    exit_code = EXIT_UNKNOWN
+
+    def __init__(self, problem: str, fix: str = "") -> None:
+        """Store the message: `problem`, and after `Fix:` the one action that solves it."""
+        end = "" if problem.endswith((".", "…", ":", "?")) else "."
+        super().__init__(f"{problem}{end} Fix: {fix}" if fix else problem)
+
+
+class UsageError(CliError):
+    """An option or argument is invalid; the command changed nothing."""
+
+    exit_code = EXIT_USAGE
+
+
+class RunFailedError(CliError):
+    """The training that was followed failed."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+class WaitTimeoutError(CliError):
+    """`wait --timeout` expired before the run was over."""
+
+    exit_code = EXIT_TIMEOUT
+
+
+class OtherRunError(CliError):
+    """Another `run` holds the release's lease, or has replaced the run that was followed."""
+
+    exit_code = EXIT_OTHER_RUN
+
+
+_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
+
+
+def api_error(status: int, body: str, action: str, context: str) -> CliError:
+    """Return the error for an API call that failed.
+
+    Args:
+        status: the HTTP status.
+        body: the API server's answer: a Status object as JSON, or text.
+        action: what was attempted, as an infinitive ("start the reader pod").
+        context: the cluster's name in messages.
+    """
+    answer = _status_message(body)
+    if status == 401:
+        return CliError(
+            f"cannot {action}: {context} rejects the credentials (401); they may have expired",
+            "log in again, or choose another cluster with --kubeconfig or --context",
+        )
+    denied = _DENIED.search(answer)
+    if status == 403 and denied:
+        return CliError(
+            f"cannot {action}: {denied['user']} may not {denied['verb']} {denied['resource']} on "
+            f"{context} (403). The API server says: {answer}",
+            f"ask for a role with verb {denied['verb']} on {denied['resource']}",
+        )
+    return CliError(f"cannot {action}: {context} answered {status}: {answer}")
+
+
+def _status_message(body: str) -> str:
+    try:
+        value: Any = json.loads(body)
+    except ValueError:
+        return body.strip()[:1000] or "(no message)"
+    if isinstance(value, dict) and value.get("message"):
+        return str(value["message"])
+    return str(value)
+
+
+_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d{3})")
+
+
+def parse_handshake_error(reason: str) -> tuple[int, str] | None:
+    """Return (HTTP status, answer) of a rejected websocket, which the Kubernetes client reports as text.
+
+    Returns None when `reason` is another error.
+    """
+    found = _HANDSHAKE.search(reason)
+    if not found:
+        return None
+    answer = re.search(r"\{\"kind\":\"Status\".*\}", reason, re.DOTALL)
+    return int(found["status"]), (answer[0] if answer else reason).replace('\\\\"', '"').replace('\\"', '"')

@@ -1,0 +1,1 @@
+"""What `run`, `sweep` and `push` share: check a program, compute values, upload files, upgrade."""

@@ -1,0 +1,393 @@
+"""Start a training on the cluster: compute its values, upload program and data, and upgrade the release."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from launcher.cli.cluster import object_states, run_lease
+from launcher.cli.cluster.cluster_api import CHART, Cluster, labels
+from launcher.cli.cluster.helm import Helm
+from launcher.cli.cluster.releases import list_releases, volume_identity
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.launch import training_values, uploads
+from launcher.cli.launch.local_check import check_program
+from launcher.cli.launch.training_values import Values
+from launcher.cli.options import confirm
+from launcher.cli.session import ClusterSession, MissingClaimError
+from launcher.cli.storage.job_storage import COPY_SECONDS, StorageRequest
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.status_text import describe_wait
+from launcher.io import files
+from launcher.io.program_folders import find_program_folder
+
+_FILE_MARK = "# Written by `run` of paddle-training:"
+_FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
+RENAME_FIX = "rename it"
+_REMOTE = ("s3://", "https://", "http://", "file://")
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The options of `run`, or of `sweep` for one of its trainings."""
+
+    program: Path
+    data: str | None
+    """A file of this machine, or a data.source; None: as in the values."""
+    values: Sequence[Path]
+    settings: Sequence[str]
+    """`key=value`, as `training_values.apply_settings` accepts them."""
+    trainers: int | None
+    passes: int | None
+    check: bool = True
+    yes: bool = False
+    """Replace a data file on the storage that has the same name and other content."""
+    release: str = CHART
+    base_release: str | None = None
+    """The release whose image and storage a new release uses; None: the only one."""
+    keep: Path | None
+    """The file for the training's values; None: `JOB.values.yaml`."""
+    by: str | None = None
+    """A score that the program must have."""
+    replace: bool = False
+    """Stop the training that the release runs now."""
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Everything that defines a training, still on this machine."""
+
+    uploads: Sequence[uploads.Upload]
+    values: Values
+
+    @property
+    def job(self) -> str:
+        """Its jobName."""
+        return str(self.values["jobName"])
+
+    def numbered(self, number: int) -> TrainingPlan:
+        """Return the same training as a job of its own, whose name ends with the number."""
+        end = f"-{number}"
+        name = self.job[: training_values.JOB_NAME_LENGTH - len(end)].rstrip("-") + end
+        return dataclasses.replace(self, values={**self.values, "jobName": name})
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """The outcome of `launch`."""
+
+    session: ClusterSession
+    changed: bool
+    """False: the release had this training already."""
+    keep: Path
+    """The file with the training's values."""
+
+
+@dataclass(frozen=True)
+class CheckedLaunch:
+    """A training whose values helm and the cluster accept."""
+
+    values: str
+    """The training's values as YAML."""
+    base: str
+    """The values that describe the cluster, as YAML."""
+    base_session: ClusterSession
+    """The release that has them: the release itself, or for a new one the one whose storage it uses."""
+    k8s_job: str
+    """The name of the training Job."""
+    current_job: str | None
+    """The training Job of the release now; None for a new release."""
+    stopped_jobs: frozenset[str]
+    """The release's Jobs that `stop` has suspended."""
+
+
+def plan_trainings(
+    options: LaunchOptions, helm: Helm, say: Say, grid: Sequence[tuple[str, ...]] = ((),)
+) -> list[TrainingPlan]:
+    """Check program and data on this machine; return a plan for each combination of settings in `grid`.
+
+    The first plan uploads the data.
+
+    Raises:
+        LauncherError: the program, a row or a value is invalid; nothing was sent.
+    """
+    folder = find_program_folder(options.program)
+    name = training_values.make_storage_name(folder.resolve().name)
+    program = uploads.plan_program(folder, name, options.check, RENAME_FIX)
+    source = None
+    if options.data is not None and not options.data.startswith(_REMOTE):
+        name = training_values.make_storage_name(Path(options.data).name)
+        source = uploads.plan_source(Path(options.data), name, "--data", RENAME_FIX)
+    defaults = helm.defaults()
+    values = _compute_values(options, program, source, defaults)
+    plans: list[TrainingPlan] = []
+    for settings in grid:
+        chosen = training_values.apply_settings(values, settings, defaults)
+        if options.check:
+            complete = training_values.merge_values(defaults, chosen)
+            config = folder / program.values["training.config"].partition("/")[2]
+            file = source.entries[0][1] if source else None
+            checked = check_program(config, complete["training"], file, complete["data"], options.by)
+            say(f"{' '.join(['program', str(folder), *settings])}: {checked}")
+        plans.append(TrainingPlan([program, *([source] if source and not plans else [])], chosen))
+    return plans
+
+
+def _compute_values(
+    options: LaunchOptions, program: uploads.Upload, source: uploads.Upload | None, defaults: Values
+) -> Values:
+    values: Values = {"jobName": training_values.make_job_name(program.name)}
+    for file in options.values:
+        try:
+            read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise UsageError(f"-f {file} cannot be read: {error}", "give a YAML file with values") from error
+        if not isinstance(read, dict):
+            raise UsageError(f"-f {file} is not a YAML object", "write values such as training: {passes: 3}")
+        values = training_values.merge_values(values, read)
+    given: dict[str, Any] = dict(program.values)
+    if source is not None:
+        given |= source.values
+    elif options.data is not None and options.data != (values.get("data") or {}).get("source"):
+        given |= {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
+    given |= {"trainers": options.trainers} if options.trainers else {}
+    given |= {"training.passes": options.passes} if options.passes else {}
+    values = training_values.merge_values(values, training_values.nest_keys(given))
+    values = training_values.apply_settings(values, options.settings, defaults)
+    if not training_values.merge_values(defaults, values)["data"]["source"]:
+        raise UsageError(
+            "there is no data to train on",
+            "give --data FILE, --data s3://…, or data.source in a values file (-f)",
+        )
+    return values
+
+
+def launch(
+    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, say: Say
+) -> LaunchResult:
+    """Upload what has changed, write the values to a file, and upgrade the release to them.
+
+    The leases of the release and of the job's name are held meanwhile, so that no other `run` changes this
+    release or starts the same job in another release.
+
+    Raises:
+        UsageError: the values are rejected, this training is stopped, or the user does not confirm.
+        OtherRunError: another `run` holds one of the leases.
+        LauncherError: the cluster, the storage or helm failed.
+    """
+    keep = options.keep or Path(f"{plan.job}.values.yaml")
+    if keep.exists() and not keep.read_text("utf-8").startswith(_FILE_MARK):
+        raise UsageError(
+            f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
+        )
+    session = ClusterSession(cluster, options.release, say)
+    with (
+        run_lease.hold_lease(cluster, options.release) as check_release,
+        run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
+    ):
+        checked = _check(plan, options, helm, session, keep)
+        _confirm_replacement(checked, options, session, plan.job)
+        files.write_atomically(keep, checked.values)
+        _upload(plan, checked.base_session, options.yes, say)
+        check_release()
+        check_job()
+        _apply(checked, helm, session, keep)
+    session.expect_run(checked.k8s_job, lambda: _describe_replacement(helm, options.release, checked.k8s_job))
+    return LaunchResult(session, checked.k8s_job != checked.current_job, keep)
+
+
+def _check(
+    plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: ClusterSession, keep: Path
+) -> CheckedLaunch:
+    """Check that the values can be applied; nothing is changed."""
+    release = options.release
+    installed = session.is_installed()
+    base_session = session if installed else _choose_base_release(session, options.base_release)
+    base = _read_base(base_session, helm)
+    _check_job_name_is_free(session, base, plan.values)
+    current_job = session.run().k8s_job if installed else None
+    values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
+    k8s_job = helm.check(release, base, values, keep)["k8sJob"]
+    stopped = _find_stopped_jobs(session) if installed else frozenset()
+    if k8s_job == current_job and k8s_job in stopped:
+        raise UsageError(
+            f"training {plan.job} of release {release} is stopped (its Job {k8s_job} is suspended), and "
+            "program, data and values have not changed; nothing was sent",
+            f"resume it: {command_text('resume', '--follow', *session.options())}",
+        )
+    return CheckedLaunch(values, base, base_session, k8s_job, current_job, stopped)
+
+
+def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
+    """Upgrade the release."""
+    base = command_text("base", *checked.base_session.options())
+    session.say(f"{base} |\n  {shlex.join(helm.upgrade(session.release, keep))}")
+    description = f"run by {run_lease.user_and_host()}"
+    helm.run(session.release, checked.base, checked.values, keep, description)
+    if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
+        session.cluster.suspend_job(data_job, False)  # helm leaves a Job with the same name suspended
+
+
+def _find_stopped_jobs(session: ClusterSession) -> frozenset[str]:
+    """Return the release's suspended Jobs that `resume` must start; a Kueue queue starts others by itself."""
+    jobs = session.cluster.list_objects("job", "list the release's Jobs", labels(session.release))
+    suspended = (job for job in jobs if object_states.job_state(job)[0] == "suspended")
+    return frozenset(object_states.name_of(job) for job in suspended if not object_states.queue_of(job))
+
+
+def _read_base(session: ClusterSession, helm: Helm) -> str:
+    """Return the values that describe the cluster.
+
+    Raises:
+        CliError: their claim does not exist; the message has the revision to which helm can roll back.
+    """
+    try:
+        return session.read_base_values()
+    except MissingClaimError as error:
+        revisions = helm.history(session.release)
+        claims = ((entry, helm.claim(session.release, entry["revision"])) for entry in revisions)
+        earlier = next((found for found in claims if found[1] not in ("", error.claim)), None)
+        if earlier is None:
+            raise
+        revision = earlier[0]["revision"]
+        namespace = ["-n", session.cluster.namespace]
+        rollback = shlex.join(["helm", "rollback", session.release, str(revision), *namespace])
+        raise CliError(
+            f"the claim {error.claim} of release {session.release} does not exist. Revision {revision} of "
+            f"helm is the last one with another claim ({earlier[1]}); the newest is "
+            f"{_describe_revision(revisions[0])}",
+            f"{rollback}; then run the same command again",
+        ) from error
+
+
+def _describe_revision(entry: Mapping[str, Any]) -> str:
+    return f"{entry['revision']} ({entry['description']}, {entry['updated']})"
+
+
+def _describe_replacement(helm: Helm, release: str, job: str) -> str:
+    """Return the message for a run that is followed and is not the release's run any more."""
+    try:
+        by = f"revision {_describe_revision(helm.history(release)[0])} of helm"
+    except CliError as error:
+        by = f"an upgrade ({error})"
+    return (
+        f"run {job} was replaced by {by}; the new run's score is not shown. Checkpoints are kept. Fix: run "
+        "the same command again when the new run has finished, or add --replace to stop it now. Training "
+        "resumes from the newest checkpoint."
+    )
+
+
+def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:
+    """Return the release whose image and storage a new one uses: the given, the only or the default one."""
+    cluster = session.cluster
+    if given is not None:
+        return ClusterSession(cluster, given, session.say)
+    known = [release.name for release in list_releases(cluster, all_namespaces=False)]
+    if len(known) == 1 or CHART in known:
+        return ClusterSession(cluster, CHART if CHART in known else known[0], session.say)
+    place = f"namespace {cluster.namespace} on {cluster.name}"
+    if not known:
+        raise CliError(
+            f"{place} has no release of this chart yet, whose image and storage a training could use",
+            "create the first release with `make demo`, `pulumi up` or helm install, or choose another "
+            "namespace with -n",
+        )
+    raise UsageError(
+        f"{place} has several releases ({', '.join(known)}), and none has the default name {CHART}: it is "
+        f"not known whose image and storage {session.release} uses",
+        "choose one with --base-release NAME",
+    )
+
+
+def _check_job_name_is_free(session: ClusterSession, base: str, values: Values) -> None:
+    """Raise UsageError if another release has a job with the same name on the same storage.
+
+    Each of the two would replace the other's data and move its output. Releases in namespaces that this user
+    may not list are not checked.
+    """
+    cluster, release, job = session.cluster, session.release, values["jobName"]
+    merged = training_values.merge_values(yaml.safe_load(base) or {}, values)
+    volume = volume_identity(merged, cluster.namespace)
+    for other in list_releases(cluster):
+        if (other.namespace, other.name) == (cluster.namespace, release):
+            continue
+        if other.run and other.run.job_name == job and other.volume == volume:
+            raise UsageError(
+                f"jobName {job!r} is taken: {other} has a job with this name on the same storage, and "
+                f"release {release} would replace its data and its output",
+                f"choose another name with --set jobName=NAME (or, to continue that training, --release "
+                f"{other.name} -n {other.namespace})",
+            )
+
+
+def _confirm_replacement(
+    checked: CheckedLaunch, options: LaunchOptions, session: ClusterSession, job: str
+) -> None:
+    """Ask before another training of the release is stopped. Raises UsageError if the answer is no."""
+    current = checked.current_job
+    if current in (None, checked.k8s_job) or current in checked.stopped_jobs or options.replace:
+        return
+    view = session.poll_view()
+    if view.is_over or view.state == "missing":
+        return
+    run = session.run()
+    problem = (
+        f"release {run.release} is training job {run.job_name} ({view.state}: {describe_wait(view)}). "
+        f"Starting {job} would stop it; its checkpoints are kept"
+    )
+    if not confirm(f"{problem}. Stop it?"):
+        raise UsageError(
+            problem,
+            "add --replace to stop it (or, to keep it, use another release and job: --release NAME "
+            "--set jobName=NAME)",
+        )
+
+
+def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
+    """Raise UsageError if a release exists whose job has another name: it is not of an earlier sweep."""
+    for name in releases:
+        session = ClusterSession(cluster, name, lambda _: None)
+        if session.is_installed() and (job := session.run().job_name) != name:
+            raise UsageError(
+                f"the sweep would replace release {name} in namespace {cluster.namespace}, which has "
+                f"job {job}",
+                "choose another name for the sweep with --set jobName=NAME",
+            )
+
+
+def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, say: Say) -> None:
+    request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
+    with session.storage(request) as storage:
+        for upload in plan.uploads:
+            replace = yes or not upload.is_source  # the program is used by this job only
+            try:
+                uploads.send(storage, upload, replace, say)
+            except uploads.OtherContentError as error:
+                problem = f"sources/{upload.name} on the storage has other content"
+                if not confirm(f"{problem}. Replace it?"):
+                    raise UsageError(
+                        f"{problem}, which other jobs may train on; it was not replaced",
+                        "replace it with --yes, or rename the file",
+                    ) from error
+                uploads.send(storage, upload, True, say)
+
+
+def describe_next_steps(session: ClusterSession, keep: Path) -> str:
+    """Return the commands that are useful after a complete run, one on each line."""
+    options, to = session.options(), f"results/{session.run().job_name}"
+    lines = [
+        ("copy the model", command_text("results", *options, "--to", to)),
+        ("predict with it", command_text("predict", to, "COLUMN=VALUE")),
+        ("serve it", command_text("serve", "--model", f"{to}/model")),
+        ("list the job's runs", command_text("runs", *options)),
+        ("train again", "edit the program, or add --set KEY=VALUE, and run the same command"),
+        ("values", str(keep)),
+    ]
+    return "\n".join(f"  {title + ':':21}{how}" for title, how in lines)

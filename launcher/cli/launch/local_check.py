@@ -1,0 +1,94 @@
+"""Check a program and the first rows of its data on this machine, before anything is sent to the cluster."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.cli.errors import UsageError
+
+CHECKED_ROWS = 1000
+
+
+def check_program(
+    config: Path,
+    training: Mapping[str, Any],
+    source: Path | None,
+    data: Mapping[str, Any],
+    by: str | None = None,
+) -> str:
+    """Load a program, parse the first rows of a local data file, and train on some of them.
+
+    Args:
+        config: the program's file.
+        training: the chart's values below `training`.
+        source: the data file; None: the data is not on this machine.
+        data: the chart's values below `data`.
+        by: a score that metrics() must return, if it can be called here.
+
+    Returns:
+        What was checked, in one sentence.
+
+    Raises:
+        LauncherError: the program or a row is invalid.
+    """
+    if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
+        return (
+            f"its code was parsed, not run: {absent[0]} is not installed here (pip install '.[model]'). "
+            "Trainer 0 checks its network on the cluster, before the first batch"
+        )
+    os.environ.setdefault("GLOG_minloglevel", "1")
+    from launcher.dataprep.row_positions import RowPositions
+    from launcher.trainer import program_loader
+    from launcher.trainer.graph import shape_checks
+    from launcher.trainer.records import row_parsing
+    from launcher.trainer.single_process import program_check, trial_data
+
+    with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
+        rows, places = [], RowPositions("")
+        if source is not None:
+            row_format = trial_data.RowFormat(
+                data["format"] == "csv",
+                "\t" if data["delimiter"] == "\\t" else data["delimiter"],
+                data["header"],
+                tuple(data["columns"]),
+                data["encoding"],
+            )
+            rows = trial_data.read_first_rows(
+                source,
+                row_format,
+                places,
+                CHECKED_ROWS,
+                member=data["member"],
+                tables=data["tables"],
+                into=Path(temporary),
+            )
+        elif data["tables"]:
+            return "its code was parsed, not run: it needs side tables, which are not on this machine"
+        program = program_loader.load_program(config, Path(temporary), tuple(training["extraArgs"]))
+        batch, checked = None, "its network can be built; its rows are not on this machine"
+        if source is not None:
+            found, skipped = row_parsing.parse_records(rows, program, places.describe)
+            if not len(found):
+                raise row_parsing.no_usable_rows(source.name, program, skipped)
+            batch = row_parsing.split_inputs(found[: shape_checks.ROWS])
+            count = len(batch[program.label])
+            checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
+        scores = program_check.check_program(
+            program,
+            batch,
+            mode=training["mode"],
+            batch_size=training["batchSize"],
+            incremental_checkpoints=training["incrementalCheckpoints"],
+        )
+    shape_checks.check_metric(program, training["keepBest"], scores)
+    if by is not None and scores and by not in scores:
+        raise UsageError(
+            f"--by {by}: the program has no such score; nothing was sent",
+            f"choose one of: {', '.join(scores)}",
+        )
+    return checked

@@ -1,0 +1,90 @@
+"""The small files that describe a job and its runs, read from the shared storage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from launcher import metrics
+from launcher.cli.storage.job_storage import Storage, read_small_files
+from launcher.io import run_record
+from launcher.io.files import UnreadableError, parse_json_object
+from launcher.paths import JobPaths, OutputPaths
+from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
+
+OUTPUT = OutputPaths(Path("output"))
+"""Paths of the current output, below the job's folder."""
+_JOB = JobPaths(Path(), "")
+_MANIFEST, _DATA_FAILED = _JOB.manifest.as_posix(), _JOB.data_failed.as_posix()
+STATUS = OUTPUT.status_json.as_posix()
+_DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job's files say; None for a file that is absent or damaged."""
+
+    status: StatusFile | None = None
+    run: RunFile | None = None
+    moved: RunFile | None = None
+    """The run record of the release's run, in the folder to which another run has moved it."""
+    manifest: ManifestFile | None = None
+    data_failure: DataFailure | None = None
+    passes: Sequence[Mapping[str, Any]] = ()
+    """`pass_table` of metrics.csv."""
+    checkpoints: Sequence[str] = ()
+    """The folder names of the complete checkpoints."""
+    was_read: bool = True
+    """False: nothing was read, so that an absent file says nothing."""
+    is_stale: bool = False
+    """Whether they were read some time ago and cannot be read now."""
+    problem: str = ""
+    """Why they cannot be read."""
+
+
+def parse_json(content: bytes | None) -> dict[str, Any] | None:
+    """Return the JSON object in a file's content; None if the file is absent or damaged."""
+    try:
+        return parse_json_object("it", content or b"")
+    except UnreadableError:
+        return None
+
+
+def parse_run_file(found: Mapping[str, bytes], output: OutputPaths) -> RunFile | None:
+    """Return an output's run record: run.json, or its copy if run.json is damaged; None if both are.
+
+    `found` are contents by path, as `read_small_files` returns them.
+    """
+    names = (output.run_json.as_posix(), output.run_copy.as_posix())
+    content, _ = run_record.first_intact((name, found.get(name)) for name in names)
+    return None if content is None else read_fields(RunFile, content)
+
+
+def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths) -> list[dict[str, Any]]:
+    """Return the table of passes in an output's metrics.csv; empty if the file is absent."""
+    content = found.get(output.metrics_csv.as_posix(), b"").decode(errors="replace")
+    return metrics.pass_table(metrics.parse_metrics(content))
+
+
+def read_job_files(storage: Storage, run_id: str = "") -> JobFiles:
+    """Read the files that describe a job's data and its current run.
+
+    `run_id` is the run whose record is looked for in `runs/`, too; empty: none.
+    """
+    moved = [OutputPaths(_JOB.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
+    records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]
+    wanted = [STATUS, _MANIFEST, _DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix(), _DONE]
+    found = read_small_files(storage, wanted)
+    status, manifest, failure = (parse_json(found.get(name)) for name in (STATUS, _MANIFEST, _DATA_FAILED))
+    last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
+    return JobFiles(
+        status=read_fields(StatusFile, status) if status else None,
+        run=parse_run_file(found, OUTPUT),
+        moved=parse_run_file(found, OutputPaths(Path(last))) if last else None,
+        manifest=read_fields(ManifestFile, manifest) if manifest else None,
+        data_failure=read_fields(DataFailure, failure) if failure else None,
+        passes=parse_pass_table(found, OUTPUT),
+        checkpoints=[PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(_DONE)],
+    )

@@ -1,0 +1,336 @@
+"""The commands that the command line runs where the shared storage is mounted: `python3 -m launcher reader`.
+
+Without a subcommand it sleeps until its deadline: that is the reader pod. The command line then starts the
+subcommands `tar`, `untar`, `cat`, `ls`, `sums`, `sizes`, `remove` and `checkpoint` in a pod; with `--path` it
+starts the same ones on its own machine. Content goes over stdin and stdout (archives as in
+`launcher.io.tar_stream`), and one sentence for the user over stderr; the exit code is 0 on success. This runs
+in the image, so it uses only the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from launcher.io.files import folder_files, free_bytes, sha256_file
+from launcher.io.tar_stream import COPY_BYTES, ReaderError, checked_name, save_tar, select, write_tar
+from launcher.paths import OutputPaths, Position, position
+
+FINAL_STATES = ("complete", "failed")
+
+
+def move_into_place(new: Path, final: Path, replace: bool) -> None:
+    """Rename `new` to `final`, replacing an existing one if `replace`; it is restored on failure."""
+    if not os.path.lexists(final):
+        new.rename(final)
+    elif not replace:
+        raise ReaderError(f"{final} exists already; nothing was changed. Fix: replace it with --force")
+    elif final.is_file() and new.is_file():
+        new.replace(final)
+    else:
+        aside = final.with_name(f".{final.name}.{secrets.token_hex(4)}.old")
+        final.rename(aside)
+        try:
+            new.rename(final)
+        except OSError:
+            aside.rename(final)
+            raise
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+    folder = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) -> dict[str, int]:
+    """Receive an archive from `source` as `root`/`name`; return {name below it: bytes}.
+
+    An archive that contains exactly one file with that name becomes this file, any other one a folder. A
+    failure leaves no files.
+
+    Raises:
+        ReaderError: less than `needed` bytes are free, or the name is taken and `replace` is False.
+    """
+    final = root / checked_name(name)
+    if os.path.lexists(final) and not replace:
+        raise ReaderError(f"{final} exists already; nothing was changed. Fix: replace it with --force")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    free = free_bytes(final.parent)
+    if needed > free:
+        raise ReaderError(
+            f"{final.parent} has {free:,} bytes free, but {needed:,} are needed; nothing was written. Fix: "
+            "free space on the storage, for example with the command `clean`"
+        )
+    temporary = final.with_name(f".{final.name}.{secrets.token_hex(4)}.tmp")
+    temporary.mkdir()
+    try:
+        saved = save_tar(source, temporary)
+        single = list(saved) == [final.name] and (temporary / final.name).is_file()
+        move_into_place(temporary / final.name if single else temporary, final, replace)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return saved
+
+
+def list_entries(folder: Path) -> list[dict[str, object]]:
+    """Return the entries by name as {name, type: file|folder|other, bytes, mtime: unix seconds}."""
+    rows: list[dict[str, object]] = []
+    for entry in sorted(folder.iterdir()):
+        try:
+            status = entry.lstat()
+        except FileNotFoundError:
+            continue
+        kind = (
+            "file" if stat.S_ISREG(status.st_mode) else "folder" if stat.S_ISDIR(status.st_mode) else "other"
+        )
+        rows.append({"name": entry.name, "type": kind, "bytes": status.st_size, "mtime": status.st_mtime})
+    return rows
+
+
+def compute_sums(path: Path, size: int) -> dict[str, str] | None:
+    """Return the hex sha256 of each file in a folder, or of one file, by name; None if `path` is absent.
+
+    `size` is how many bytes the files should have together. If they have another size, no file is read, and
+    all sums are empty.
+    """
+    if not path.exists():
+        return None
+    found = folder_files(path) if path.is_dir() else [path]
+    read = sum(file.stat().st_size for file in found) == size
+    root = path if path.is_dir() else path.parent
+    return {file.relative_to(root).as_posix(): sha256_file(file) if read else "" for file in found}
+
+
+def measure_sizes(root: Path, names: Sequence[str]) -> dict[str, int]:
+    """Return the size in bytes of each of these files and folders, by name."""
+    found = {name: root / checked_name(name) for name in names}
+    return {
+        name: sum(file.lstat().st_size for file in (folder_files(path) if path.is_dir() else [path]))
+        for name, path in found.items()
+    }
+
+
+def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
+    """Remove files and folders, after renaming each; return the size in bytes that each had, by name."""
+    freed = {}
+    for name in names:
+        path = root / checked_name(name)
+        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
+        path.rename(aside)
+        freed[name] = measure_sizes(aside.parent, [aside.name])[aside.name]
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+    return freed
+
+
+def follow_file(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause: float = 0.5) -> None:
+    """Write `file` to `out` as it grows, and every file of a later attempt that replaces it.
+
+    Returns after `seconds`, or once the status file `until` says that the run is over and all was written.
+    """
+    deadline = time.monotonic() + seconds
+    current: BinaryIO | None = None
+    try:
+        while time.monotonic() < deadline:
+            over = (
+                until is not None and _read_json_object(until).get("state") in FINAL_STATES
+            )  # before the file is read, so that no line is missed
+            if current is None:
+                with contextlib.suppress(FileNotFoundError):
+                    current = file.open("rb")
+            if current is not None:
+                while block := current.read(COPY_BYTES):
+                    out.write(block)
+                out.flush()
+                if _is_replaced(current, file):
+                    current.close()
+                    current = None
+                    continue
+            if over:
+                return
+            time.sleep(pause)
+    finally:
+        if current is not None:
+            current.close()
+
+
+def request_checkpoint(output: OutputPaths, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
+    """Request a checkpoint from the training, and write a JSON line every `pause` until it is saved.
+
+    Lines have "state", "pass" and "batch" of status.json. The last one also has "saved": the folder of the
+    newest checkpoint that was completed since the call, or null after `seconds` or if the run is over.
+
+    Raises:
+        ReaderError: the run's runtime saves checkpoints only at the end of a pass.
+    """
+    fingerprint = _read_json_object(output.run_json).get("fingerprint")
+    if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
+        raise ReaderError(
+            "runtime v1 saves checkpoints only at the end of a pass (training.savingPeriod). Fix: wait for "
+            "the end of the pass, or stop with --no-checkpoint"
+        )
+    request, deadline = output.checkpoint_request, time.monotonic() + seconds
+    before = _find_checkpoints(output)
+    token = _write_request(request)
+    saved = None
+    line: dict[str, object] = {}
+    try:
+        while time.monotonic() < deadline:
+            if not request.exists():
+                new = [at for at, done in _find_checkpoints(output).items() if before.get(at) != done]
+                if saved := max(new, default=None):
+                    break
+                token = _write_request(request)  # removed by an earlier checkpoint, or by another command
+            status = _read_json_object(output.status_json)
+            line = {key: status.get(key) for key in ("state", "pass", "batch")}
+            if line["state"] in FINAL_STATES:
+                break
+            out.write(json.dumps(line).encode() + b"\n")
+            out.flush()
+            time.sleep(pause)
+    finally:
+        with contextlib.suppress(OSError):
+            if request.read_text("utf-8") == token:  # else it is the request of another command
+                request.unlink()
+    out.write(json.dumps({**line, "saved": saved.folder if saved else None}).encode() + b"\n")
+
+
+def _write_request(request: Path) -> str:
+    """Write the request file for a checkpoint, replacing any other one; return its text."""
+    token = secrets.token_hex(8)
+    temporary = request.with_name(f"{request.name}.{secrets.token_hex(4)}.tmp")
+    temporary.write_text(token, "utf-8")
+    temporary.replace(request)
+    return token
+
+
+def _find_checkpoints(output: OutputPaths) -> dict[Position, tuple[int, int]]:
+    """Return the complete checkpoints, each with a value that changes if it is saved again."""
+    found = {}
+    for done in output.root.glob("pass-*/done"):
+        with contextlib.suppress(FileNotFoundError):  # the checkpoint was just removed
+            if at := position(done.parent.name):
+                found[at] = (done.stat().st_ino, done.stat().st_mtime_ns)
+    return found
+
+
+def _is_replaced(opened: BinaryIO, path: Path) -> bool:
+    try:
+        now = path.stat()
+    except FileNotFoundError:
+        return True
+    return now.st_ino != os.fstat(opened.fileno()).st_ino or now.st_size < opened.tell()
+
+
+def _read_json_object(file: Path) -> dict[str, object]:
+    """Return the JSON object in a file; {} if the file is absent or damaged."""
+    try:
+        value = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def sleep_until_deadline(seconds: float) -> None:
+    """Keep the pod alive for `seconds`, or until SIGTERM: process 1 ignores that signal without a handler."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    time.sleep(seconds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="launcher reader", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--seconds", type=float, default=600.0, help="lifetime of the pod")
+    commands = parser.add_subparsers(dest="command")
+    for name in ("tar", "untar", "cat", "ls", "sums", "sizes", "remove", "checkpoint"):
+        command = commands.add_parser(name)
+        command.add_argument("--root", type=Path, required=True)
+        if name == "tar":
+            command.add_argument("--optional", action="store_true", help="skip absent paths")
+            command.add_argument("paths", nargs="+")
+        elif name == "untar":
+            command.add_argument("--bytes", type=int, default=0, help="free space that is required")
+            command.add_argument("--replace", action="store_true")
+            command.add_argument("path")
+        elif name == "cat":
+            command.add_argument("--follow", type=float, default=0.0, metavar="SECONDS")
+            command.add_argument("--until", help="status file whose final state stops --follow")
+            command.add_argument("path")
+        elif name == "sums":
+            command.add_argument("--bytes", type=int, required=True)
+            command.add_argument("path")
+        elif name in ("sizes", "remove"):
+            command.add_argument("paths", nargs="+")
+        elif name == "checkpoint":
+            command.add_argument("--wait", type=float, required=True, metavar="SECONDS")
+        else:
+            command.add_argument("path", nargs="?", default="")
+    return parser
+
+
+def _run_subcommand(options: argparse.Namespace) -> None:
+    root: Path | None = getattr(options, "root", None)
+    if root is None:
+        sleep_until_deadline(options.seconds)
+        return
+    out = sys.stdout.buffer
+    if options.command == "tar":
+        write_tar(out, select(root, options.paths, options.optional), options.optional)
+    elif options.command == "untar":
+        saved = untar(sys.stdin.buffer, root, options.path, options.bytes, options.replace)
+        out.write(json.dumps(saved).encode())
+    elif options.command == "ls":
+        folder = root / checked_name(options.path) if options.path else root
+        out.write(json.dumps(list_entries(folder)).encode())
+    elif options.command == "sums":
+        out.write(json.dumps(compute_sums(root / checked_name(options.path), options.bytes)).encode())
+    elif options.command == "sizes":
+        out.write(json.dumps(measure_sizes(root, options.paths)).encode())
+    elif options.command == "remove":
+        out.write(json.dumps(remove_paths(root, options.paths)).encode())
+    elif options.command == "checkpoint":
+        request_checkpoint(OutputPaths(root / "output"), out, options.wait)
+    else:
+        file = root / checked_name(options.path)
+        if options.follow > 0:
+            follow_file(
+                file, root / checked_name(options.until) if options.until else None, out, options.follow
+            )
+        else:
+            with file.open("rb") as source:
+                shutil.copyfileobj(source, out, COPY_BYTES)
+    out.flush()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one reader command; return 0 on success, else 1 with one sentence on stderr."""
+    options = _parser().parse_args(argv)
+    try:
+        _run_subcommand(options)
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # else Python reports the broken pipe again at exit
+        return 1
+    except ReaderError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        print(f"{error.strerror or error}{where}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""The runs of a job: the current output, and the earlier ones that were moved to `runs/`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from launcher.cli.errors import UsageError
+from launcher.cli.storage.job_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.job_storage import Storage, read_small_files
+from launcher.metrics import best_pass, higher_is_better
+from launcher.paths import OutputPaths
+from launcher.reporting import run_settings
+from launcher.schema import RunFile, read_fields
+
+RUNS = "runs"
+CURRENT = OUTPUT.root.as_posix()
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run by its output folder: `output`, or `runs/<name>`."""
+
+    folder: str
+    record: RunFile
+    """run.json, with the program's default options if program.json has them."""
+    passes: Sequence[Mapping[str, Any]]
+    """`pass_table` of its metrics.csv."""
+    is_locked: bool = False
+    """Whether the folder has a run.lock, so that a process may write there."""
+    program: Mapping[str, str] = field(default_factory=dict)
+    """The text of the program's files by name; empty if it was not kept."""
+
+    @property
+    def name(self) -> str:
+        """The name that `compare` and `results --run` accept."""
+        return self.folder.removeprefix(f"{RUNS}/")
+
+    @property
+    def seconds(self) -> float | None:
+        """The time from its start to its end; None while it runs."""
+        return self.record.finished - self.record.started if self.record.finished else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings in which two runs may differ; digests are shortened."""
+        return run_settings.settings_of_run(self.record.content, len(self.passes))
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The best pass, as `launcher.metrics.best_pass` returns it."""
+        return best_pass(self.record.content, self.passes)
+
+    @property
+    def pod_hours(self) -> float | None:
+        """Hours of all training pods together, from which the cost of the nodes follows; None if unknown."""
+        trainers = self.record.fingerprint.get("trainers")
+        return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as `runs -o json` prints it."""
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "state": self.record.state or None,
+            "started": self.record.started,
+            "seconds": self.seconds,
+            "podHours": self.pod_hours,
+            "score": self.record.score,
+            "best": self.best,
+            "restarts": len(self.record.restarts),
+            "settings": self.settings,
+            "passes": list(self.passes),
+        }
+
+
+def read_runs(storage: Storage) -> list[SavedRun]:
+    """Return the runs of the job: the current one first, then the others, newest first."""
+    kept = (OUTPUT.run_json, OUTPUT.metrics_csv, OUTPUT.lock, OUTPUT.program_json, OUTPUT.run_copy)
+    patterns = [f"{place}/{path.name}" for place in (CURRENT, f"{RUNS}/*") for path in kept]
+    found = read_small_files(storage, patterns)
+    runs = []
+    for folder in sorted({str(PurePosixPath(name).parent) for name in found}):
+        output = OutputPaths(Path(folder))
+        program = parse_json(found.get(output.program_json.as_posix())) or {}
+        record = parse_run_file(found, output)
+        content = run_settings.with_options(record.content if record else {}, program)
+        runs.append(
+            SavedRun(
+                folder=folder,
+                record=read_fields(RunFile, content),
+                passes=parse_pass_table(found, output),
+                is_locked=output.lock.as_posix() in found,
+                program=program.get("files") or {},
+            )
+        )
+    return sorted(runs, key=lambda run: (run.folder == CURRENT, run.record.started), reverse=True)
+
+
+def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
+    """Return the run with that name, or the only one whose name begins so. Raises UsageError otherwise."""
+    matching = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(run.name for run in runs) or "(the job has none yet)"
+    problem = "matches several runs" if matching else "is not a run of this job"
+    raise UsageError(f"{name!r} {problem}", f"choose one of: {listed}")
+
+
+def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
+    """Return the names of the settings that differ between the runs, in the order in which they appear.
+
+    Earlier launchers did not record default options: an option that such a run lacks counts as equal.
+    """
+    settings = [run.settings for run in runs]
+    has_defaults = [bool(run.record.options) for run in runs]
+
+    def differs(key: str) -> bool:
+        compared = [
+            values.get(key)
+            for values, known in zip(settings, has_defaults, strict=True)
+            if key in values or known or not (any(has_defaults) and key.startswith("--"))
+        ]
+        return any(value != compared[0] for value in compared)
+
+    return [key for key in dict.fromkeys(key for values in settings for key in values) if differs(key)]
+
+
+def best_run(runs: Sequence[SavedRun], by: str) -> SavedRun | None:
+    """Return the run with the best score `by`; None if no run has a score.
+
+    An empty `by` stands for the first score of the newest run that has one. Raises UsageError for a score
+    that no run has.
+    """
+    scores = [run.record.score for run in runs if run.record.score]
+    name = by or next((next(iter(score)) for score in scores), "")
+    having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]
+    if by and not having:
+        known = ", ".join(dict.fromkeys(key for score in scores for key in score)) or "(no run has a score)"
+        raise UsageError(f"--by {by}: no run has this score", f"choose one of: {known}")
+    pick = max if higher_is_better(name) else min
+    return pick(having, key=lambda run: run.record.score[name], default=None)

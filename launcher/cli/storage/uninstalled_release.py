@@ -1,0 +1,100 @@
+"""The storage of an uninstalled release: its claim, an image for the reader pod, its job's folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import RELEASE_LABEL, Cluster
+from launcher.cli.cluster.releases import SOURCES, ReleaseRun, list_releases
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.storage.job_files import OUTPUT, parse_json
+from launcher.cli.storage.job_storage import Storage, StorageRequest, read_small_files
+
+_ANY_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
+
+
+def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> ReleaseRun:
+    """Return a run with the claim and the image through which the storage of an uninstalled release is read.
+
+    The claim is that of the request, else the one with the release's label, else the only one. The image is
+    that of the request, else that of another release of the namespace. The returned `job_name` is SOURCES,
+    the folder next to the jobs' folders: which job the release had is not known.
+
+    Raises:
+        UsageError: the claim or the image is not determined; the message lists the claims.
+    """
+    runs = [one.run for one in list_releases(cluster, all_namespaces=False)]
+    others = [run for run in runs if run is not None]
+    claims = cluster.list_objects("persistent_volume_claim", "list the claims")
+    names = [object_states.name_of(one) for one in claims]
+    own = [
+        object_states.name_of(one)
+        for one in claims
+        if (one["metadata"].get("labels") or {}).get(RELEASE_LABEL) == release
+    ]
+    candidates = [name for name in names if name == request.claim] if request.claim else own or names
+    listed = ", ".join(
+        name + "".join(f" (of release {other.release})" for other in others if other.claim == name)
+        for name in names
+    )
+    place = f"namespace {cluster.namespace} on {cluster.name}"
+    if len(candidates) != 1:
+        missing = f"no claim {request.claim}"
+        if not request.claim:
+            missing = f"no release {release}, and it is not known which claim that release had"
+        raise UsageError(
+            f"{place} has {missing}. Claims there: {listed or 'none'}",
+            _fix(
+                request,
+                claim="choose the claim with --claim NAME",
+                job="choose a release on the same storage with --release NAME, and the job with --job NAME",
+            ),
+        )
+    claim = candidates[0]
+    like = next((other for other in others if other.claim == claim), others[0] if others else None)
+    if like is not None:
+        image = request.image or like.image
+        return replace(like, release=release, job_name=SOURCES, claim=claim, image=image, k8s_data_job="")
+    if request.image is None:
+        raise UsageError(
+            f"{place} has claim {claim}, but no release whose image could read it",
+            _fix(request, image="give the launcher's image with --image IMAGE"),
+        )
+    about = {
+        "jobName": SOURCES,
+        "claim": claim,
+        "image": request.image,
+        "trainers": 0,
+        "passes": 0,
+        "k8sJob": release,
+    }
+    return ReleaseRun.from_json(release, cluster.namespace, about)
+
+
+def _fix(request: StorageRequest, **by_option: str) -> str:
+    """Return the text after `Fix:`: what to do with each of the command's options, and without any option.
+
+    Args:
+        request: has the names of the options that the command accepts.
+        by_option: option name -> what the user can do with this option.
+    """
+    fixes = [text for option, text in by_option.items() if option in request.options]
+    return "; or ".join([*fixes, _ANY_FIX])
+
+
+def find_own_job(storage: Storage, release: str, request: StorageRequest) -> Storage:
+    """Return the folder of the only job that this release trained. Raises CliError that lists the jobs."""
+    found = read_small_files(storage.sibling("."), [f"*/{OUTPUT.run_json.as_posix()}"])
+    releases = {
+        path.split("/", 1)[0]: (parse_json(content) or {}).get("release") for path, content in found.items()
+    }
+    own = [job for job, by in releases.items() if by == release]
+    if len(own) == 1:
+        return storage.sibling(own[0])
+    listed = ", ".join(f"{job} (of release {by})" for job, by in releases.items()) or "none"
+    raise CliError(
+        f"release {release} is not installed, and the storage has {len(own) or 'no'} jobs that it trained. "
+        f"Jobs there: {listed}",
+        _fix(request, job="choose one with --job NAME"),
+    )

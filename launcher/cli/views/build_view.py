@@ -1,0 +1,263 @@
+"""Build the view of a run from Jobs, pods, events and the files on the storage. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launcher import metrics
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import Object
+from launcher.cli.cluster.releases import ReleaseRun
+from launcher.cli.storage.job_files import JobFiles
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.run_progress import RunProgress, build_progress
+from launcher.cli.views.run_view import (
+    DATA_FAILED,
+    FINAL_STATES,
+    JobView,
+    RunView,
+    build_job,
+    build_ranks,
+    describe_culprit,
+    owned_by,
+)
+from launcher.paths import OutputPaths, Position, position
+from launcher.schema import RunFile
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """What was read about one release at one moment; `events` are by the name of their object."""
+
+    run: ReleaseRun
+    jobs: Mapping[str, Object]
+    pods: Sequence[Object]
+    events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
+    claim: str = ""
+    """Why the claim cannot be mounted; empty if it can be."""
+    files: JobFiles = field(default_factory=lambda: JobFiles(was_read=False))
+    is_namespace_terminating: bool = False
+    log: Sequence[str] = ()
+    log_of: str = ""
+
+
+def build_cluster_view(seen: ClusterSnapshot) -> RunView:
+    """Return the view of one release."""
+    run, files = seen.run, seen.files
+    progress = build_progress(files.status, files.run, run.k8s_job)
+    data_pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
+    pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
+    data = _build_data_job(seen, data_pods)
+    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
+    reported = files.status.ranks if files.status and progress else ()
+    state, cause = _state_and_cause(seen, progress, data, training, pods)
+    records = [record for record in (files.run, files.moved) if record and record.run_id == run.k8s_job]
+    record = records[0] if records else RunFile()
+    passes = files.passes if progress else ()
+    return RunView(
+        where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
+        run_id=run.k8s_job,
+        state=state,
+        cause=cause,
+        data=data,
+        training=training,
+        ranks=build_ranks(run.trainers, pods, seen.events, reported),
+        progress=progress,
+        notes=tuple(_notes(seen, progress is not None, data, state)),
+        exported=record.exported_to,
+        score=record.score,
+        passes=passes,
+        best=metrics.best_pass(record.content, passes),
+        log=seen.log,
+        log_of=seen.log_of,
+    )
+
+
+def _build_data_job(seen: ClusterSnapshot, pods: Sequence[Object]) -> JobView:
+    run, manifest = seen.run, seen.files.manifest
+    if not run.k8s_data_job:
+        return JobView("", "none", "this release has no data Job (data.enabled is false)")
+    job = seen.jobs.get(run.k8s_data_job)
+    if job is None and manifest and manifest.data_digest == run.data_digest:
+        return JobView(run.k8s_data_job, "complete", "the Job was deleted; its manifest exists")
+    return build_job(run.k8s_data_job, job, pods, seen.events)
+
+
+def _state_and_cause(
+    seen: ClusterSnapshot,
+    progress: RunProgress | None,
+    data: JobView,
+    training: JobView,
+    pods: Sequence[Object],
+) -> tuple[str, str]:
+    """Return (state, cause) of the run. A Job's state overrides that of status.json, which may be older."""
+    run, files = seen.run, seen.files
+    reported = progress.state if progress else ""
+    cause = files.status.cause if files.status and progress else ""
+    if data.state == "failed" and training.state != "complete":
+        failure = files.data_failure
+        reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
+        state = "failed", f"{DATA_FAILED}{reason or data.reason}"
+    elif training.state == "failed":
+        state = "failed", cause or describe_culprit(pods) or training.reason
+    elif training.state == "missing":
+        state = (reported if reported in FINAL_STATES else "missing"), cause
+    elif training.state == "complete" and files.moved is None and (other := _describe_other_run(seen)):
+        state = (
+            "failed",
+            f"the Job is complete, but its output is lost: output/ contains {other}, and runs/ has no output "
+            f"of {run.k8s_job}. Fix: give one of the two releases another jobName, and train again",
+        )
+    elif training.state in ("complete", "suspended"):
+        state = training.state, training.reason
+    elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
+        state = "finishing", ""  # its pods have exited, and the Job is not complete yet
+    elif reported and reported not in FINAL_STATES:
+        state = reported, cause
+    else:
+        state = ("preparing" if data.state in ("running", "waiting") else "pending"), ""
+    return state
+
+
+def _describe_other_run(seen: ClusterSnapshot) -> str:
+    """Return the run of another release whose output is where this run's was; empty if there is none."""
+    run, record = seen.run, seen.files.run
+    if seen.files.is_stale or record is None or not record.release:
+        return ""
+    if (record.release, record.namespace) == (run.release, run.namespace):
+        return ""
+    return f"run {record.run_id} of release {record.release} in namespace {record.namespace}"
+
+
+def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
+    """Return what users must know in addition to state and cause."""
+    run, files, notes = seen.run, seen.files, []
+    if seen.is_namespace_terminating:
+        notes.append(
+            f"namespace {run.namespace} is being deleted, but its Jobs keep creating pods, so that the "
+            f"deletion never finishes. Fix: kubectl delete jobs --all -n {run.namespace}"
+        )
+    if seen.claim:
+        notes.append(seen.claim)
+    if has_progress and state == "complete":
+        notes += _note_surplus_passes(files, run.passes)
+    if data.state == "complete":
+        notes += _note_lost_data(seen, data, state)
+    if files.moved is not None and (other := _describe_other_run(seen)):
+        notes.append(f"{other} has the same jobName and moved this run's output to runs/{run.k8s_job}")
+    if data.state in ("running", "waiting"):
+        notes.append(describe_running_data(data))
+    if state == "missing":
+        notes.append(f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired")
+    if files.status and not has_progress and state not in FINAL_STATES:
+        notes.append(
+            f"output/ still contains run {files.status.run_id}; this run moves it to runs/ when it starts"
+        )
+    for name, job in sorted(seen.jobs.items()):
+        if name not in (run.k8s_job, run.k8s_data_job):
+            deleted = job.get("metadata", {}).get("deletionTimestamp")
+            job_state = "being deleted" if deleted else object_states.job_state(job)[0]
+            notes.append(
+                f"the namespace has a Job that is not in this release's values: {name} ({job_state}). A "
+                f"failed upgrade may have left it. Fix: {_leftovers(run)}"
+            )
+    if files.problem:
+        notes.append(f"the progress cannot be read: {files.problem}")
+    return notes
+
+
+def describe_running_data(data: JobView) -> str:
+    """Return that the data Job still runs, and why."""
+    return f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else "")
+
+
+def _leftovers(run: ReleaseRun, *options: str) -> str:
+    return command_text("leftovers", *options, "-n", run.namespace, "--release", run.release)
+
+
+def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
+    """Return a note if the output of a complete run has more passes than were requested.
+
+    A checkpoint of a later pass than metrics.csv has was copied there by hand, and is not counted.
+    """
+    last = max((row["pass"] + 1 for row in files.passes), default=None)
+    checkpoints = [at for name in files.checkpoints if (at := position(name))]
+    trained = max((at.passes for at in checkpoints if last is None or at.passes <= last), default=0)
+    if trained <= requested:
+        return []
+    model_pass = files.run.model_pass if files.run else None
+    scored = trained if model_pass is None else model_pass + 1
+    wanted = Position(requested)
+    kept = (
+        f"is {wanted.folder} in output/"
+        if wanted in checkpoints
+        else "is no longer kept (training.keepCheckpoints)"
+    )
+    return [
+        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained. The "
+        f"model and its score are of pass {scored}. The checkpoint of pass {requested} {kept}. Fix: for a "
+        f"model of {requested} pass{'' if requested == 1 else 'es'}, train from scratch: run the same "
+        "command with --set startFromScratch=TEXT (any new text)"
+    ]
+
+
+def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
+    """Return a note if the data Job is complete, but the storage does not contain its data."""
+    run, manifest = seen.run, seen.files.manifest
+    again = f"{_leftovers(run, '--remove')} starts that Job again"
+    if not seen.files.was_read or (manifest and manifest.data_digest == run.data_digest):
+        return []
+    if not manifest:
+        if state in FINAL_STATES:
+            return []
+        return [f"the storage no longer contains the data of Job {data.name}. Fix: {again}"]
+    by = manifest.made_by
+    if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
+        return [
+            f"release {by['release']} in namespace {by.get('namespace')} has the same jobName "
+            f"{run.job_name!r} and replaced the data of Job {data.name}. Fix: give one of the two another "
+            f"jobName; or uninstall that release, then {again}"
+        ]
+    return [f"the storage contains other data than that of Job {data.name}. Fix: {again}"]
+
+
+def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> RunView:
+    """Return the view of a job's folder, from its files alone."""
+    status, manifest, failure = files.status, files.manifest, files.data_failure
+    digest = (manifest or failure).data_digest if manifest or failure else ""  # type: ignore[union-attr]
+    if failure:
+        data = JobView(f"data {digest[:8]}", "failed", failure.reason)
+    elif manifest:
+        shards = f"{manifest.split_count} shards, {manifest.lines:,} lines"
+        data = JobView(f"data {digest[:8]}", "complete", shards)
+    else:
+        data = JobView("data", "missing", "no manifest.json yet: the data Job has not finished")
+    progress = build_progress(status, files.run, None)
+    notes: list[str] = []
+    if status and progress:
+        state, cause = progress.state, status.cause
+        notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
+    elif failure:
+        state, cause = "failed", f"{DATA_FAILED}{failure.reason}"
+    else:
+        state, cause = ("pending" if manifest else "preparing"), ""
+        notes.append("no output/status.json: no training has started in this folder")
+    record = files.run or RunFile()
+    return RunView(
+        where=folder,
+        run_id=(status.run_id if status else None) or record.run_id,
+        state=state,
+        cause=cause,
+        data=data,
+        ranks=build_ranks(status.trainers, [], {}, status.ranks) if status else (),
+        progress=progress,
+        notes=tuple(notes),
+        exported=record.exported_to,
+        score=record.score,
+        passes=files.passes,
+        best=metrics.best_pass(record.content, files.passes),
+        log=log,
+        log_of=OutputPaths(Path()).train_log(0).as_posix(),
+    )

@@ -1,0 +1,219 @@
+"""Follow a run until it is over, on a screen or as lines: for `wait`, `run`, `sweep` and `resume --follow`.
+
+Clock, sleep and the source of views are arguments, so that tests need neither time nor a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from launcher.cli.cluster.cluster_api import UnreachableError
+from launcher.cli.cluster.releases import ReleaseNotFoundError
+from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
+from launcher.cli.suggested_commands import command_text
+from launcher.cli.views.run_view import RunView
+from launcher.cli.views.status_text import describe_wait, restart_text, status_line, status_screen
+from launcher.cli.views.terminal_output import consoles
+from launcher.reporting import text_formats
+
+LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
+UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is unreachable for less
+Say = Callable[[str], None]
+
+
+class ViewSource(Protocol):
+    """A session from which views of a run are read."""
+
+    def poll_view(self, log: bool = False) -> RunView:
+        """Return the run's present state; no reader pod is created if the state of the Job is enough."""
+        ...
+
+    def read_view(self, log: bool = False) -> RunView:
+        """Return the run's present state with all that its files on the storage add, such as the score."""
+        ...
+
+
+def print_line(text: str) -> None:
+    """Print one line to stdout and flush it."""
+    print(text, flush=True)
+
+
+@dataclass
+class LinePrinter:
+    """Prints a view as a line when it has changed enough to be worth one."""
+
+    say: Say
+    clock: Callable[[], float] = time.monotonic
+    _key: tuple[object, ...] = ()
+    _line: str = ""
+    _printed_at: float = float("-inf")
+    _restarts: tuple[str | None, int] = (None, 0)
+    """The run that is followed, and how many of its restarts were seen."""
+
+    def print_view(self, view: RunView) -> None:
+        """Print a line for each new restart, and one for the view.
+
+        The view is printed immediately if state, pass, attempt or run changed or the score is new, and after
+        LINE_SECONDS if other figures changed.
+        """
+        progress = view.progress
+        if progress:
+            run, seen = self._restarts
+            known = len(progress.restarts) if run != view.run_id else seen
+            for count, restart in enumerate(progress.restarts[known:], known + 1):
+                self.say(restart_text(restart, count))
+            self._restarts = view.run_id, max(known, len(progress.restarts))
+        key = (
+            view.state,
+            view.run_id,
+            progress.number if progress else None,
+            progress.attempt if progress else None,
+            bool(view.score),
+        )
+        text, now = status_line(view), self.clock()
+        if text != self._line and (key != self._key or now - self._printed_at >= LINE_SECONDS):
+            self._key, self._line, self._printed_at = key, text, now
+            self.say(text)
+
+
+def poll_until_over(
+    poll: Callable[[], RunView],
+    show: Callable[[RunView], None],
+    say: Say,
+    timeout: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    pause: float = 2.0,
+) -> RunView:
+    """Poll a run every `pause` seconds until it is complete; return its last view.
+
+    Args:
+        poll: returns the run's present state.
+        show: receives each view.
+        say: receives sentences between two views.
+        timeout: seconds.
+        clock, sleep: replaced in tests.
+        pause: seconds.
+
+    Raises:
+        RunFailedError: the run failed, or its release was removed; the message has the cause.
+        WaitTimeoutError: `timeout` expired; the message says what the run waits for.
+        CliError: the release does not exist, or the cluster is unreachable for UNREACHABLE_SECONDS.
+    """
+    deadline = clock() + timeout
+    run_id: str | None = None
+    view: RunView | None = None
+    lost: float | None = None
+    while True:
+        try:
+            view = poll()
+            lost = None
+        except UnreachableError as error:
+            lost = clock() if lost is None else lost
+            if clock() - lost > UNREACHABLE_SECONDS or view is None:
+                raise
+            say(f"{error}. Retrying.")
+        except ReleaseNotFoundError as error:
+            if view is not None:
+                raise RunFailedError(f"the release was removed while waiting: {error}") from error
+            raise
+        if view is not None and lost is None:
+            if run_id is not None and view.run_id != run_id:
+                say(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
+            run_id = view.run_id
+            show(view)
+            check_not_failed(view)
+            if view.state == "complete":
+                return view
+        if clock() >= deadline:
+            what = describe_wait(view) if view else "the cluster to answer"
+            raise WaitTimeoutError(
+                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {what}",
+                f"follow it again with a larger --timeout: {command_text('wait')}",
+            )
+        sleep(min(pause, max(0.1, deadline - clock())))
+
+
+def check_not_failed(view: RunView) -> None:
+    """Raise RunFailedError if the run has failed or does not exist."""
+    if view.state == "failed":
+        raise RunFailedError(f"the run failed: {view.cause or 'cause unknown'}")
+    if view.state == "missing":
+        raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
+
+
+def follow_run(session: ViewSource, timeout: float, print_to: Say, say: Say) -> RunView:
+    """Show a run until it is complete; return its last view, with the score.
+
+    Args:
+        session: the run.
+        timeout: seconds.
+        print_to: receives the lines; `print_line` draws a screen instead if stdout is a terminal.
+        say: receives what is not an answer, for stderr.
+
+    Raises:
+        CliError: as `poll_until_over`.
+    """
+    out, _ = consoles()
+    drawn = print_to is print_line and out.is_terminal
+    with _open_screen(out if drawn else None, print_to, say) as (show, say_between):
+        try:
+            view = poll_until_over(lambda: session.poll_view(log=drawn), show, say_between, timeout)
+        except RunFailedError as failed:
+            with contextlib.suppress(CliError):
+                view = session.read_view()  # `poll_view` reads no file once the pods are gone
+                show(view)
+                if drawn and view.cause:
+                    raise RunFailedError("the run failed; see the cause above") from failed
+            raise
+        if not view.score:
+            view = session.read_view()
+            show(view)
+            check_not_failed(view)  # another release's run may have moved the output in the meantime
+        if not drawn:  # the screen shows them
+            for note in view.notes:
+                print_to(note)
+    return view
+
+
+@contextlib.contextmanager
+def _open_screen(
+    terminal: Console | None, print_to: Say, say: Say
+) -> Iterator[tuple[Callable[[RunView], None], Say]]:
+    """Yield (a function that shows a view, one that prints a sentence between two views)."""
+    if terminal is None:
+        yield LinePrinter(print_to).print_view, say
+        return
+    with Live(console=terminal, auto_refresh=False) as screen:
+        yield (
+            lambda view: screen.update(status_screen(view), refresh=True),
+            lambda text: terminal.print(Text(text)),
+        )
+
+
+@contextlib.contextmanager
+def explain_interrupt(options: Sequence[str], say: Say) -> Iterator[None]:
+    """Say after Ctrl-C inside the block that the training continues, and how to follow or stop it.
+
+    `options` select the release in the suggested commands.
+    """
+    try:
+        yield
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGINT:
+            say(
+                f"\nthe training continues on the cluster. Show it: {command_text('status', *options)}; "
+                f"follow it: {command_text('wait', *options)}; stop it: {command_text('stop', *options)} "
+                "(`resume` continues it)"
+            )
+        raise

@@ -1,0 +1,232 @@
+"""What `status`, `wait` and `run` show of a run, as data classes, and the pure functions that build them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from launcher.cli.cluster import object_states
+from launcher.cli.cluster.cluster_api import COMPONENT_LABEL, Object
+from launcher.cli.views.run_progress import RunProgress
+from launcher.schema import RankStatus
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+FINAL_STATES = ("complete", "failed")
+DATA_FAILED = "the data Job failed: "
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A Job. `state` is missing, suspended, waiting, running, complete, failed or none (it has no Job)."""
+
+    name: str
+    state: str
+    reason: str = ""
+    succeeded: int = 0
+    failed: int = 0
+    active: int = 0
+    queue: str = ""
+    """The Kueue queue that decides when the Job runs; empty if there is none."""
+
+
+@dataclass(frozen=True)
+class RankView:
+    """One rank: its newest pod, and its last figures. `number` is its pass, which counts from 0."""
+
+    rank: int
+    pod: str | None = None
+    node: str | None = None
+    phase: str = "missing"
+    reason: str = ""
+    state: str | None = None
+    number: int | None = None
+    batch: int | None = None
+    samples_per_second: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class RunView:
+    """Everything that `status` shows of a run.
+
+    `state` is missing, preparing, pending, finishing, suspended, a state of status.json, complete or failed.
+    """
+
+    where: str
+    run_id: str | None
+    state: str
+    cause: str = ""
+    data: JobView | None = None
+    training: JobView | None = None
+    ranks: tuple[RankView, ...] = ()
+    progress: RunProgress | None = None
+    notes: tuple[str, ...] = field(default=())
+    exported: str = ""
+    """The address to which the model was exported; empty without an export."""
+    score: Mapping[str, Any] = field(default_factory=dict)
+    """The scores of the model on the test set; empty before the run is complete."""
+    passes: Sequence[Mapping[str, Any]] = ()
+    """`metrics.pass_table` of the passes so far, which count from 0."""
+    best: Mapping[str, Any] = field(default_factory=dict)
+    """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
+    log: Sequence[str] = ()
+    """The newest log lines of the data Job, or of rank 0 once the data is complete."""
+    log_of: str = ""
+    """The pod or file with that log."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is complete or failed."""
+        return self.state in FINAL_STATES
+
+    def as_json(self) -> Object:
+        """Return the view as `status -o json` prints it; there a pass is called `pass`, as in status.json."""
+        value = asdict(self)
+        for entry in (*value["ranks"], value["progress"]):
+            if entry:
+                entry["pass"] = entry.pop("number")
+        return value
+
+
+def rank_of(pod: Object) -> int | None:
+    """Return the completion index of a training pod; None for another pod."""
+    meta = pod.get("metadata", {})
+    value = (meta.get("labels") or {}).get(INDEX) or (meta.get("annotations") or {}).get(INDEX)
+    return int(value) if value is not None and str(value).isdigit() else None
+
+
+def owned_by(job: str) -> Callable[[Object], bool]:
+    """Return a predicate: does a pod belong to the Job with that name?"""
+    return lambda pod: any(
+        owner.get("kind") == "Job" and owner.get("name") == job
+        for owner in pod.get("metadata", {}).get("ownerReferences", [])
+    )
+
+
+def newest_pod(pods: Sequence[Object]) -> Object | None:
+    """Return the pod that was created last; None if there are no pods."""
+    return max(pods, key=_created, default=None)
+
+
+def _created(pod: Object) -> str:
+    return str(pod.get("metadata", {}).get("creationTimestamp") or "")
+
+
+def build_ranks(
+    trainers: int,
+    pods: Sequence[Object],
+    events: Mapping[str, Sequence[Object]],
+    reported: Sequence[RankStatus],
+) -> tuple[RankView, ...]:
+    """Return the view of each rank.
+
+    Args:
+        trainers: the number of ranks.
+        pods: the training pods of this run; empty if they are not known.
+        events: events by pod name.
+        reported: the `ranks` of status.json.
+    """
+    status = {entry.rank: entry for entry in reported if entry.rank >= 0}
+    rows = []
+    for rank in range(max(trainers, len(status))):
+        pod = newest_pod([pod for pod in pods if rank_of(pod) == rank])
+        entry = status.get(rank, RankStatus())
+        phase = _phase(pod) if pod else "missing" if pods else "-"
+        reason = ""
+        if pod and phase == "Pending":
+            reason = object_states.explain_pending(pod, events.get(object_states.name_of(pod), ()))
+        elif pod and phase in ("Failed", "Unknown"):
+            reason = object_states.explain_failure(pod)
+        rows.append(
+            RankView(
+                rank=rank,
+                pod=object_states.name_of(pod) if pod else entry.pod,
+                node=(pod or {}).get("spec", {}).get("nodeName") or entry.node,
+                phase=phase,
+                reason=reason,
+                state=entry.state,
+                number=entry.number,
+                batch=entry.batch,
+                samples_per_second=entry.samples_per_second,
+                loss=entry.loss,
+            )
+        )
+    return tuple(rows)
+
+
+def _phase(pod: Object) -> str:
+    phase = str(pod.get("status", {}).get("phase", "Unknown"))
+    return "Deleting" if pod.get("metadata", {}).get("deletionTimestamp") and phase == "Running" else phase
+
+
+def build_job(
+    name: str, job: Object | None, pods: Sequence[Object], events: Mapping[str, Sequence[Object]]
+) -> JobView:
+    """Return the view of a Job, with the reason that explains its state best.
+
+    That is the failure of a pod, what a pod waits for, or an event of the Job. `events` are by object name.
+    """
+    state, reason = object_states.job_state(job)
+    counts = (job or {}).get("status", {})
+    if state == "failed":
+        culprit = find_culprit(pods)
+        reason = (object_states.explain_failure(culprit) if culprit else "") or reason
+    elif state == "running":
+        pending = [pod for pod in pods if pod.get("status", {}).get("phase") == "Pending"]
+        if pending:
+            name_of_pod = object_states.name_of(pending[0])
+            reason = object_states.explain_pending(pending[0], events.get(name_of_pod, ()))
+            state = "waiting"
+        elif not pods:
+            reason = object_states.newest_warning(events.get(name, ())) or "its pods are not created yet"
+            state = "waiting"
+    return JobView(
+        name=name,
+        state=state,
+        reason=reason,
+        succeeded=int(counts.get("succeeded") or 0),
+        failed=int(counts.get("failed") or 0),
+        active=int(counts.get("active") or 0),
+        queue=object_states.queue_of(job),
+    )
+
+
+def find_culprit(pods: Sequence[Object]) -> Object | None:
+    """Return the pod that failed the Job: of the ranks' newest pods, the first that failed with a reason.
+
+    Older pods of a rank were replaced, after which the run continued. A pod that was stopped, disrupted or
+    replaced does not fail the Job: it is returned only if there is no other.
+    """
+    last = {rank_of(pod): pod for pod in sorted(pods, key=_created)}
+    failed = [pod for pod in last.values() if pod.get("status", {}).get("phase") == "Failed"]
+    explained = [pod for pod in failed if object_states.explain_failure(pod)]
+    return min(
+        explained,
+        key=lambda pod: (object_states.is_harmless_failure(pod), _failed_at(pod)),
+        default=None,
+    )
+
+
+def describe_culprit(pods: Sequence[Object]) -> str:
+    """Return the pod that failed the Job, its rank and the cause; empty if there is none."""
+    pod = find_culprit(pods)
+    if pod is None:
+        return ""
+    rank = rank_of(pod)
+    who = object_states.name_of(pod) + ("" if rank is None else f" (rank {rank})")
+    return f"{who}: {object_states.explain_failure(pod)}"
+
+
+def _failed_at(pod: Object) -> str:
+    times = [
+        ((status.get("state") or {}).get("terminated") or {}).get("finishedAt") or "~"
+        for status in object_states.container_statuses(pod)
+        if ((status.get("state") or {}).get("terminated") or {}).get("exitCode")
+    ]
+    return min(times, default="~")
+
+
+def pods_of_component(pods: Sequence[Object], component: str) -> list[Object]:
+    """Return the pods with that component label."""
+    return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == component]

@@ -1,0 +1,60 @@
+"""Output on the terminal: tables, curves of one line, consoles and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PIPE_WIDTH = 400  # of a line that is not printed on a terminal
+
+
+def text_table(
+    columns: Sequence[str], rows: Sequence[Sequence[RenderableType]], title: str | None = None
+) -> Table:
+    """Return a table without borders; a column whose heading begins with '>' is right-aligned."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        made.add_column(
+            column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
+        )
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def spark_line(values: Sequence[float]) -> str:
+    """Return a curve of one line: the lowest block is the lowest value, a space is NaN or infinity."""
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
+
+
+def consoles() -> tuple[Console, Console]:
+    """Return (stdout, stderr). Lines are not wrapped unless they go to a terminal: scripts read them."""
+    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
+    for console in (out, err):
+        if not console.is_terminal:
+            console.width = _PIPE_WIDTH
+            console.soft_wrap = True
+    return out, err
+
+
+def print_json(value: Any) -> None:
+    """Print an answer for scripts as JSON on stdout."""
+    print(json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _replace_non_finite(value: Any) -> Any:
+    """Return `value` with null in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _replace_non_finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_non_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

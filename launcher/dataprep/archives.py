@@ -1,0 +1,201 @@
+"""Members of zip and tar archives, and decompression of single files."""
+
+from __future__ import annotations
+
+import bz2
+import difflib
+import gzip
+import io
+import lzma
+import posixpath
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from launcher.dataprep.byte_streams import BLOCK, PeekableStream, Readable
+from launcher.errors import DataError
+
+NAMES_SHOWN = 12
+_ZIP = b"PK\x03\x04"
+_TAR_AT, _TAR = 257, b"ustar"
+_DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Readable]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\0": lzma.LZMAFile,
+}
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source: text that is split into shards, or a side table that is copied."""
+
+    name: str
+    """The file in messages."""
+    stream: Readable
+    size: int | None
+    """Bytes, when they are known before reading."""
+    table: str = ""
+    """File name of the side table; empty for text."""
+    object: str = ""
+    """The object's name, when `name` describes a byte range of it."""
+
+
+class ArchiveStream:
+    """Reads a stream from an archive; errors that a damaged archive causes become a `DataError`."""
+
+    def __init__(self, stream: Readable, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes. Raises `DataError`."""
+        try:
+            return self._stream.read(size)
+        except _DAMAGED as error:
+            raise damaged_error(self._name, error) from error
+        except OSError as error:
+            if error.errno is None:  # bz2 and gzip report other formats by an OSError without a number
+                raise damaged_error(self._name, error) from error
+            raise
+
+
+def damaged_error(name: str, error: BaseException) -> DataError:
+    """Return the error for an archive that cannot be read to its end."""
+    return DataError(
+        f"{name} is damaged or incomplete ({error or type(error).__name__}). Fix: upload it again, and set "
+        "data.sha256 to the sha256 of the complete file."
+    )
+
+
+def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
+    """Return the text of a file that may be compressed (gzip, bzip2, xz).
+
+    Args:
+        stream: the bytes of the file.
+        name: the file in messages.
+        size: bytes of the file, if they are known.
+
+    Raises:
+        DataError: the file is an archive, and data.member is not set.
+    """
+    peekable = PeekableStream(stream)
+    head = peekable.peek(8)
+    _reject_archive(peekable, name)
+    for magic, decompressor in _DECOMPRESSORS.items():
+        if head.startswith(magic):
+            text = PeekableStream(ArchiveStream(decompressor(cast("IO[bytes]", _RawReader(peekable))), name))
+            _reject_archive(text, name)
+            return SourceFile(name, text, None)
+    return SourceFile(name, peekable, size)
+
+
+def reject_compressed(peekable: PeekableStream, name: str) -> None:
+    """Raise `DataError` for a compressed file without its suffix: it cannot be read in byte ranges."""
+    _reject_archive(peekable, name)
+    if peekable.peek(8).startswith(tuple(_DECOMPRESSORS)):
+        raise DataError(
+            f"{name} is compressed, but its name does not end with .gz, .bz2 or .xz. Fix: rename the file; it is "
+            "then read as one piece."
+        )
+
+
+def _reject_archive(peekable: PeekableStream, name: str) -> None:
+    head = peekable.peek(_TAR_AT + len(_TAR))
+    if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
+        raise DataError(
+            f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}, but data.member is empty. "
+            "Fix: set data.member to the path of the text inside the archive."
+        )
+
+
+class _RawReader(io.RawIOBase):
+    """Adapts a stream to the file interface of Python's decompressors."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return `size` bytes, fewer only at the end: tarfile detects the compression from one call."""
+        found = [b""]
+        while size and (data := self._stream.read(BLOCK if size < 0 else size)):
+            found.append(data)
+            size -= len(data) if size > 0 else 0
+        return b"".join(found)
+
+    def readinto(self, buffer: object, /) -> int:
+        view = memoryview(cast("bytearray", buffer)).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+
+def is_zip(stream: PeekableStream) -> bool:
+    """Return whether the next bytes start a zip file (a Python wheel is one)."""
+    return stream.peek(len(_ZIP)) == _ZIP
+
+
+def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
+    """Yield the text `member`, then the side tables, of the zip file at `path`. Raises `DataError`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [info.filename for info in archive.infolist() if not info.is_dir()]
+            for wanted in (member, *tables):
+                if wanted not in names:
+                    raise missing_member_error(name, wanted, names)
+            for wanted in (member, *tables):
+                with archive.open(wanted) as file:
+                    size = archive.getinfo(wanted).file_size
+                    yield _member(name, wanted, file, size, is_table=wanted != member)
+    except (*_DAMAGED, NotImplementedError, RuntimeError) as error:  # unknown compression; a password
+        raise damaged_error(name, error) from error
+
+
+def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
+    """Yield the text and the side tables in the order of the archive, which is read once. Raises `DataError`."""
+    missing = {member, *tables}
+    names: list[str] = []
+    try:
+        with tarfile.open(
+            fileobj=cast("IO[bytes]", _RawReader(stream)), mode="r|*", bufsize=BLOCK
+        ) as archive:
+            for info in archive:
+                path = posixpath.normpath(info.name)
+                if len(names) < 10_000 and info.isfile():
+                    names.append(path)
+                if path not in missing:
+                    continue
+                file = archive.extractfile(info) if info.isfile() else None
+                if file is None:
+                    raise DataError(
+                        f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
+                    )
+                missing.discard(path)
+                yield _member(name, path, file, info.size, is_table=path != member)
+    except _DAMAGED as error:
+        raise damaged_error(name, error) from error
+    for wanted in sorted(missing):
+        raise missing_member_error(name, wanted, names)
+
+
+def _member(archive: str, path: str, file: Readable, size: int, *, is_table: bool) -> SourceFile:
+    name = f"{archive}!{path}"
+    return SourceFile(name, ArchiveStream(file, name), size, posixpath.basename(path) if is_table else "")
+
+
+def missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
+    """Return the error for a member that the archive does not have; it lists the most similar names."""
+    by_base = [n for n in names if posixpath.basename(n) == posixpath.basename(wanted)]
+    near = [*by_base, *difflib.get_close_matches(wanted, names, NAMES_SHOWN, 0.5), *names]
+    shown = list(dict.fromkeys(near))[:NAMES_SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    return DataError(
+        f"{name} has no member {wanted!r}; it has {', '.join(map(repr, shown)) or 'no files'}{more}. Fix: set "
+        "data.member (or data.tables) to one of them."
+    )

@@ -1,0 +1,239 @@
+"""Streams of a source's bytes: read once, counted, hashed, and resumed after a broken connection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from launcher.dataprep.progress_log import DataProgress
+from launcher.errors import DataError
+from launcher.io.retry import Retry, TransientError
+from launcher.log import log
+
+BLOCK = 1 << 20
+"""Bytes that are read at once."""
+
+
+class Readable(Protocol):
+    """The one method of a file that the streams here need."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes; empty only at the end."""
+        ...
+
+
+class HashingStream(Readable, Protocol):
+    """A readable that calculates the sha256 of what it returns."""
+
+    total: int | None
+    """Bytes of the file or object; None when they are unknown."""
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of all bytes that were read."""
+        ...
+
+    def close(self) -> None:
+        """Close the file or the connection."""
+        ...
+
+
+@dataclass
+class RemoteBody:
+    """An open response of a server, whose first byte is byte `offset` of the source."""
+
+    readable: Readable
+    offset: int
+    total: int | None
+    """Bytes of the complete source, when the server sends their number."""
+    version: str
+    """Identifies the content (an ETag or a date); empty when the server sends neither."""
+    close: Callable[[], None]
+
+
+class OpenAt(Protocol):
+    """Opens a source at a byte. Raises `TransientError` for what a retry may repair, else `DataError`."""
+
+    def __call__(self, offset: int, version: str, /) -> RemoteBody: ...
+
+
+class ResumingStream:
+    """A source over a network that may break at any byte.
+
+    After a break the stream continues at the same byte if the server supports that. If the server sends the
+    source from its start, the stream reads over the bytes that were already used and compares their sha256.
+    """
+
+    def __init__(  # noqa: PLR0917
+        self,
+        name: str,
+        open_at: OpenAt,
+        retry: Retry,
+        progress: DataProgress,
+        digest: hashlib._Hash | None = None,
+        begin: int = 0,
+    ) -> None:
+        """Prepare the stream; the first `read` or `start` connects.
+
+        Args:
+            name: the source in messages.
+            open_at: opens the source at a byte.
+            retry: limits the tries after errors.
+            progress: counts the bytes.
+            digest: updated with all bytes too, for a sha256 over several streams.
+            begin: the first byte to read.
+        """
+        self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
+        self._digest = digest
+        self._body: RemoteBody | None = None
+        self._version = ""
+        self._sha256 = hashlib.sha256()
+        self.position = begin
+        self.total: int | None = None
+
+    def start(self) -> None:
+        """Connect, so that `total` is known. Raises `DataError`."""
+        while self._body is None:
+            self._progress.report("connecting")
+            try:
+                self._connect()
+            except TransientError as error:
+                self._retry.wait_or_raise(self._name, error)
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes (all that are left by default); empty only at the end of the source.
+
+        Raises:
+            DataError: the source changed, or all tries failed.
+        """
+        if size < 0:
+            return b"".join(iter(lambda: self.read(BLOCK), b""))
+        while True:
+            self.start()
+            try:
+                data = self._receive(size)
+            except TransientError as error:
+                self._disconnect()
+                self._retry.wait_or_raise(self._name, error)
+                continue
+            if data:
+                self._retry.reset()
+                self.position += len(data)
+                self._sha256.update(data)
+                if self._digest is not None:
+                    self._digest.update(data)
+                self._progress.read += len(data)
+            return data
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of all bytes that were read."""
+        return self._sha256.hexdigest()
+
+    def _receive(self, size: int) -> bytes:
+        assert self._body is not None  # noqa: S101 - `start` has set it
+        data = self._body.readable.read(size)
+        if not data and self.total is not None and self.position < self.total:
+            raise TransientError(f"the connection ended after {self.position} of {self.total} bytes")
+        return data
+
+    def _connect(self) -> None:
+        body = self._open(self.position, self._version)
+        self._body = body
+        if self._version and body.version and body.version != self._version:
+            if body.offset:
+                raise self._changed_error()
+            self._version = body.version  # `_read_over` compares the bytes themselves
+        if body.offset != self.position:
+            self._read_over(body)
+        if body.total is not None:
+            self.total = body.total
+        self._version = self._version or body.version
+
+    def _read_over(self, body: RemoteBody) -> None:
+        """Read an answer that starts at byte 0 up to `position`, and compare those bytes by their sha256."""
+        log.info(
+            "%s: the server sends the source from its start; reading over %d bytes", self._name, self.position
+        )
+        seen, left = hashlib.sha256(), self.position
+        try:
+            while left:
+                data = body.readable.read(min(BLOCK, left))
+                if not data:
+                    raise TransientError(f"the connection ended {left} bytes too early")  # noqa: TRY301
+                seen.update(data)
+                left -= len(data)
+        except TransientError:
+            self._disconnect()
+            raise
+        if seen.digest() != self._sha256.digest():
+            raise self._changed_error()
+
+    def _changed_error(self) -> DataError:
+        return DataError(
+            f"{self._name} changed while it was read: the connection broke after {self.position} bytes, and "
+            "the server now has other content. Fix: use a source that does not change, set data.sha256, and "
+            "start the Job again with a new runId."
+        )
+
+    def _disconnect(self) -> None:
+        if self._body is not None:
+            self._body.close()
+            self._body = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._disconnect()
+
+
+class FileStream:
+    """A file of the shared storage."""
+
+    def __init__(
+        self, path: Path, progress: DataProgress, digest: hashlib._Hash | None = None, begin: int = 0
+    ) -> None:
+        """Open `path` at the byte `begin`; `digest` is updated with what is read, instead of a new sha256."""
+        self.path = path
+        self._file = path.open("rb", buffering=0)
+        self._file.seek(begin)
+        self._sha256 = digest or hashlib.sha256()
+        self._progress = progress
+        self.total: int | None = path.stat().st_size
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes; empty only at the end of the file."""
+        data = self._file.read(size)
+        self._sha256.update(data)
+        self._progress.read += len(data)
+        return data
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of all bytes that were read."""
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class PeekableStream:
+    """A stream whose next bytes can be examined before they are read."""
+
+    def __init__(self, stream: Readable) -> None:
+        self._stream = stream
+        self._head = b""
+
+    def peek(self, size: int) -> bytes:
+        """Return the next `size` bytes (fewer at the end of the stream); `read` returns them again."""
+        while len(self._head) < size and (data := self._stream.read(size - len(self._head))):
+            self._head += data
+        return self._head[:size]
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes."""
+        if self._head:
+            size = len(self._head) if size < 0 else size
+            data, self._head = self._head[:size], self._head[size:]
+            return data
+        return self._stream.read(size)

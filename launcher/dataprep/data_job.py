@@ -1,0 +1,385 @@
+"""`python -m launcher prepare`: one pod of the data Job.
+
+The source is planned as parts; each part is read by one pod and split into one file for each shard; the last
+pod to finish publishes the shards under their final names and writes the manifest. Every pod makes the same
+plan and takes parts that no other pod has locked, so that any number of running pods completes the data: a
+pod that cannot be scheduled delays nothing. A finished part stays finished: an evicted pod loses only the
+part that it was reading. No file gets its final name before the complete source was read, and the result does
+not depend on the number of pods.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep import multi_file_source, reuse_data, source_parts, text_lines
+from launcher.dataprep import source as sources
+from launcher.dataprep.assemble_shards import assemble_shards, shard_file_name
+from launcher.dataprep.job_lock import DataJobLock
+from launcher.dataprep.multi_file_source import MultiFileSource
+from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.publish_data import (
+    is_published,
+    make_job_folder,
+    origin,
+    publish,
+    remove_folder,
+    remove_leftover_folders,
+)
+from launcher.dataprep.split_part import PartSplitter
+from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError, StoppedError
+from launcher.io.disk_space import require_space
+from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json, storage_errors, write_json
+from launcher.io.retry import Retry
+from launcher.io.stop_signals import raise_on_stop_signal
+from launcher.log import log, start_logging
+from launcher.settings import DataSettings
+
+_SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
+_POLL_SECONDS = 1.0  # between two looks at what other pods have finished
+
+
+def main(
+    settings: DataSettings,
+    *,
+    retry: Retry | None = None,
+    chunk: int = text_lines.CHUNK,
+    part_bytes: int | None = None,
+) -> int:
+    """Prepare the data, unless it is already published, and return exit code 0.
+
+    Args:
+        settings: the settings of this pod.
+        retry: how temporary errors of the network are retried; tests shorten it.
+        chunk: bytes that are read at once; it does not change the result.
+        part_bytes: bytes of one part; the default depends on the number of shards. Another value changes
+            which line is in which shard.
+
+    Raises:
+        LauncherError: the data cannot be prepared. If a retry cannot help, `data-failed.json` has the reason.
+    """
+    start_logging("prepare", settings.log_format)
+    progress = DataProgress(settings.deadline_seconds)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        with raise_on_stop_signal("nothing was published"):
+            make_job_folder(settings.layout)
+            sources.check_source_settings(settings)
+            with DataJobLock(settings.layout, settings.data_digest, progress, settings.workers) as lock:
+                size = part_bytes or source_parts.part_size(settings.split_count)
+                DataPod(settings, lock, progress, retry or Retry(), chunk).run(size)
+    except StoppedError:
+        raise
+    except LauncherError as error:
+        if error.exit_code in (*FINAL, EXIT_GANG):
+            _write_failure(settings, str(error))
+        raise
+    except Exception as error:
+        log.exception("unexpected error: this is a bug of the launcher")
+        reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
+        _write_failure(settings, reason)
+        raise LauncherError(f"{reason}. Fix: report it with the traceback in the pod's log.") from error
+    finally:
+        sys.setswitchinterval(before)
+    return 0
+
+
+def _write_failure(settings: DataSettings, reason: str) -> None:
+    """Write `data-failed.json`, so that waiting training pods fail at once with this reason."""
+    failed = {
+        "dataDigest": settings.data_digest,
+        "job": settings.k8s_job_uid,
+        "runId": settings.chart_run_id,
+        "reason": reason,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    try:
+        write_json(settings.layout.data_failed, failed)
+    except (LauncherError, OSError) as error:
+        log.info("could not write the reason to %s: %s", settings.layout.data_failed, error)
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """One part of the source, which one pod reads and splits; all parts together are the plan."""
+
+    key: str
+    """The part's number in five digits, or `test` for data.testSource."""
+    ranges: tuple[source_parts.ByteRange, ...]
+    """What the part reads; empty when the source is one stream."""
+    test_rows: int
+    """At most so many lines of the part go to the test set."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the part; 0 when they are unknown."""
+        return sum(part.end - part.begin for part in self.ranges)
+
+    def to_json(self) -> list[Any]:
+        """Return the JSON value that plan.json has for this part."""
+        return [self.key, self.test_rows, [part.to_json() for part in self.ranges]]
+
+
+class DataPod:
+    """Prepares the data together with the other pods of the data Job."""
+
+    def __init__(
+        self, settings: DataSettings, lock: DataJobLock, progress: DataProgress, retry: Retry, chunk: int
+    ) -> None:
+        self._settings, self._lock, self._progress = settings, lock, progress
+        self._chunk, self._retry = chunk, retry
+        self._layout = settings.layout
+        self._tmp = settings.layout.data_tmp(settings.data_digest)
+        self._content = ""
+        self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
+
+    def run(self, part_bytes: int) -> None:
+        """Return once the data is published, by this pod or by another one.
+
+        Raises:
+            LauncherError: the data cannot be prepared.
+        """
+        if is_published(self._settings):
+            self._finish()
+            return
+        source, test = self._open(self._settings), None
+        try:
+            test = self._open(self._test) if self._settings.test_source else None
+            parts = self._plan(source, test, part_bytes)
+            identified = source is not None or bool(self._settings.sha256)
+            identified &= test is not None or not self._settings.test_source
+            plan = [part.to_json() for part in parts]
+            self._content = reuse_data.content_digest(self._settings, plan, identified)
+            self._progress.set_deadline(sum(part.bytes for part in parts) or None, self._settings.workers)
+            if not self._start_or_join(plan, sum(part.bytes for part in parts)):
+                self._finish()
+                return
+            self._progress.alive = self._layout.data_alive(self._settings.data_digest)
+            try:
+                self._make_parts(parts, source, test)
+                if self._lock.try_exclusive():
+                    remove_folder(self._tmp)  # a pod that was looking for work may have made it again
+            except StoppedError:
+                raise
+            except LauncherError:
+                if self._lock.try_exclusive():
+                    remove_folder(self._tmp)
+                raise
+        finally:
+            for each in (source, test):
+                if each is not None:
+                    each.close()
+
+    def _finish(self) -> None:
+        log.info("the data %s is already published: nothing to do", self._settings.data_digest)
+        with storage_errors(self._layout.data_failed):
+            self._layout.data_failed.unlink(missing_ok=True)
+        if self._lock.try_exclusive():
+            remove_leftover_folders(self._layout)
+
+    def _context(self, settings: DataSettings) -> sources.SourceContext:
+        return sources.SourceContext(settings, self._tmp, self._progress, self._retry, require_space)
+
+    def _open(self, settings: DataSettings) -> MultiFileSource | None:
+        return multi_file_source.open_multi_file_source(self._context(settings))
+
+    def _plan(
+        self, source: MultiFileSource | None, test: MultiFileSource | None, part_bytes: int
+    ) -> list[PlannedPart]:
+        """Return the parts: the same list in every pod, since it follows from the source and the settings."""
+        s = self._settings
+        divisible = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
+        ranges: list[list[source_parts.ByteRange]] = [[]]
+        if source is not None:
+            # One checksum over everything needs one reader, and a csv field may contain newlines.
+            size = sys.maxsize if s.sha256 else part_bytes
+            ranges = source_parts.plan_parts(source.objects(), size, divisible)
+        weights = [sum(one.end - one.begin for one in part) for part in ranges]
+        rows = [0] * len(ranges) if s.test_source else source_parts.distribute(s.test_rows, weights)
+        parts = [
+            PlannedPart(f"{number:05d}", tuple(part), test_rows)
+            for number, (part, test_rows) in enumerate(zip(ranges, rows, strict=True))
+        ]
+        if s.test_source:
+            objects = test.objects() if test is not None else []
+            own = source_parts.plan_parts(objects, sys.maxsize, divisible)[0] if objects else []
+            parts.append(PlannedPart("test", tuple(own), s.test_rows))
+        return parts
+
+    def _start_or_join(self, plan: list[Any], size: int) -> bool:
+        """Start the common work, or join it. Return False when the data was published meanwhile.
+
+        Args:
+            plan: the plan of this pod, as JSON; another pod with another plan saw another source.
+            size: bytes of the source; 0 when they are unknown.
+
+        Raises:
+            DataError: another pod of this Job failed, or the source changed between two pods' looks at it.
+        """
+        path = self._tmp / "plan.json"
+        wanted = json.loads(json.dumps({"parts": plan}))
+        while True:
+            alone = self._lock.try_exclusive()
+            if not alone and not self._lock.try_shared():
+                self._progress.report("waiting for the pod that plans")
+                time.sleep(_POLL_SECONDS / 10)
+                continue
+            if is_published(self._settings):
+                return False
+            failed = self._failure()
+            if failed is not None and failed.get("job") == self._settings.k8s_job_uid != "":
+                raise DataError(str(failed.get("reason")))
+            try:
+                same = read_json(path) == wanted
+            except UnreadableError:
+                same = False
+            if alone:
+                if not same or failed is not None:
+                    remove_folder(self._tmp)
+                remove_leftover_folders(self._layout, keep=self._tmp)
+                if not self._tmp.exists() and self._link_from_other_job():
+                    return False
+                self._make_folders(size)
+                write_json(path, wanted)
+                self._lock.try_shared()
+                return True
+            if same:
+                return True
+            raise DataError(
+                f"data.source {sources.display_name(self._settings.source)} changed while the pods of this "
+                "Job listed it: this pod sees other objects than the first one. Fix: wait until nothing "
+                "writes there, then start the Job again with a new runId."
+            )
+
+    def _make_folders(self, size: int) -> None:
+        if not self._tmp.exists():
+            require_space(self._tmp, size, "the shards and the test set")
+        with storage_errors(self._tmp):
+            self._layout.data_failed.unlink(missing_ok=True)
+            for index in range(self._settings.split_count):
+                (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
+
+    def _link_from_other_job(self) -> bool:
+        """Publish another job's data as this one's by hard links. Return False when there is none."""
+        self._progress.alive = self._layout.data_alive(self._settings.data_digest)
+        manifest = reuse_data.link_from_other_job(
+            self._layout,
+            self._content,
+            self._tmp,
+            lambda: self._progress.report("comparing another job's data with its manifest"),
+        )
+        if manifest is None:
+            remove_folder(self._tmp)
+            return False
+        manifest |= {"dataDigest": self._settings.data_digest, **origin(self._settings)}
+        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        return True
+
+    def _failure(self) -> dict[str, Any] | None:
+        """Return the content of `data-failed.json` of a pod that prepares the same data; None without one."""
+        try:
+            found = read_json(self._layout.data_failed)
+        except UnreadableError:
+            return None
+        mine = found is not None and found.get("dataDigest") == self._settings.data_digest
+        return found if mine else None
+
+    def _make_parts(
+        self, parts: list[PlannedPart], source: MultiFileSource | None, test: MultiFileSource | None
+    ) -> None:
+        """Read and split parts that no other pod has locked, until all parts exist; then one pod publishes.
+
+        Raises:
+            DataError: another pod failed.
+            DeadlineError: the data Job took longer than data.deadlineSeconds.
+        """
+        logged = False
+        while not is_published(self._settings):
+            finished = set(list_names(self._tmp))  # one request for all parts
+            missing = [part for part in parts if self._marker(part).name not in finished]
+            if not missing:
+                with self._lock.of("publish") as locked:
+                    if locked and not is_published(self._settings):
+                        self._publish(parts)
+                        return
+            made = False
+            for part in missing:
+                with self._lock.of(part.key) as locked:
+                    # After a publication the markers are gone; the manifest was written before that.
+                    if locked and not self._marker(part).is_file() and not is_published(self._settings):
+                        made = True
+                        log.info("part %s of %d, %d left", part.key, len(parts), len(missing))
+                        self._make(part, len(parts), test if part.key == "test" else source)
+                        break
+            if not made:
+                if not logged:
+                    log.info("waiting for %d parts that other pods are making", len(missing))
+                    logged = True
+                self._progress.report("waiting for other pods")
+                time.sleep(_POLL_SECONDS)
+            failed = self._failure()
+            if failed is not None:
+                raise DataError(str(failed.get("reason")))
+
+    def _marker(self, part: PlannedPart) -> Path:
+        return self._tmp / f"{part.key}.json"
+
+    def _make(self, part: PlannedPart, count: int, files: MultiFileSource | None) -> None:
+        """Read and split one of `count` parts.
+
+        The files are written to a temporary folder and moved to their final names; then a marker file
+        (`<key>.json`) records that the part is finished.
+        """
+        settings = self._test if part.key == "test" else self._settings
+        folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
+        source: sources.Source
+        if files is not None:
+            source = multi_file_source.PartSource(files, part.ranges)
+        else:
+            with storage_errors(folder):
+                folder.mkdir()
+            source = sources.open_single_file(replace(self._context(settings), tmp=folder))
+        self._progress.start_part(part.bytes or None)
+        try:
+            splitter = PartSplitter(settings, folder, self._progress, source, self._chunk)
+            number = None if part.key == "test" else int(part.key)
+            made = splitter.run(number, part.test_rows)
+            train_parts = count - bool(self._settings.test_source)
+            with storage_errors(self._tmp):
+                for index in range(len(made["files"])):
+                    name = shard_file_name(number or 0, train_parts)
+                    (folder / str(index) / "train.txt").replace(self._tmp / "shards" / str(index) / name)
+                (folder / "test.txt").replace(self._tmp / f"{part.key}.test")
+                if (folder / "tables").is_dir():
+                    shutil.rmtree(self._tmp / "tables", ignore_errors=True)
+                    (folder / "tables").rename(self._tmp / "tables")
+                fsync_dir(self._tmp)
+            name = sources.display_name(settings.source)
+            if part.ranges and files is not None:
+                name = files.display_name(part.ranges[0].object)
+            write_json(self._marker(part), {**made, "name": name})
+        finally:
+            source.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _publish(self, parts: list[PlannedPart]) -> None:
+        markers = [read_json(self._marker(part)) or {} for part in parts]
+        tests = [f"{part.key}.test" for part in parts]
+        manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
+        manifest |= {"content": self._content, **origin(self._settings)}
+        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        log.info(
+            "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
+            self._progress.clock() - self._progress.started,
+            manifest["lines"],
+            self._settings.split_count,
+            manifest["test"]["lines"],
+            manifest["sha256"],
+        )

@@ -1,0 +1,117 @@
+"""https:// sources, and http:// sources with a checksum."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from email.message import Message
+from typing import IO, Any
+
+from launcher.dataprep.byte_streams import RemoteBody
+from launcher.errors import DataError
+from launcher.io.retry import TransientError
+
+TIMEOUT_SECONDS = 30.0  # without a byte
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def redirect_request(  # noqa: PLR0917 - the signature is urllib's
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        target = urllib.parse.urlsplit(newurl).scheme
+        if target not in ("http", "https") or (req.type == "https" and target != "https"):
+            fp.close()
+            raise DataError(
+                f"{without_credentials(req.full_url)} redirects to {without_credentials(newurl)}: redirects "
+                "from https are followed to https only, since the data could be changed on the way. Fix: set "
+                "data.source to the final address, with https."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _HttpBody:
+    """The bytes of one HTTP answer; a broken connection raises `TransientError`."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int = -1, /) -> bytes:
+        try:
+            return self._response.read(size)
+        except http.client.IncompleteRead as error:
+            raise TransientError("the connection ended in the middle of a chunk") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise TransientError(f"the connection broke ({_reason(error)})") from error
+
+
+def without_credentials(url: str) -> str:
+    """Return the address without user, password, query and fragment, which may be secret."""
+    parts = urllib.parse.urlsplit(url)
+    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+class HttpsOpener:
+    """Opens one web address at any byte of its content, for `ResumingStream`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._opener = urllib.request.build_opener(_SafeRedirects)
+
+    def __call__(self, offset: int, version: str, /) -> RemoteBody:
+        """Request the bytes from `offset` on, if the content still has this `version`."""
+        headers = {"User-Agent": "paddle-training-launcher", "Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+            if version:
+                headers["If-Range"] = version
+        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 - the scheme is checked
+        try:
+            response = self._opener.open(request, timeout=TIMEOUT_SECONDS)
+        except urllib.error.HTTPError as error:
+            with error:
+                raise self._status_error(error) from error
+        except urllib.error.URLError as error:
+            raise TransientError(f"no connection ({error.reason})") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise TransientError(f"no connection ({_reason(error)})") from error
+        return self._body(response, offset)
+
+    def _status_error(self, error: urllib.error.HTTPError) -> Exception:
+        if error.code in RETRIED_STATUS:
+            wait = error.headers.get("Retry-After", "")
+            return TransientError(
+                f"the server answered {error.code}", float(wait) if wait.isdecimal() else 0.0
+            )
+        return DataError(
+            f"{without_credentials(self._url)}: the server answered {error.code} {error.reason}. Fix: check the "
+            "address in data.source; it must be readable without a password."
+        )
+
+    def _body(self, response: http.client.HTTPResponse, offset: int) -> RemoteBody:
+        headers: Message = response.headers
+        tag = headers.get("ETag", "")
+        version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
+        length = headers.get("Content-Length", "")
+        total = int(length) if length.isdecimal() else None
+        begin = 0
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+            match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            if match is None or int(match[1]) != offset:
+                response.close()
+                raise TransientError(
+                    f"the server sent another range than requested: {headers.get('Content-Range')!r}"
+                )
+            begin = offset
+            total = None if match[2] == "*" else int(match[2])
+        return RemoteBody(_HttpBody(response), begin, total, version, response.close)

@@ -1,0 +1,136 @@
+"""Locks of the data Job's pods on the shared storage.
+
+.prepare.<digest>.lock       held shared by every pod that makes this data. A data Job for other data of the
+                             same folder waits for it: Helm starts the new Job before it removes the old one
+.<digest>.tmp/<name>.lock    held by the one pod that makes this part, or that publishes
+
+The kernel (or the NFS server) holds the locks, so that a killed holder releases them. On a file system without
+locks one pod continues without them, and several pods are rejected.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from launcher.dataprep.progress_log import DataProgress
+from launcher.errors import DeadlineError, SettingsError, setting_message
+from launcher.io.files import storage_errors
+from launcher.log import log
+from launcher.paths import JobPaths
+
+_BUSY = (errno.EACCES, errno.EAGAIN)
+_POLL_SECONDS = 0.5
+
+
+class DataJobLock:
+    """The locks of one pod in the folder of its job. Use it as a context manager."""
+
+    def __init__(
+        self,
+        layout: JobPaths,
+        digest: str,
+        progress: DataProgress,
+        pods: int,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Prepare the locks; `__enter__` opens them.
+
+        Args:
+            layout: paths of the job.
+            digest: digest of the data that this pod makes.
+            progress: enforces the deadline while this pod waits for another data Job.
+            pods: data.workers, for the message on a storage without locks.
+            pause: waits so many seconds; tests replace it.
+        """
+        self._layout, self._digest, self._progress, self._pause = layout, digest, progress, pause
+        self._pods = pods
+        self._path = layout.job / f".prepare.{digest}.lock"
+        self._logged = False
+        self._fd = -1
+
+    def __enter__(self) -> DataJobLock:
+        """Wait until no data Job for other data is running in this folder."""
+        with storage_errors(self._path):
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+        for other in sorted(self._layout.job.glob(".prepare.*.lock")):
+            while other != self._path and not self._remove_if_free(other):
+                self._wait()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._fd)
+
+    def _wait(self) -> None:
+        what = f"waiting for another data Job that writes to {self._layout.job}"
+        if not self._logged:
+            log.info("%s", what)
+            self._logged = True
+        try:
+            self._progress.report(what)
+        except DeadlineError as error:
+            raise DeadlineError(f"{error} `kubectl get jobs` shows the Job that holds the lock.") from error
+        self._pause(_POLL_SECONDS)
+
+    def try_exclusive(self) -> bool:
+        """Try to lock the job's folder for this pod alone. Return False if another pod holds the lock."""
+        return self._try_lock(self._fd, fcntl.LOCK_EX)
+
+    def try_shared(self) -> bool:
+        """Try to lock the job's folder together with other pods. Return False if one holds it alone."""
+        return self._try_lock(self._fd, fcntl.LOCK_SH)
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[bool]:
+        """Lock `name` (a part's key, or `publish`) for the block; yield False if another pod holds it."""
+        path = self._layout.data_tmp(self._digest) / f"{name}.lock"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+        except FileNotFoundError:  # another pod has published meanwhile, and removed the folder
+            yield False
+            return
+        try:
+            yield self._try_lock(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(fd)
+
+    def _try_lock(self, fd: int, kind: int) -> bool:
+        try:
+            fcntl.lockf(fd, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if self._pods > 1:
+                raise SettingsError(
+                    setting_message(
+                        "data.workers (PADDLE_LAUNCHER_DATA_WORKERS)",
+                        self._pods,
+                        "1 on this storage",
+                        f"the storage does not support file locks ({error}), and several pods need them",
+                        "Set data.workers to 1",
+                    )
+                ) from error
+            log.info("the storage does not support file locks (%s): run only one data Job at a time", error)
+        return True
+
+    def _remove_if_free(self, path: Path) -> bool:
+        """Remove the lock file of other data unless a pod holds that lock; return whether it is gone."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            if not self._try_lock(fd, fcntl.LOCK_EX):
+                return False
+            path.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(fd)

@@ -1,0 +1,173 @@
+"""Sources of many objects, each readable from any byte, so that several pods can share them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
+from launcher.dataprep.byte_streams import BLOCK, FileStream, HashingStream, PeekableStream
+from launcher.dataprep.prefetch import ReadAhead
+from launcher.dataprep.source import SUFFIXES, SourceContext, check_below_sources, find_stored_source
+from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
+from launcher.errors import DataError
+from launcher.io.files import storage_errors
+
+
+class MultiFileSource(Protocol):
+    """A source of many objects, each of which can be read from any byte."""
+
+    remote: bool
+    """Reading waits for a network, so that some blocks are read ahead."""
+
+    def objects(self) -> list[SourceObject]:
+        """Return the objects in the order of their names. Raises `DataError` when there is none."""
+        ...
+
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> HashingStream:
+        """Open an object at the byte `begin`; the stream adds all bytes that it returns to `digest`."""
+        ...
+
+    def check_unchanged(self, found: SourceObject) -> None:
+        """Raise `DataError` when the object is no longer the one that was listed."""
+        ...
+
+    def display_name(self, found: SourceObject) -> str:
+        """Return the object's name for messages."""
+        ...
+
+    def close(self) -> None:
+        """Close what is open."""
+        ...
+
+
+def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
+    """Return the source as separately readable objects; None when it is one stream.
+
+    The source's settings have passed `check_source_settings`. Raises `DataError` when it does not exist.
+    """
+    source = context.settings.source
+    if context.settings.member:
+        return None
+    if source.startswith("s3://"):
+        from launcher.dataprep.s3_source import S3Objects
+
+        return S3Objects(context)
+    if source.startswith("file://"):
+        return FolderSource(context)
+    return None
+
+
+class FolderSource:
+    """A file of the shared storage, or all text files below one of its folders, in the order of their paths."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._root = find_stored_source(context.settings)
+        self._base = self._root if self._root.is_dir() else self._root.parent
+        self.remote = False
+
+    def objects(self) -> list[SourceObject]:
+        """Return the files. Raises `DataError` when there is none, or when one cannot be read."""
+        source, root = self._context.settings.source, self._root
+        if root.is_dir():
+            paths = sorted(
+                path
+                for path in root.rglob("*")
+                if path.name.lower().endswith(SUFFIXES) and path.is_file() and path.stat().st_size
+            )
+        else:
+            paths = [root]
+        if not paths:
+            raise DataError(
+                f"data.source {source}: the folder has no text file ({', '.join(SUFFIXES)}). Fix: upload the "
+                "data (python -m launcher push), or correct data.source."
+            )
+        for path in paths:
+            check_below_sources(self._context.settings, path)
+            with storage_errors(path):
+                try:
+                    path.open("rb").close()
+                except PermissionError as error:
+                    raise DataError(
+                        f"data.source {source}: this pod's user cannot read {path} ({error}). "
+                        f"Fix: chmod a+r {path}"
+                    ) from error
+        return [self._object(path) for path in paths]
+
+    def _object(self, path: Path) -> SourceObject:
+        stat = path.stat()
+        return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
+
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> FileStream:
+        """Open the file at the byte `begin`."""
+        self.check_unchanged(found)
+        return FileStream(self._base / found.name, self._context.progress, digest, begin)
+
+    def check_unchanged(self, found: SourceObject) -> None:
+        """Raise `DataError` when size or time of change differ from those of the listing."""
+        try:
+            same = self._object(self._base / found.name) == found
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DataError(
+                f"{self.display_name(found)} changed while it was read. Fix: wait until nothing writes to "
+                "it, then start the Job again with a new runId."
+            )
+
+    def display_name(self, found: SourceObject) -> str:
+        """Return the file as a file:// address."""
+        source = self._context.settings.source
+        return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
+
+    def close(self) -> None:
+        """Do nothing: each stream is closed by its reader."""
+
+
+class PartSource:
+    """One part of a source with many objects. Its sha256 covers the bytes of the part's lines in order."""
+
+    def __init__(self, source: MultiFileSource, ranges: Sequence[ByteRange]) -> None:
+        self._source, self._ranges = source, ranges
+        self._sha256 = hashlib.sha256()
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield one text for each byte range of the part."""
+        source = self._source
+        plain = sum(one.end - one.begin for one in self._ranges if not one.object.name.endswith(COMPRESSED))
+        for one in self._ranges:
+            found, name = one.object, source.display_name(one.object)
+            # The byte before a range is read, but does not belong to the part's sha256.
+            stream_digest = self._sha256 if one.is_complete_object else hashlib.sha256()
+            stream = source.open(found, max(0, one.begin - 1), stream_digest)
+            ahead = ReadAhead(stream) if source.remote else None
+            reader = ahead or stream
+            try:
+                if one.is_complete_object:
+                    text = decompress(reader, name, None)
+                else:
+                    lines = PeekableStream(RangeLines(reader, one.begin, one.end, self._sha256))
+                    if one.begin:
+                        name += f" from byte {one.begin:,} on"
+                    else:
+                        reject_compressed(lines, name)
+                    text = SourceFile(name, lines, None)
+                yield SourceFile(text.name, text.stream, plain or None, object=source.display_name(found))
+                plain = 0  # the free space for all ranges was checked with the first one
+                while one.is_complete_object and reader.read(BLOCK):
+                    pass
+            finally:
+                if ahead is not None:
+                    ahead.close()
+                stream.close()
+            source.check_unchanged(found)
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the part's bytes."""
+        return self._sha256.hexdigest()
+
+    def close(self) -> None:
+        """Do nothing: whoever opened the source closes it."""

@@ -1,0 +1,95 @@
+"""Runs an iterator in a thread, a bounded number of items ahead of its consumer."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from launcher.dataprep.byte_streams import BLOCK, Readable
+
+T = TypeVar("T")
+_WAIT_SECONDS = 0.5
+
+
+class Prefetch(Generic[T]):
+    """An iterator over the items of another one, which a thread produces in advance."""
+
+    def __init__(
+        self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None, name: str = "prefetch"
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            items: what the thread iterates over.
+            ahead: at most so many items wait for the consumer: limits the memory.
+            wait: called about twice a second while the consumer waits for an item; it may raise.
+            name: the thread's name.
+        """
+        self._items, self._wait = items, wait
+        self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(ahead)
+        self._end: BaseException | None = None
+        self._closed = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            for item in self._items:
+                if not self._put((item, None)):
+                    return
+        except BaseException as error:
+            self._put((None, error))
+        else:
+            self._put((None, StopIteration()))
+
+    def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
+        """Return False when the consumer has closed this iterator."""
+        while not self._closed.is_set():
+            try:
+                self._ready.put(entry, timeout=_WAIT_SECONDS)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        """Return the next item. Raises what the other iterator raised."""
+        while self._end is None:
+            try:
+                item, self._end = self._ready.get(timeout=_WAIT_SECONDS)
+            except queue.Empty:
+                self._wait()
+                continue
+            if self._end is None:
+                return item  # type: ignore[return-value]  # an entry without an end has an item
+        raise self._end
+
+    def close(self, seconds: float | None = None) -> None:
+        """Stop the thread, and wait for it: at most so many seconds if they are given."""
+        self._closed.set()
+        self.thread.join(seconds)
+
+
+class ReadAhead:
+    """Reads a slow stream in a thread, some blocks ahead of the reader."""
+
+    def __init__(self, stream: Readable, blocks: int = 8) -> None:
+        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks, name="read-ahead")
+        self._rest = memoryview(b"")
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes; empty only at the end. Raises what the stream raised."""
+        if not self._rest:
+            self._rest = memoryview(next(self._blocks, b""))
+        size = len(self._rest) if size < 0 else size
+        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return data
+
+    def close(self) -> None:
+        """Stop the thread; the stream may then be closed."""
+        self._blocks.close()

@@ -1,0 +1,171 @@
+"""Moves complete data to its final names, the manifest last, and checks whether that was done already."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep.shard_files import list_shard_files
+from launcher.errors import StorageError
+from launcher.io.files import (
+    UnreadableError,
+    fsync_dir,
+    read_json,
+    retry_storage,
+    storage_errors,
+    with_checksum,
+    write_json,
+)
+from launcher.log import log
+from launcher.paths import JobPaths
+from launcher.settings import DataSettings
+
+REPLACED = 20
+"""Releases that a manifest remembers: more than ever share a folder by mistake."""
+
+
+def is_published(settings: DataSettings) -> bool:
+    """Return whether the manifest has this data's digest, and each file of it exists in its size."""
+    layout = settings.layout
+    try:
+        manifest = read_json(layout.manifest)
+    except UnreadableError as error:
+        log.info("%s The data Job makes the data and the manifest again.", error)
+        return False
+    if manifest is None or manifest.get("dataDigest") != settings.data_digest:
+        return False
+    try:
+        sizes = {path: int(entry["bytes"]) for path, entry in files_of_manifest(manifest, layout).items()}
+        wrong = retry_storage(
+            layout.job, lambda: [path for path, size in sizes.items() if not _has_size(path, size)]
+        )
+    except (KeyError, TypeError, ValueError):
+        wrong = [layout.manifest]
+    if wrong or manifest.get("splitCount") != settings.split_count:
+        log.info(
+            "the data of this digest exists, but is incomplete (%s): making it again", wrong or "splitCount"
+        )
+        return False
+    return True
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def files_of_manifest(manifest: dict[str, Any], layout: JobPaths) -> dict[Path, dict[str, Any]]:
+    """Return {"bytes", "sha256"} of each file that a manifest lists.
+
+    Raises:
+        KeyError, TypeError, ValueError: the manifest is damaged.
+    """
+    found = {layout.tables / str(table["name"]): table for table in manifest["tables"]}
+    found[layout.test] = manifest["test"]
+    if "rows" in manifest:  # manifests of older launchers have no rows.json
+        found[layout.rows] = manifest["rows"]
+    for shard in manifest["shards"]:
+        folder = layout.shard(int(shard["index"]))
+        for file in list_shard_files(layout, shard):
+            found[folder / str(file["name"])] = file
+    return found
+
+
+def origin(settings: DataSettings) -> dict[str, Any]:
+    """Return the manifest's fields that identify the release of the data: `madeBy`, and `replaced`.
+
+    `replaced` lists the data of other releases that this data replaced, oldest first. A training pod whose
+    own data is in it would wait in vain: its data Job is complete, and Kubernetes does not start it again.
+    """
+    try:
+        earlier = read_json(settings.layout.manifest) or {}
+    except UnreadableError:
+        earlier = {}
+    own = {"namespace": settings.namespace, "release": settings.release}
+    replaced = [*earlier.get("replaced", ())]
+    if earlier:
+        replaced.append({"dataDigest": earlier.get("dataDigest"), **earlier.get("madeBy", {})})
+    others = [one for one in replaced if any(one.get(key) != value for key, value in own.items())]
+    made_by = {**own, "job": settings.k8s_job, "runId": settings.chart_run_id}
+    return {"madeBy": made_by, "replaced": others[-REPLACED:]}
+
+
+def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) -> None:
+    """Move what is in `tmp` to its final names. A reader sees the old data, no manifest, or the new data.
+
+    Earlier data, and shards beyond the last one, move into `tmp`, which is removed at the end.
+
+    Args:
+        tmp: the folder with the complete data.
+        layout: paths of the job.
+        shards: number of shards.
+        manifest: the manifest's content.
+    """
+    with storage_errors(layout.job):
+        layout.manifest.unlink(missing_ok=True)
+        fsync_dir(layout.job)
+        old = tmp / "old"
+        old.mkdir()
+        for index in range(shards):
+            target = layout.shard(index)
+            target.parent.mkdir(exist_ok=True)
+            _swap(tmp / "shards" / str(index), target, old / str(index))
+            fsync_dir(target.parent)
+        _swap(tmp / "tables", layout.tables, old / "tables")
+        _swap(tmp / "test.txt", layout.test, old / "test.txt")
+        _swap(tmp / "rows.json", layout.rows, old / "rows.json")
+        for folder in list(layout.job.iterdir()):
+            if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
+                folder.rename(old / f"beyond-{folder.name}")
+        fsync_dir(layout.job)
+    write_json(layout.manifest, with_checksum(manifest))
+    with contextlib.suppress(OSError):
+        layout.data_failed.unlink()
+    remove_folder(tmp)
+
+
+def _swap(new: Path, target: Path, old: Path) -> None:
+    if target.exists() or target.is_symlink():
+        target.rename(old)
+    if new.exists():
+        new.rename(target)
+
+
+def is_shard_name(name: str) -> bool:
+    """Return whether a folder of the job has the name of a shard: a number without leading zeros."""
+    return name.isascii() and name.isdecimal() and str(int(name)) == name
+
+
+def remove_folder(tmp: Path) -> None:
+    """Remove a data Job's work folder. `shards`, which identifies it, is removed last, in case of a kill."""
+    with contextlib.suppress(OSError):
+        for child in list(tmp.iterdir()):
+            if child.is_file():
+                child.unlink()
+            elif child.name != "shards":
+                shutil.rmtree(child, ignore_errors=True)
+    shutil.rmtree(tmp, ignore_errors=True)
+
+
+def remove_leftover_folders(layout: JobPaths, keep: Path | None = None) -> None:
+    """Remove the work folders of killed data Jobs, except `keep`. The caller holds the folder's lock alone."""
+    for folder in layout.job.glob(".*.tmp"):
+        if folder != keep and folder.is_dir() and (folder / "shards").is_dir():
+            log.info("removing %s, left by a data Job that was killed", folder)
+            remove_folder(folder)
+
+
+def make_job_folder(layout: JobPaths) -> None:
+    """Make the job's folder. Raises `StorageError` when the volume is not mounted or not writable."""
+    if not layout.job_path.is_dir():
+        raise StorageError(
+            f"JOB_PATH {layout.job_path} does not exist: the shared storage is not mounted. Fix: check the pod's "
+            "volume and its claim (kubectl describe pod)."
+        )
+    with storage_errors(layout.job):
+        layout.job.mkdir(exist_ok=True)
+        if not os.access(layout.job, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(layout.job))

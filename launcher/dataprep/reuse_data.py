@@ -1,0 +1,91 @@
+"""Reuses the data of another job on the same storage by hard links, instead of making it again.
+
+Removing or replacing one job's data leaves the other job's as it was, since each link is a name of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep.assemble_shards import VERSION
+from launcher.dataprep.publish_data import files_of_manifest
+from launcher.errors import DeadlineError, LauncherError, StoppedError
+from launcher.io.files import fsync_dir, read_json, sha256_file
+from launcher.log import log
+from launcher.paths import JobPaths
+from launcher.settings import DataSettings
+
+
+def content_digest(settings: DataSettings, plan: list[Any], identified: bool) -> str:
+    """Return a digest of everything that determines the shards' bytes, or an empty text.
+
+    Args:
+        settings: the settings; the job's name is not part of the digest.
+        plan: the parts as JSON, with name, size and version of each object.
+        identified: the plan (or a checksum) identifies the content of the complete source. If it does not,
+            the digest is empty: another job's data could come from other content.
+    """
+    if not identified:
+        return ""
+    s = settings
+    shape = [s.format, s.delimiter, s.header, s.columns, s.encoding, s.seed, s.split_count]
+    source = [s.source, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
+    return hashlib.sha256(json.dumps([VERSION, shape, source, plan]).encode()).hexdigest()
+
+
+def link_from_other_job(
+    layout: JobPaths, content: str, tmp: Path, check: Callable[[], None]
+) -> dict[str, Any] | None:
+    """Hard-link the data files of another job with the same content into `tmp`.
+
+    Data of which a file does not have the manifest's sha256 is not used.
+
+    Args:
+        layout: paths of this job.
+        content: what `content_digest` returned; empty: no data is linked.
+        tmp: the folder to link into.
+        check: called while files are read; it may raise `DeadlineError`.
+
+    Returns:
+        The other job's manifest; None when no job has such data.
+    """
+    for path in sorted(layout.job_path.glob("*/manifest.json")) if content else ():
+        other = JobPaths(layout.job_path, path.parent.name)
+        if other.job in {layout.job, layout.sources}:
+            continue
+        try:
+            manifest = read_json(path)
+            if not manifest or manifest.get("content") != content:
+                continue
+            _link_files(other, manifest, tmp, check)
+            if read_json(path) == manifest:  # a data Job that replaces data removes the manifest first
+                log.info("linked the data of job %s, which has the same content", other.job_name)
+                return manifest
+        except (DeadlineError, StoppedError):
+            raise
+        except (LauncherError, OSError, KeyError, TypeError, ValueError) as error:
+            log.info("not using the data of job %s: %s", other.job_name, error)
+    return None
+
+
+def _link_files(other: JobPaths, manifest: dict[str, Any], tmp: Path, check: Callable[[], None]) -> None:
+    (tmp / "shards").mkdir(parents=True, exist_ok=True)  # `check` touches a file there
+    for path, entry in files_of_manifest(manifest, other).items():
+        # The size first, since it costs nothing. Staging would reject wrong bytes in each job that links them.
+        if path.stat().st_size != entry["bytes"] or sha256_file(path, check) != entry["sha256"]:
+            raise ValueError(f"{path} does not have the sha256 of its manifest")
+    targets = {other.tables: tmp / "tables"} if manifest["tables"] else {}
+    for shard in manifest["shards"]:
+        targets[other.shard(shard["index"])] = tmp / "shards" / str(shard["index"])
+    for source, target in targets.items():
+        target.mkdir(parents=True)
+        for file in source.iterdir():
+            os.link(file, target / file.name)
+        fsync_dir(target)
+    for file in (other.test, other.rows):
+        os.link(file, tmp / file.name)

@@ -1,0 +1,291 @@
+"""Checks of `data.source` and related settings, and sources that are one stream (a web address, an archive)."""
+
+from __future__ import annotations
+
+import posixpath
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from launcher.dataprep.archives import SourceFile, decompress, is_zip, tar_files, zip_files
+from launcher.dataprep.byte_streams import (
+    BLOCK,
+    FileStream,
+    HashingStream,
+    PeekableStream,
+    Readable,
+    ResumingStream,
+)
+from launcher.dataprep.https_source import HttpsOpener, without_credentials
+from launcher.dataprep.progress_log import DataProgress
+from launcher.errors import DataError, SettingsError, setting_message
+from launcher.io.files import storage_errors
+from launcher.io.retry import Retry
+from launcher.settings import DataSettings
+
+SCHEMES = ("https", "http", "file", "s3")
+SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
+"""Names of text files below a prefix or folder; others are ignored."""
+NAMES_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """The settings and helpers with which a source is opened."""
+
+    settings: DataSettings
+    tmp: Path
+    """A folder for an archive that must be complete before it can be read."""
+    progress: DataProgress
+    retry: Retry
+    require_space: Callable[[Path, int, str], None]
+    """Raises `StorageError` when fewer bytes than these are free."""
+
+
+class Source(Protocol):
+    """An open source, which is read once, file by file."""
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield the text files and side tables; read each one to its end before the next."""
+        ...
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the source, once all files are read."""
+        ...
+
+    def close(self) -> None:
+        """Close the open files and connections of this source."""
+        ...
+
+
+def display_name(source: str) -> str:
+    """Return the source for messages and the manifest: a web address without password and query."""
+    return without_credentials(source) if source.startswith(("https://", "http://")) else source
+
+
+def check_source_settings(settings: DataSettings) -> None:
+    """Raise `SettingsError`, one line for each fault, for settings of a source that do not fit together."""
+    faults = _faults(settings, "data.source")
+    if settings.test_source:
+        test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
+        faults += [fault for fault in _faults(test, "data.testSource") if fault not in faults]
+    if faults:
+        raise SettingsError("\n".join(faults))
+
+
+def _faults(s: DataSettings, name: str) -> list[str]:
+    """Return the faults of `s`, whose source is the value `name` (data.source or data.testSource)."""
+    faults: list[str] = []
+
+    def fault(key: str, value: object, limit: str, reason: str, fix: str) -> None:
+        faults.append(setting_message(key, value, limit, reason, fix))
+
+    url = urllib.parse.urlsplit(s.source)
+    if url.scheme not in SCHEMES:
+        fault(
+            name,
+            display_name(s.source),
+            "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
+            "other sources are not supported",
+            "Put the file into sources/ on the shared storage and set file://NAME",
+        )
+    elif url.scheme == "http" and not s.sha256:
+        fault(
+            "data.sha256" if name == "data.source" else name,
+            s.sha256 if name == "data.source" else s.source,
+            "set for an http:// source" if name == "data.source" else "https://, s3:// or file://",
+            "http:// does not protect the data against changes on the way",
+            "Set data.sha256 (sha256sum FILE), or use https",
+        )
+    elif url.scheme == "file" and not _is_relative(s.source.removeprefix("file://")):
+        fault(
+            name,
+            display_name(s.source),
+            "file://NAME with a path below sources/, not absolute and without '..'",
+            "it refers to a file of the shared storage, never of a pod's disk",
+            "Put the file into sources/",
+        )
+    elif url.scheme != "file" and not url.hostname:
+        fault(
+            name,
+            display_name(s.source),
+            "an address with a host or bucket",
+            "the address has none",
+            "Set the complete address",
+        )
+    elif url.scheme == "s3" and s.member and (not url.path.strip("/") or s.source.endswith("/")):
+        fault(
+            name,
+            s.source,
+            "s3://BUCKET/KEY of one archive, since data.member is set",
+            "a member belongs to exactly one object, and this is a prefix",
+            "Set the key of the archive, or leave data.member empty to read all text below the prefix",
+        )
+    for key, path in [("data.member", s.member)] * bool(s.member) + [("data.tables", t) for t in s.tables]:
+        if not _is_relative(path):
+            fault(
+                key,
+                path,
+                "a path inside the archive, not absolute and without '..'",
+                "it must not lead out of the archive",
+                "Use the path that `unzip -l` or `tar -t` prints",
+            )
+    names = [posixpath.basename(t) for t in s.tables]
+    if s.tables and not s.member:
+        fault(
+            "data.tables",
+            list(s.tables),
+            "empty without data.member",
+            "tables are further members of an archive",
+            "Set data.member too",
+        )
+    if len(set(names)) < len(names) or s.member in s.tables:
+        fault(
+            "data.tables",
+            list(s.tables),
+            "a list of different file names that does not contain data.member",
+            "all tables are copied to one folder, tables/",
+            "Remove the duplicate",
+        )
+    if s.format == "lines" and s.columns:
+        fault(
+            "data.columns",
+            list(s.columns),
+            "empty with data.format: lines",
+            "lines have no columns",
+            "Set data.format to csv",
+        )
+    if s.format == "csv" and not s.header and any(isinstance(c, str) for c in s.columns):
+        fault(
+            "data.columns",
+            list(s.columns),
+            "indexes from 0 when data.header is false",
+            "without a header columns have no names",
+            "Set indexes",
+        )
+    return faults
+
+
+def _is_relative(path: str) -> bool:
+    return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
+
+
+def open_single_file(context: SourceContext) -> Source:
+    """Open a source that is one stream: an archive, or a web address.
+
+    Raises:
+        DataError: the source does not exist, or must not be read.
+    """
+    source = context.settings.source
+    scheme = urllib.parse.urlsplit(source).scheme
+    if scheme == "s3":
+        from launcher.dataprep.s3_source import open_s3_archive
+
+        stream, close = open_s3_archive(context)
+        return SingleFileSource(context, source, stream, close=close)
+    if scheme == "file":
+        path = find_stored_source(context.settings)
+        if path.is_dir():
+            raise DataError(
+                f"data.source {source} is a folder, but data.member is set. Fix: set data.source to one archive."
+            )
+        return SingleFileSource(context, source, FileStream(path, context.progress), path=path)
+    name = display_name(source)
+    web = ResumingStream(name, HttpsOpener(source), context.retry, context.progress)
+    web.start()
+    return SingleFileSource(context, name, web)
+
+
+def find_stored_source(settings: DataSettings) -> Path:
+    """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
+    sources = settings.layout.sources
+    path = sources / settings.source.removeprefix("file://")
+    check_below_sources(settings, path)
+    if not path.exists():
+        try:
+            names = sorted(p.name for p in sources.iterdir())[:NAMES_SHOWN]
+        except OSError:
+            names = []
+        raise DataError(
+            f"data.source {settings.source}: {path} does not exist; {sources} contains "
+            f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push), or correct "
+            "data.source."
+        )
+    return path
+
+
+def check_below_sources(settings: DataSettings, path: Path) -> None:
+    """Raise `DataError` when `path` is a link to something outside of sources/."""
+    sources = settings.layout.sources
+    if not path.resolve().is_relative_to(sources.resolve()):
+        raise DataError(
+            f"data.source {settings.source}: {path} is a link that leads out of {sources}. Fix: copy the file "
+            "into that folder."
+        )
+
+
+class SingleFileSource:
+    """A source that is one file: text as it is, compressed text, or an archive."""
+
+    def __init__(
+        self,
+        context: SourceContext,
+        name: str,
+        stream: HashingStream,
+        *,
+        path: Path | None = None,
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Read the file from `stream`.
+
+        Args:
+            context: settings and tools.
+            name: the source in messages.
+            stream: the bytes of the file.
+            path: the file, if it is on a disk of this pod.
+            close: called at the end, after the stream is closed.
+        """
+        self._context, self._name, self._stream, self._path = context, name, stream, path
+        self._close = close
+        context.progress.total = stream.total
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield the text and the tables; read the source to its end, so that its sha256 is complete."""
+        settings = self._context.settings
+        if not settings.member:
+            yield decompress(self._stream, self._name, self._stream.total)
+            self._drain()
+            return
+        stream = PeekableStream(self._stream)
+        if is_zip(stream):
+            path = self._path or self._copy_to_disk(stream)
+            self._drain()
+            yield from zip_files(path, self._name, settings.member, settings.tables)
+            return
+        yield from tar_files(stream, self._name, settings.member, settings.tables)
+        self._drain()
+
+    def _copy_to_disk(self, stream: Readable) -> Path:
+        """Copy a zip file to `tmp`: its list of members is at its end."""
+        path = self._context.tmp / "source.zip"
+        self._context.require_space(path, self._stream.total or 0, "the archive itself")
+        with storage_errors(path), path.open("wb") as file:
+            while data := stream.read(BLOCK):
+                file.write(data)
+                self._context.progress.report()
+        return path
+
+    def _drain(self) -> None:
+        while self._stream.read(BLOCK):
+            self._context.progress.report()
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the file (of the archive, if it is one)."""
+        return self._stream.hexdigest()
+
+    def close(self) -> None:
+        """Close the file or the connection."""
+        self._stream.close()
+        self._close()

@@ -1,0 +1,137 @@
+"""The parts of a source that pods read in parallel: several objects each, or byte ranges of a large one.
+
+The parts follow from the objects of the source and the number of shards, so that every pod plans the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.dataprep.byte_streams import BLOCK, Readable
+
+PART_BYTES = 256 << 20
+"""Bytes of a part: some seconds of work, which an evicted pod loses."""
+SHARD_FILE_BYTES = 4 << 20
+"""Smallest average size of a part's file for one shard: file systems limit the number of files, too."""
+COMPRESSED = (".gz", ".bz2", ".xz")
+
+
+@dataclass(frozen=True)
+class SourceObject:
+    """One file or object of a source."""
+
+    name: str
+    size: int
+    """Bytes."""
+    version: str
+    """Another value means other content: an ETag, or the time of the last change."""
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """The lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
+
+    object: SourceObject
+    begin: int
+    end: int
+
+    @property
+    def is_complete_object(self) -> bool:
+        """Whether the range is the complete object."""
+        return (self.begin, self.end) == (0, self.object.size)
+
+    def to_json(self) -> list[Any]:
+        """Return the range as it stands in plan.json."""
+        return [self.object.name, self.object.size, self.object.version, self.begin, self.end]
+
+
+def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
+    """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
+
+    Args:
+        objects: all objects of the source.
+        part_bytes: size of a part.
+        divisible: an object may be divided between parts. Compressed objects never are.
+    """
+    parts: list[list[ByteRange]] = [[]]
+    room = part_bytes
+    for found in objects:
+        begin = 0
+        while begin < found.size:
+            if room <= 0:
+                parts.append([])
+                room = part_bytes
+            complete = not divisible or found.name.lower().endswith(COMPRESSED)
+            end = found.size if complete else min(found.size, begin + room)
+            parts[-1].append(ByteRange(found, begin, end))
+            room -= end - begin
+            begin = end
+    return parts
+
+
+def part_size(shards: int) -> int:
+    """Return the bytes of a part of a source that is split into so many shards."""
+    return max(PART_BYTES, SHARD_FILE_BYTES * shards)
+
+
+def distribute(total: int, weights: Sequence[int]) -> list[int]:
+    """Return `total` distributed by weight, with exactly this sum; evenly when every weight is 0."""
+    weights = weights if any(weights) else [1] * len(weights)
+    ends = [0, *itertools.accumulate(weights)]
+    edges = [total * end // ends[-1] for end in ends]
+    return [after - before for before, after in itertools.pairwise(edges)]
+
+
+class RangeLines:
+    """The lines of a byte range, read from a stream of the object.
+
+    The stream begins one byte before the range, if there is such a byte: it shows whether a line starts at
+    the first byte of the range.
+    """
+
+    def __init__(self, stream: Readable, begin: int, end: int, digest: hashlib._Hash) -> None:
+        """`digest` is updated with the bytes that belong to the range's lines."""
+        self._stream, self._digest = stream, digest
+        self._left = end - begin
+        self._skip = begin > 0
+        self._done = False
+        if self._skip:
+            self._left += 1
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes, or one block; empty only at the end of the last line."""
+        while not self._done:
+            data = self._stream.read(BLOCK if size < 0 else size)
+            if not data:
+                self._done = True
+            data = self._own_lines(data)
+            if data:
+                self._digest.update(data)
+                return data
+        return b""
+
+    def _own_lines(self, data: bytes) -> bytes:
+        """Return those of the next bytes that belong to lines of the range."""
+        left, self._left = self._left, self._left - len(data)
+        start = 0
+        if self._skip:
+            newline = data.find(b"\n")
+            if newline < 0:
+                if self._left <= 0:
+                    self._done = True  # one line that starts before the range and ends after it
+                return b""
+            self._skip = False
+            start = newline + 1
+            if start >= left:
+                self._done = True
+                return b""
+        if self._left <= 0:
+            newline = data.find(b"\n", max(start, left - 1))
+            if newline >= 0:
+                self._done = True
+                return data[start : newline + 1]
+        return data[start:]

@@ -1,0 +1,266 @@
+"""Convert the bytes of a file to blocks of complete lines, and check that they are valid UTF-8 text."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterator
+from typing import NoReturn
+
+import numpy as np
+
+from launcher.dataprep.byte_streams import Readable
+from launcher.dataprep.csv_records import join_fields
+from launcher.dataprep.row_positions import RowPositions
+from launcher.errors import DataError
+
+CHUNK = 512 << 10
+"""Bytes read at once: few calls, and the lines still fit into the processor's caches."""
+NEWLINE = 10
+LINE_MAX = 8 << 20
+"""Bytes of the longest line (and csv field): a line is held in memory, and a longer one is hardly text."""
+
+
+def line_blocks(
+    stream: Readable,
+    name: str,
+    encoding: str,
+    *,
+    crlf: bool = False,
+    chunk: int = CHUNK,
+    positions: RowPositions | None = None,
+) -> Iterator[bytes]:
+    r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
+
+    UTF-8 is passed on byte for byte, except for a byte order mark at its start; other encodings are converted.
+    A last line without a newline gets one.
+
+    Args:
+        stream: the bytes of the file.
+        name: the file in messages.
+        encoding: the file's encoding.
+        crlf: accept lines that end with CRLF (csv); messages then say `line` instead of `row`.
+        chunk: bytes read at once.
+        positions: gets the number of lines at the end.
+
+    Raises:
+        DataError: bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes, or,
+            unless `crlf`, a line that ends with CRLF. The message has file, row (from 1) and column (byte of
+            the line, from 1).
+    """
+    row, at = 1, f"{name}, {'line' if crlf else 'row'}"
+    rest: list[bytes] = []  # the start of a line whose end is not read yet
+    waiting = 0
+    for data in _utf8_chunks(stream, name, encoding, chunk):
+        end = data.rfind(b"\n") + 1
+        if not end:
+            rest.append(data)
+            waiting += len(data)
+            _check_length(waiting, at, row)
+            continue
+        block = b"".join((*rest, memoryview(data)[:end]))
+        rest, waiting = [data[end:]], len(data) - end
+        if len(block) > LINE_MAX:
+            for line in block.split(b"\n"):
+                _check_length(len(line), at, row)
+        _check_bytes(block, at, row, crlf)
+        # twice as fast as bytes.count
+        row += int(np.count_nonzero(np.frombuffer(block, dtype=np.uint8) == NEWLINE))
+        yield block
+    if waiting:
+        block = b"".join((*rest, b"\n"))
+        _check_bytes(block, at, row, crlf)
+        row += 1
+        yield block
+    if positions is not None:
+        positions.count = row - 1
+
+
+def _utf8_chunks(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[bytes]:
+    """Yield chunks in UTF-8. Chunks of a UTF-8 file are not checked yet."""
+    is_utf8 = codecs.lookup(encoding).name in ("utf-8", "ascii")
+    decoder = None if is_utf8 else codecs.getincrementaldecoder(encoding)()
+    first, rows = True, 0
+    while True:
+        data = stream.read(chunk)
+        if decoder is not None:
+            try:
+                data_utf8 = decoder.decode(data, final=not data).encode()
+            except UnicodeError as error:
+                _raise_decoding_error(error, name, encoding, rows)
+            rows += data_utf8.count(b"\n")
+        else:
+            data_utf8 = data
+        if first and data:
+            while is_utf8 and len(data_utf8) < len(codecs.BOM_UTF8) and (more := stream.read(chunk)):
+                data_utf8 += more
+            data_utf8, first = data_utf8.removeprefix(codecs.BOM_UTF8), False
+        if data_utf8:
+            yield data_utf8
+        if not data:
+            return
+
+
+def _raise_decoding_error(error: UnicodeError, name: str, encoding: str, rows: int) -> NoReturn:
+    where = f"after line {rows}"
+    if isinstance(error, UnicodeDecodeError):
+        before = error.object[: error.start].decode(encoding, errors="replace")
+        where = f"about line {rows + before.count(chr(10)) + 1}"
+    raise DataError(
+        f"{name}, {where}: data.encoding is {encoding}, but the text has another encoding ({error}). Fix: set "
+        "data.encoding to the file's encoding."
+    ) from error
+
+
+def _check_length(length: int, at: str, row: int) -> None:
+    if length > LINE_MAX:
+        raise DataError(
+            f"{at} {row}: the line has more than {LINE_MAX >> 20} MiB, the longest supported line. Fix: use text "
+            "with newlines (set data.member for an archive; replace old line ends, \\r alone, by \\n)."
+        )
+
+
+def _check_bytes(block: bytes, at: str, row: int, crlf: bool) -> None:
+    """Raise `DataError` for a NUL, for invalid UTF-8 and, unless `crlf`, for CRLF."""
+    # The search for one byte is far faster than for two, and most texts have no \r at all.
+    if not crlf and b"\r" in block and (crlf_at := block.find(b"\r\n")) >= 0:
+        raise DataError(
+            f"{_position(block, crlf_at, at, row)}: the line ends with CRLF, and the CR would become a part of "
+            "its last field. Fix: convert the file to Unix line ends (sed -i 's/\\r$//'), or set data.format "
+            "to csv, which accepts both."
+        )
+    if b"\0" in block:
+        where = _position(block, block.index(b"\0"), at, row)
+        raise DataError(
+            f"{where}: a NUL byte, which text does not contain. Fix: for an archive set data.member, for UTF-16 "
+            "set data.encoding; a binary file cannot be read."
+        )
+    if not block.isascii():
+        try:
+            block.decode()
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{_position(block, error.start, at, row)}: the byte 0x{block[error.start]:02x} is not UTF-8 "
+                f"({error.reason}). Fix: set data.encoding to the file's encoding (latin-1, cp1252, ...), or "
+                "correct the row."
+            ) from error
+
+
+def _position(block: bytes, offset: int, at: str, row: int) -> str:
+    line = block.rfind(b"\n", 0, offset) + 1
+    return f"{at} {row + block.count(10, 0, offset)}, column {offset - line + 1}"
+
+
+class CsvReader:
+    """Reads csv objects with the same columns into blocks of lines (`csv_records.join_fields`)."""
+
+    def __init__(
+        self, delimiter: str, header: bool, columns: tuple[str | int, ...], batch: int = 4096
+    ) -> None:
+        """Prepare for objects with these settings.
+
+        Args:
+            delimiter: data.delimiter.
+            header: the first record of each object has the names of the columns.
+            columns: the columns to keep, by name or by index from 0; empty: all.
+            batch: records of one block.
+        """
+        self._delimiter, self._header, self._columns, self._batch = delimiter, header, columns, batch
+        self.names: list[str] = []
+        """The header of the first object."""
+        self.width = 0
+        """Fields of each record."""
+        self._indexes: list[int] | None = None
+
+    def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowPositions) -> Iterator[bytes]:
+        """Yield one block for about each `batch` records, and count each record. Blank lines are ignored.
+
+        Args:
+            blocks: what `text_lines.line_blocks` yields.
+            name: the object in messages.
+            positions: counts the records and their first lines.
+
+        Raises:
+            DataError: a record with another number of fields than the first, a quote that is not closed, a
+                missing column, or another header. The message has object, row (record) and line.
+        """
+        csv.field_size_limit(LINE_MAX)
+        texts = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
+        reader = csv.reader(texts, delimiter=self._delimiter, strict=True)
+        expect_header = self._header
+        lines: list[str] = []
+        size = end = 0
+        try:
+            for record in reader:
+                begin, end = end + 1, reader.line_num
+                if not record:
+                    continue
+                if expect_header:
+                    self._read_header(record, name)
+                    expect_header = False
+                    continue
+                if len(record) != self.width:
+                    self._check_width(record, f"{name}, row {positions.count + 1} (line {begin})", name)
+                positions.add(begin)
+                line = join_fields(record if self._indexes is None else [record[i] for i in self._indexes])
+                lines.append(line)
+                size += len(line)
+                if len(lines) >= self._batch or size > CHUNK:
+                    yield ("\n".join(lines) + "\n").encode()
+                    lines, size = [], 0
+        except csv.Error as error:
+            raise DataError(
+                f"{name}, line {reader.line_num}: invalid csv with data.delimiter {self._delimiter!r} ({error}). "
+                "Fix: close each quote, and double a quote inside a field; or set data.format to lines for "
+                "plain lines."
+            ) from error
+        if lines:
+            yield ("\n".join(lines) + "\n").encode()
+
+    def _read_header(self, record: list[str], name: str) -> None:
+        """Columns that are chosen by name are located in each object; else all objects need one header."""
+        by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
+        if self.names and record != self.names and not by_name:
+            raise DataError(
+                f"{name}, line 1: the header is {record[:20]}, but {self.names[:20]} in the object before it. "
+                "Fix: give all objects the same columns in the same order, or list names in data.columns."
+            )
+        self.names, self.width = record, len(record)
+        self._indexes = self._column_indexes(len(record), record, name)
+
+    def _check_width(self, record: list[str], where: str, name: str) -> None:
+        """Take the width of the first record; raise `DataError` for another one later."""
+        if self.width:
+            column = min(len(record), self.width) + 1
+            raise DataError(
+                f"{where}, column {column}: {len(record)} fields, but the "
+                f"{'header' if self._header else 'first row'} has {self.width}. Fix: quote fields that contain "
+                f"{self._delimiter!r}, or correct data.delimiter."
+            )
+        self.width, self._indexes = len(record), self._column_indexes(len(record), None, name)
+
+    def _column_indexes(self, width: int, header: list[str] | None, name: str) -> list[int] | None:
+        """Return the indexes of data.columns; None for all columns."""
+        if not self._columns:
+            return None
+        indexes = []
+        for column in self._columns:
+            if isinstance(column, str):
+                if header is None or header.count(column) != 1:
+                    fault = "duplicate" if header and column in header else "missing"
+                    names = ", ".join(map(repr, (header or [])[:20])) or "none, since data.header is false"
+                    raise DataError(
+                        f"{name}, line 1: the column {column!r} of data.columns is {fault}; the header has "
+                        f"{names}. Fix: use names of the header, or indexes from 0."
+                    )
+                indexes.append(header.index(column))
+            elif column >= width:
+                raise DataError(
+                    f"{name}, line 1: data.columns has the index {column}, but the records have {width} fields, "
+                    f"with the indexes 0 to {width - 1}. Fix: correct data.columns or data.delimiter "
+                    f"({self._delimiter!r})."
+                )
+            else:
+                indexes.append(column)
+        return indexes

@@ -1,0 +1,3 @@
+"""Input and output that is not specific to training: files, S3, the Kubernetes API, tar streams, memory limits,
+signals, retries.
+"""

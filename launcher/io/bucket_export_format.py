@@ -1,0 +1,77 @@
+"""Names of the objects of an exported model in an S3 bucket (`training.exportTo`), for upload and download.
+
+s3://bucket/prefix/<job name>/
+├── latest.json          which run was exported last, and its folder
+└── <run id>/            one folder per run; no other run writes to it
+    ├── started.json     written when the run starts: proves write access, and records which run owns the folder
+    ├── model/…          copy of output/model/ (with runtime v1: of the last checkpoint, pass-<NNNNN>/)
+    ├── run.json, metrics.csv, curve.png, report.html
+    └── _SUCCESS.json    written last: lists every object with its size and sha256. Without it the export is
+                         incomplete
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from launcher.io import s3
+from launcher.io.retry import Retry
+from launcher.settings import TrainSettings
+
+STARTED, MARKER, LATEST = "started.json", "_SUCCESS.json", "latest.json"
+RUN_FILES = ("run.json", "metrics.csv", "curve.png", "report.html")
+"""Files about the run that are exported next to the model. They may change after the export of the model."""
+T = TypeVar("T")
+
+
+def run_folder_url(settings: TrainSettings) -> str:
+    """Return the s3:// address of the folder to which this run's model is exported, with a slash at its end."""
+    return f"{settings.export_to.rstrip('/')}/{settings.job_name}/{settings.run_id}/"
+
+
+@dataclass(frozen=True)
+class ExportFolder:
+    """A folder in an S3 bucket. Temporary errors are retried; a rejection by S3 raises `s3.S3RejectedError`."""
+
+    bucket: s3.Bucket
+    prefix: str
+    """The folder's name in the bucket (the start of all its keys), with a slash at the end."""
+    retry: Retry
+
+    @classmethod
+    def open(cls, url: str, retry: Retry) -> ExportFolder:
+        """Return the folder at the address `url` (s3://bucket/prefix); this sends no request."""
+        name, prefix = s3.split_url(url.rstrip("/") + "/")
+        return cls(s3.Bucket(name), prefix, retry)
+
+    def with_prefix(self, prefix: str) -> ExportFolder:
+        """Return the folder `prefix` of the same bucket."""
+        return dataclasses.replace(self, prefix=prefix)
+
+    def url(self, name: str) -> str:
+        """Return the s3:// address of the object `name` in this folder."""
+        return self.bucket.url(self.prefix + name)
+
+    def request(self, name: str, send: Callable[[str], T]) -> T:
+        """Send a request about one object, and retry it after temporary errors.
+
+        Args:
+            name: the object's name in this folder.
+            send: receives the object's key in the bucket, sends the request and returns its result.
+
+        Returns:
+            What `send` returned.
+        """
+        return self.retry.call(self.url(name), lambda: send(self.prefix + name))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the small object `name` in this folder, or None if there is no such object."""
+        # A listing, because without the right to list S3 answers "access denied" to a get of an absent
+        # object.
+        found, _ = self.request(name, lambda key: self.bucket.list_page(key, 1))
+        if not found or found[0].key != self.prefix + name:
+            return None
+        return self.request(name, self.bucket.read)

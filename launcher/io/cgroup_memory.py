@@ -1,0 +1,52 @@
+"""Read this container's memory limit, and how many of its processes the kernel killed because of that limit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+_UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 where v2 says "max"
+
+
+def oom_kills(root: Path = ROOT) -> int:
+    """Return how many processes the kernel has killed because this container reached its memory limit.
+
+    The number counts from the start of the container. It is 0 where the kernel does not count (cgroup v1 before
+    Linux 4.13, or no cgroup folder).
+
+    Args:
+        root: the cgroup folder; tests pass their own.
+    """
+    for name in ("memory.events", "memory/memory.oom_control"):
+        for line in _text(root / name).splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill" and value.strip().isdecimal():
+                return int(value)
+    return 0
+
+
+def limit(root: Path = ROOT) -> int | None:
+    """Return the container's memory limit in bytes, or None if it has none. `root` is the cgroup folder."""
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        value = _text(root / name).strip()
+        if value.isdecimal() and int(value) < _UNLIMITED:
+            return int(value)
+    return None
+
+
+def usable_bytes(root: Path = ROOT) -> int:
+    """Return how many bytes of memory this container may use: its limit, or else the machine's memory.
+
+    Args:
+        root: the cgroup folder; tests pass their own.
+    """
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(physical, limit(root) or physical)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,384 @@
+"""Atomic writes, reads with retries, checksums and copies of files on the shared storage and the pod's disk.
+
+The errno of a failed file operation decides what happens to the run. A read returns "absent" (None or an empty
+list) only after the first two, so a failing storage is never mistaken for an empty one:
+
+    ENOENT, ENOTDIR                              the file is absent
+    ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (exit code 75): final, the user must act
+    EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (exit code 71): perhaps temporary. Reads
+                                                 are retried for 20 s, then Kubernetes starts another pod
+    EISDIR, ELOOP                                StorageError (75): there is a folder or a link in its place
+    any other                                    the OSError itself: a bug of the launcher
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launcher import schema
+from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.io.retry import backoff_seconds
+from launcher.log import log
+
+T = TypeVar("T")
+
+CHECKSUM = "checksum"
+"""The key under which `with_checksum` adds a sha256 to a JSON object."""
+BLOCK = 1 << 20
+"""Bytes per read or write of a copy: a network file system is slow with less, more would need more memory."""
+RETRY_WAITS = tuple(backoff_seconds(failures, 0.25, 6.0) for failures in range(1, 8))
+"""Seconds between the attempts of `retry_storage`, 20 in total: an NFS server needs so long to fail over."""
+NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+MAKE_ROOM = "delete earlier runs (in runs/) or enlarge the volume, then start the run again"
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_MISPLACED = {errno.EISDIR, errno.ELOOP}
+_TEMPORARY = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO}
+
+
+class UnreadableError(DataError):
+    """A file exists and can be read, but its content is not the expected JSON object."""
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError of the `with` block to an error whose message has the cause and the fix.
+
+    The module's docstring lists which errno becomes StorageError, StorageFailedError, or stays an OSError. The
+    block must contain only file operations: the timeout of a socket would be reported as a failing volume.
+
+    Args:
+        path: the file or folder that the block uses, for the message.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or path
+        if error.errno in _FULL:
+            raise StorageError(
+                f"no space left while writing {where} ({free_bytes(path):,} bytes free). Fix: {MAKE_ROOM}."
+            ) from error
+        if error.errno in _DENIED:
+            raise StorageError(
+                f"cannot read or write {where}: {error.strerror}. This process runs as "
+                f"{os.getuid()}:{os.getgid()}; {_describe_owner(path)}. Fix: on the storage, chown that folder "
+                f"to {os.getuid()}:{os.getgid()} (the chart's securityContext.runAsUser and fsGroup), and "
+                "check that the volume is not mounted read-only."
+            ) from error
+        if error.errno in _MISPLACED:
+            raise StorageError(
+                f"cannot read or write {where}: {error.strerror}, but it must be a file. Fix: move it away."
+            ) from error
+        if error.errno in _TEMPORARY:
+            raise StorageFailedError(
+                f"the storage failed at {where}: {error.strerror}. Fix: check that the volume is still mounted "
+                "and that its server responds."
+            ) from error
+        raise
+
+
+def retry_storage(path: Path, work: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
+    """Call `work` and return its result; while the storage fails temporarily, call it again for up to 20 s.
+
+    Args:
+        path: the file or folder that `work` uses, for messages.
+        work: does the file operations; it must be idempotent.
+        sleep: waits for the given number of seconds; it may raise to stop the retries.
+
+    Raises:
+        StorageFailedError: the storage still failed after 20 s.
+        StorageError: the storage is full or read-only, or access is denied; this is not retried.
+        FileNotFoundError, NotADirectoryError: `work` raised it, because a file is absent.
+    """
+    for wait in RETRY_WAITS:
+        try:
+            with storage_errors(path):
+                return work()
+        except StorageFailedError as error:
+            log.warning("%s Retrying in %g s", error, wait)
+        sleep(wait)
+    with storage_errors(path):
+        return work()
+
+
+def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes | None:
+    """Return the content of a small file, or None if it is absent.
+
+    Args:
+        path: the file.
+        sleep: waits for the given number of seconds between retries; it may raise to stop them.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be read, also after 20 s of retries.
+    """
+    with contextlib.suppress(*NOT_FOUND):
+        return retry_storage(path, path.read_bytes, sleep)
+    return None
+
+
+def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
+    """Return the JSON object in the file `path` without its checksum, or None if the file is absent.
+
+    Args:
+        path: the file.
+        sleep: waits for the given number of seconds between retries; it may raise to stop them.
+
+    Raises:
+        UnreadableError: the content is not a JSON object, or does not match its checksum.
+        StorageError, StorageFailedError: the file cannot be read, also after 20 s of retries.
+    """
+    content = read_bytes(path, sleep)
+    return None if content is None else parse_json_object(path, content)
+
+
+def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> dict[str, Any]:
+    """Parse and verify the bytes of a JSON file; return the object without its checksum.
+
+    Args:
+        name: name or path of the file, for messages.
+        content: the file's bytes.
+        shape: the type that the object must have; `schema.mismatch` compares them.
+
+    Raises:
+        UnreadableError: `content` is not a JSON object, does not match its checksum, or has another type.
+    """
+    try:
+        value = json.loads(content, parse_constant=_reject_constant)
+    except ValueError as error:
+        raise UnreadableError(f"{name} exists ({len(content)} bytes), but is not JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise UnreadableError(f"{name} exists, but contains no JSON object: {content[:60]!r}.")
+    expected = value.pop(CHECKSUM, None)
+    if expected is not None and with_checksum(value)[CHECKSUM] != expected:
+        raise UnreadableError(f"{name} is damaged: its {CHECKSUM} does not match its other fields.")
+    if why := schema.mismatch(value, shape):
+        raise UnreadableError(f"{name} is damaged: {why}.")
+    return value
+
+
+def _reject_constant(name: str) -> None:
+    """Raise ValueError for NaN and Infinity in JSON, which the launcher never writes."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `value` with the sha256 of its content under the key CHECKSUM; `parse_json_object` verifies it."""
+    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return {**value, CHECKSUM: hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def list_names(folder: Path, sleep: Callable[[float], None] = time.sleep) -> list[str]:
+    """Return the sorted names of the files and folders in `folder`; an empty list if it is absent.
+
+    Args:
+        folder: the folder.
+        sleep: waits for the given number of seconds between retries; it may raise to stop them.
+
+    Raises:
+        StorageError, StorageFailedError: the folder cannot be read, also after 20 s of retries.
+    """
+    with contextlib.suppress(*NOT_FOUND):
+        return retry_storage(folder, lambda: sorted(path.name for path in folder.iterdir()), sleep)
+    return []
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes this user can still write to the volume of `path`, which need not exist.
+
+    Raises:
+        StorageError, StorageFailedError: the volume does not answer the question.
+    """
+    for folder in (path, *path.parents):
+        with contextlib.suppress(*NOT_FOUND), storage_errors(folder):
+            stat = os.statvfs(folder)
+            return stat.f_bavail * stat.f_frsize
+    return 0
+
+
+def _describe_owner(path: Path) -> str:
+    for folder in (path, *path.parents):
+        try:
+            stat = folder.stat()
+        except OSError:
+            continue
+        return f"{folder} belongs to {stat.st_uid}:{stat.st_gid} with mode {stat.st_mode & 0o7777:04o}"
+    return f"no folder on the path to {path} is accessible"
+
+
+def fsync_dir(folder: Path) -> None:
+    """Sync the folder to disk, so that files created or removed in it stay so after a power loss.
+
+    On a file system that cannot sync folders, this does nothing.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Sync `folder` and everything in it to disk; call it before a rename or marker declares it complete."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        else:
+            fsync_dir(path)
+    fsync_dir(folder)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a random hidden path next to `path`, for a file that is renamed to `path` once complete."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+
+
+def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] = lambda: None) -> None:
+    """Replace the file `path` so that readers see either the old content or the new one, also after a power loss.
+
+    Args:
+        path: the file.
+        content: the new content.
+        check: called right before the file is replaced; it may raise if this process may no longer write.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be written; nothing changed.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temp = temporary_path(path)
+    with storage_errors(path):
+        try:
+            fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(fd)
+            check()
+            temp.replace(path)
+            fsync_dir(path.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+            raise
+
+
+def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
+    """Replace the file `path` with `value` as indented JSON; arguments and errors as in `write_atomically`."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", check)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(BLOCK):
+                yield block
+    except OSError as error:
+        error.filename = error.filename or path  # a failed read does not say which file it was
+        raise
+
+
+def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
+    """Return the sha256 of a file's content as hex digits.
+
+    Args:
+        path: the file.
+        check: called after every block of 1 MiB; it may raise to stop.
+
+    Raises:
+        OSError: the file cannot be read. It is not converted to a StorageError, because the command line
+            uses this function for files on the user's machine too.
+    """
+    digest = hashlib.sha256()
+    for block in _blocks(path):
+        check()
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def copy_file(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> tuple[int, str]:
+    """Copy the content of the file `source` to the file `target`.
+
+    `target` is not replaced atomically: callers copy into folders that nothing reads yet.
+
+    Args:
+        source: the file to read.
+        target: the file to write.
+        check: called after every block of 1 MiB; it may raise to stop a long copy.
+
+    Returns:
+        (number of bytes, sha256 of the content that was read, as hex digits).
+    """
+    digest = hashlib.sha256()
+    total = 0
+    with storage_errors(target), target.open("wb", buffering=0) as writer:
+        for block in _blocks(source):
+            check()
+            digest.update(block)
+            view = memoryview(block)
+            while view:
+                view = view[writer.write(view) :]
+            total += len(block)
+    return total, digest.hexdigest()
+
+
+def folder_files(folder: Path) -> list[Path]:
+    """Return the paths of all regular files below `folder`, sorted; files in __pycache__ are skipped."""
+    found = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.relative_to(folder).parts
+    ]
+    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return one sha256 (hex digits) for the names and contents of all files of `folder_files(folder)`."""
+    digest = hashlib.sha256()
+    for path in folder_files(folder):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def remove_path(path: Path) -> None:
+    """Remove a folder with its content, a file, or a link but not its target; do nothing if it is absent."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def copy_folder(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
+    """Replace the folder `target` by a copy of the folder `source`, without __pycache__.
+
+    Args:
+        source: the folder to copy.
+        target: the path of the copy; an existing folder there is removed.
+        check: called after every block of 1 MiB; it may raise to stop a long copy.
+    """
+    temp = temporary_path(target)
+    with storage_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temp.mkdir()
+        try:
+            for path in folder_files(source):
+                copy = temp / path.relative_to(source)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy_file(path, copy, check)
+            remove_path(target)
+            temp.rename(target)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise

@@ -1,0 +1,134 @@
+"""Protocol between the launcher and its helper processes: one JSON request, one JSON answer, one exit code.
+
+The launcher starts `python -m MODULE ANSWER_FILE [PREPARATION]`
+(launcher/supervisor/helpers/helper_process.py) for work that needs large libraries or must not harm the
+launcher: upload of the model, parsing of the shard, plots and report.
+
+    launcher ── request: one line of JSON ──▶ stdin, which stays open while the launcher lives
+    helper   ── answer: {"result": …} or {"error": "…"} ──▶ ANSWER_FILE, and an exit code of launcher.errors
+    helper   ── its log ──▶ stdout and stderr, a file on the pod's own disk
+
+A helper whose launcher dies is killed with all processes that it started. PREPARATION is optional JSON for work
+that the helper can do before it receives its request.
+
+Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, the
+fork server (launcher/trainer/fork_server.py) must create children of the launcher, and the scorer
+(launcher/trainer/export/scoring_process.py) must be forked by the trainer before Paddle starts threads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from launcher.errors import EXIT_GANG, EXIT_OK, EXIT_STOPPED, LauncherError, StoppedError, StorageError
+from launcher.io import files
+from launcher.io.stop_signals import raise_on_stop_signal
+
+PACKAGES = Path(__file__).parents[2]
+"""The folder that contains the package `launcher`."""
+
+
+@dataclass(frozen=True)
+class HelperSpec:
+    """Describes a helper process and the request that it receives."""
+
+    name: str
+    """Name of the helper in messages, and of its log and answer file."""
+    module: str
+    """Python module that the helper runs (`python -m MODULE`)."""
+    request: Mapping[str, Any]
+    """The request, which must be convertible to JSON."""
+    environ: Mapping[str, str]
+    """The helper's complete environment."""
+
+
+def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of `environ` with which a Python process can import `launcher` and logs without delay."""
+    search = [str(PACKAGES), *filter(None, environ.get("PYTHONPATH", "").split(":"))]
+    return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
+
+
+def serve_request(
+    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    prepare: Callable[[Mapping[str, Any]], None] | None = None,
+) -> int:
+    """Run the helper's side of the protocol: read one request from stdin, and write the answer to its file.
+
+    Args:
+        work: takes the request and returns the result. If it raises `LauncherError`, the answer has that
+            error's message, and the exit code is that error's.
+        prepare: called with PREPARATION, if there is one, before the request is read.
+
+    Returns:
+        The exit code with which this process should exit.
+    """
+    answer = Path(sys.argv[1])
+    try:
+        with raise_on_stop_signal():
+            if prepare is not None and len(sys.argv) > 2:
+                prepare(json.loads(sys.argv[2]))
+            line = _read_line()
+            if not line:
+                return EXIT_STOPPED
+            threading.Thread(target=_kill_group_at_end_of_stdin, daemon=True).start()
+            result = work(json.loads(line))
+            files.write_json(answer, {"result": dict(result)})
+    except StoppedError as error:
+        return error.exit_code
+    except LauncherError as error:
+        return _answer_error(answer, error, error.exit_code)
+    except OSError as error:
+        traceback.print_exc()
+        return _answer_error(answer, error, StorageError.exit_code)
+    except Exception as error:
+        traceback.print_exc()
+        return _answer_error(answer, error, EXIT_GANG)
+    return EXIT_OK
+
+
+def main(
+    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    prepare: Callable[[Mapping[str, Any]], None] | None = None,
+) -> NoReturn:
+    """Process one request with `serve_request`, then exit at once, without the slow clean-up of large libraries.
+
+    Args:
+        work: takes the request and returns the result.
+        prepare: called with PREPARATION, if there is one, before the request is read.
+    """
+    code = serve_request(work, prepare)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _answer_error(answer: Path, error: Exception, code: int) -> int:
+    text = str(error) if isinstance(error, LauncherError | OSError) else f"{type(error).__name__}: {error}"
+    files.write_json(answer, {"error": text})
+    return code
+
+
+def _read_line() -> bytes:
+    """Read stdin up to the first newline and return it, the request; empty when the launcher has died."""
+    line = b""
+    while not line.endswith(b"\n"):
+        block = os.read(0, 1 << 16)
+        if not block:
+            return b""
+        line += block
+    return line
+
+
+def _kill_group_at_end_of_stdin() -> None:
+    while os.read(0, 1 << 16):
+        pass
+    os.killpg(0, signal.SIGKILL)  # this process leads its group: the launcher started it in a new session

@@ -1,0 +1,104 @@
+"""Retry requests that may fail temporarily (S3, HTTPS, webhooks, Kubernetes API) with exponential backoff."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from launcher.errors import DataError, LauncherError
+from launcher.log import log
+
+T = TypeVar("T")
+
+
+class TransientError(Exception):
+    """A request failed temporarily: a later attempt may succeed.
+
+    Attributes:
+        wait: seconds that the server asked to wait before the next attempt; 0 if it did not ask for a wait.
+    """
+
+    def __init__(self, message: str, wait: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait = wait
+
+
+def backoff_seconds(failures: int, base: float, cap: float) -> float:
+    """Return how many seconds to wait before the next attempt: `base`, doubled after each failure.
+
+    Args:
+        failures: failures in a row so far, at least 1.
+        base: seconds to wait after the first failure.
+        cap: longest wait in seconds.
+    """
+    return min(cap, base * 2.0 ** (failures - 1))
+
+
+@dataclass
+class Retry:
+    """Retries one kind of request, with waits that double and vary randomly.
+
+    `call` retries a function; `wait_or_raise` and `reset` are for callers that retry in their own loop.
+    """
+
+    tries: int = 8
+    """Attempts in a row without progress before it gives up."""
+    base: float = 0.5
+    """Seconds before the second attempt, doubled for each later one."""
+    cap: float = 30.0
+    """Longest wait between two attempts, in seconds."""
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = field(default=random.random)
+    """Returns a number from 0 to 1; the wait is between half of the backoff and all of it."""
+    doing: str = "read"
+    """Verb for messages: `URL could not be <doing>`."""
+    error: type[LauncherError] = DataError
+    """Type of the exception that is raised after the last attempt."""
+    fix: str = "Check that the server can be reached from the cluster's nodes, then start the Job again."
+    """What the user can do: the text after `Fix:` in the message of that exception."""
+    failures: int = 0
+    """Failed attempts in a row so far."""
+
+    def reset(self) -> None:
+        """Set the number of failures to 0, because the request made progress."""
+        self.failures = 0
+
+    def wait_or_raise(self, name: str, error: TransientError) -> None:
+        """Record a failed attempt, and wait before the next one; after the last one raise `self.error` instead.
+
+        Args:
+            name: what was requested, such as an address, for messages.
+            error: the failure.
+        """
+        self.failures += 1
+        if self.failures >= self.tries:
+            raise self.error(
+                f"{name} could not be {self.doing} after {self.failures} attempts in a row: {error}. "
+                f"Fix: {self.fix}"
+            ) from error
+        wait = backoff_seconds(self.failures, self.base, self.cap) * (0.5 + self.jitter() / 2)
+        wait = max(wait, min(error.wait, 2 * self.cap))
+        log.info("%s: %s; attempt %d of %d in %.1f s", name, error, self.failures + 1, self.tries, wait)
+        self.sleep(wait)
+
+    def call(self, name: str, work: Callable[[], T]) -> T:
+        """Call `work` until it does not raise `TransientError`, and return its result.
+
+        Args:
+            name: what is requested, such as an address, for messages.
+            work: sends the request.
+
+        Raises:
+            LauncherError: all attempts failed; it is of type `self.error`.
+        """
+        while True:
+            try:
+                result = work()
+            except TransientError as error:
+                self.wait_or_raise(name, error)
+                continue
+            self.reset()
+            return result

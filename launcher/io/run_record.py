@@ -1,0 +1,49 @@
+"""Read the run record of an output folder: run.json, or run.copy.json if run.json is damaged or missing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from launcher.io import files
+from launcher.paths import OutputPaths
+from launcher.schema import RunRecord
+
+RecordAndDamage = tuple[dict[str, Any] | None, files.UnreadableError | None]
+
+
+def first_intact(contents: Iterable[tuple[object, bytes | None]]) -> RecordAndDamage:
+    """Parse run.json, or its copy if run.json is absent or damaged.
+
+    Args:
+        contents: (name, bytes) of run.json, then of its copy; the bytes of an absent file are None. If this is
+            an iterator, the copy is read only when it is needed.
+
+    Returns:
+        (the first intact run record or None, the error of the first damaged file before it or None).
+    """
+    damage = None
+    for name, content in contents:
+        try:
+            if content is not None:
+                return files.parse_json_object(name, content, RunRecord), damage
+        except files.UnreadableError as error:
+            damage = damage or error
+    return None, damage
+
+
+def read(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RecordAndDamage:
+    """Read run.json of an output folder, or its copy if run.json is absent or damaged.
+
+    Args:
+        output: the output folder.
+        pause: waits for the given number of seconds between retries; it may raise to stop them.
+
+    Returns:
+        (the first intact run record or None, the error of the first damaged file before it or None).
+
+    Raises:
+        StorageError, StorageFailedError: a file cannot be read, also after 20 s of retries.
+    """
+    return first_intact((path, files.read_bytes(path, pause)) for path in (output.run_json, output.run_copy))

@@ -1,0 +1,27 @@
+"""Suggest the right spelling of an unknown chart value or program option, for error messages."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+AT = re.compile(r"at '/?([^']*)': (.*)")
+"""Matches helm's line about a value that the chart's schema rejects: (path of the value, problem)."""
+_UNKNOWN = re.compile(r"additional properties '([^']+)'.* not allowed")
+
+
+def unknown(said: str) -> str | None:
+    """Return the unknown name in a schema's problem `additional properties 'NAME' not allowed`; else None.
+
+    Args:
+        said: the problem, as group 2 of AT.
+    """
+    found = _UNKNOWN.fullmatch(said)
+    return found and found[1]
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return `did you mean KNOWN?` with the known name that is most similar to `name`; empty if none is."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"did you mean {close[0]}?" if close else ""

@@ -1,0 +1,64 @@
+"""Signal handlers for SIGTERM and SIGINT, used by every process that must clean up before it exits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from launcher.errors import StoppedError
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
+    """Call `handler` for each signal received inside the `with` block; afterwards restore the earlier handlers.
+
+    The handler runs in the main thread, between any two instructions, so an exception that it raises may
+    interrupt anything there. In another thread, where Python cannot set handlers, the block runs without them.
+
+    Args:
+        handler: receives the signal's number.
+        signals: the signals to handle.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda received, _: handler(received)) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
+    """Raise `StoppedError` inside the `with` block at the first SIGTERM or SIGINT, and ignore further ones.
+
+    A second signal must not interrupt the clean-up that the first one started.
+
+    Args:
+        consequence: what the stop means for the user, such as `nothing was written`; added to the message.
+    """
+
+    def stop(number: int) -> None:
+        for each in STOP_SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise stopped_by(number, consequence)
+
+    with handle_signals(stop):
+        yield
+
+
+def stopped_by(number: int, consequence: str = "") -> StoppedError:
+    """Return (do not raise) the `StoppedError` of a process that stops because it received signal `number`.
+
+    Args:
+        number: the signal's number.
+        consequence: what the stop means for the user; added to the message.
+    """
+    text = f"received {signal.Signals(number).name}"
+    return StoppedError(f"{text}; {consequence}" if consequence else text)

@@ -1,0 +1,224 @@
+"""Send files between the command line and a pod as a tar stream with checksums; both ends use this module.
+
+An archive ends with the member `SUMS`, a JSON object {name: sha256}, which the receiver verifies: a truncated
+or corrupted stream is always detected. It contains only regular files. The receiver stops at the archive's
+end marker, because the protocol of `kubectl exec` before version 5 cannot close stdin.
+
+This module imports only the standard library, since it also runs in the image. Its memory use does not depend
+on the size of the files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import stat
+import tarfile
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+SUMS = ".sha256.json"
+"""The last member of every archive: {name: sha256 in hex}."""
+
+COPY_BYTES = 256 * 1024
+
+
+class ReaderError(Exception):
+    """Copying between command line and pod failed; the message is for users. No existing file was changed."""
+
+
+def checked_name(name: str) -> PurePosixPath:
+    """Return `name` as a relative path. Raise `ReaderError` if it is absolute or contains `..`."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ReaderError(
+            f"'{name}' is not a path below the shared folder. Fix: give a relative path without '..'"
+        )
+    return path
+
+
+class _Counted(io.RawIOBase):
+    """A stream of at most the first `size` bytes of `source` that calculates their sha256."""
+
+    def __init__(self, source: IO[bytes], size: int) -> None:
+        self._source = source
+        self._left = size
+        self._sum = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        try:
+            block = self._source.read(min(wanted, COPY_BYTES)) if wanted else b""
+        except tarfile.TarError as error:
+            raise ReaderError(f"the stream is incomplete or damaged ({error})") from error
+        self._left -= len(block)
+        self._sum.update(block)
+        return block
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def sha256(self) -> str:
+        return self._sum.hexdigest()
+
+
+def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
+    """Return (name relative to `root`, path) of all regular files that match the patterns, sorted by name.
+
+    Files whose name starts with a dot (unfinished files) and links are skipped.
+
+    Args:
+        root: the folder in which to search.
+        patterns: paths of files or folders, or globs, relative to `root`.
+        optional: whether a pattern without a match is allowed.
+
+    Raises:
+        ReaderError: a pattern has no match.
+    """
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        relative = checked_name(pattern)
+        if set("*?[") & set(pattern):
+            found_by = sorted(root.glob(str(relative)))
+            starts = [one for one in found_by if "/." not in f"/{one.relative_to(root).as_posix()}"]
+        else:
+            starts = [root / relative] if os.path.lexists(root / relative) else []
+        before = len(found)
+        for start in starts:
+            for file in _files(start):
+                found[file.relative_to(root).as_posix()] = file
+        if len(found) == before and not optional:
+            raise ReaderError(f"{root / relative} does not exist")
+    return sorted(found.items())
+
+
+def _files(start: Path) -> Iterator[Path]:
+    mode = start.lstat().st_mode
+    if stat.S_ISREG(mode):
+        yield start
+    elif stat.S_ISDIR(mode):
+        for entry in sorted(start.iterdir()):
+            if not entry.name.startswith("."):
+                yield from _files(entry)
+
+
+def write_tar(
+    out: IO[bytes], entries: Iterable[tuple[str, Path]], skip_missing: bool = False
+) -> dict[str, str]:
+    """Write a tar archive of files, and then their checksums, to a stream.
+
+    A file that grows while it is sent has the size in the archive that it had when it was opened.
+
+    Args:
+        out: the stream.
+        entries: (name in the archive, path of the file).
+        skip_missing: skip files that no longer exist, instead of raising FileNotFoundError.
+
+    Returns:
+        name in the archive → sha256 (hex digits).
+
+    Raises:
+        ReaderError: a file became shorter while it was sent.
+    """
+    sums: dict[str, str] = {}
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
+        for name, file in entries:
+            try:
+                source = file.open("rb")
+            except FileNotFoundError:
+                if skip_missing:
+                    continue
+                raise
+            with source:
+                info = tarfile.TarInfo(name)
+                status = os.fstat(source.fileno())
+                info.size, info.mtime = status.st_size, int(status.st_mtime)
+                counted = _Counted(source, info.size)
+                try:
+                    archive.addfile(info, counted)
+                except OSError as error:
+                    if counted.left and not isinstance(error, BrokenPipeError):
+                        raise ReaderError(
+                            f"{file} became shorter while it was read. Fix: try again"
+                        ) from error
+                    raise
+            archive.members.clear()  # type: ignore[attr-defined]  # or this list would grow
+            sums[name] = counted.sha256()
+        listing = json.dumps(sums).encode()
+        info = tarfile.TarInfo(SUMS)
+        info.size = len(listing)
+        archive.addfile(info, io.BytesIO(listing))
+    out.flush()
+    return sums
+
+
+def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield (name, size in bytes, stream of the content) of each file in an archive made by `write_tar`.
+
+    The checksums are verified after the last file. So callers save files under temporary names, and rename
+    them only once this iterator is exhausted.
+
+    Raises:
+        ReaderError: the archive contains something other than regular files, is incomplete, or a checksum
+            differs.
+    """
+    sums: dict[str, str] = {}
+    received: dict[str, str] | None = None
+    try:
+        with tarfile.open(fileobj=source, mode="r|") as archive:
+            for member in archive:
+                if member.name == SUMS:
+                    listing = archive.extractfile(member)
+                    received = json.loads(listing.read()) if listing else None
+                    continue
+                name = str(checked_name(member.name))
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None:
+                    raise ReaderError(f"'{name}' is not a regular file; links and devices are not copied")
+                counted = _Counted(content, member.size)
+                yield name, member.size, counted  # type: ignore[misc]  # RawIOBase is a readable IO[bytes]
+                while counted.read(COPY_BYTES):
+                    pass
+                if counted.left:
+                    raise ReaderError(f"the stream ended in the middle of {name}")
+                sums[name] = counted.sha256()
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise ReaderError(f"the stream is incomplete or damaged ({error})") from error
+    if received is None:
+        raise ReaderError("the stream ended before its checksums: it is incomplete. Fix: try again")
+    for name in sorted(received.keys() | sums.keys()):
+        if received.get(name) != sums.get(name):
+            raise ReaderError(f"{name} was corrupted on the way (its sha256 differs). Fix: try again")
+
+
+def save_tar(source: IO[bytes], into: Path) -> dict[str, int]:
+    """Read an archive of `write_tar` from a stream, and write its files, synced to disk, below a folder.
+
+    Args:
+        source: the stream.
+        into: a temporary folder; the caller renames the files once this function returns.
+
+    Returns:
+        name in the archive → size in bytes.
+
+    Raises:
+        ReaderError: the archive is damaged or incomplete.
+    """
+    saved: dict[str, int] = {}
+    for name, size, content in read_tar(source):
+        target = into / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("xb") as out:
+            shutil.copyfileobj(content, out, COPY_BYTES)
+            out.flush()
+            os.fsync(out.fileno())
+        saved[name] = size
+    return saved

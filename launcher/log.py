@@ -1,0 +1,52 @@
+"""The launcher's log: one line of text or JSON per event, written to stderr, which `kubectl logs` shows."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+log = logging.getLogger("launcher")
+
+
+class _JsonFormatter(logging.Formatter):
+    """Formats each log record as a JSON object with the keys that most log collectors know."""
+
+    def __init__(self, who: str) -> None:
+        super().__init__()
+        self._who = who
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a JSON object with the keys time, level, who and message.
+
+        A record of an exception also has the key `exception`, with the traceback.
+        """
+        value = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+            + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "who": self._who,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            value["exception"] = self.formatException(record.exc_info)
+        return json.dumps(value, ensure_ascii=False)
+
+
+def start_logging(who: str, form: str = "text") -> None:
+    """From now on, write the launcher's log lines to stderr, with the time in UTC.
+
+    Args:
+        who: name of this process, such as `rank 1`; it is part of each line.
+        form: format of the lines, `text` or `json`.
+    """
+    handler = logging.StreamHandler()
+    if form == "json":
+        handler.setFormatter(_JsonFormatter(who))
+    else:
+        formatter = logging.Formatter(f"%(asctime)sZ launcher {who}: %(message)s", "%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
+    log.handlers[:] = [handler]
+    log.propagate = False
+    log.setLevel(logging.INFO)

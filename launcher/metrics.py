@@ -1,0 +1,266 @@
+"""Parse and extend the content of metrics.csv, find the best pass by a test metric, decide early stopping.
+
+metrics.csv has one row per pass (epoch) and rank (training pod), with speed, training loss and test scores.
+Passes, ranks and attempts (starts of the run) count from 0. No function here reads or writes a file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+TEST = "test_"
+"""Prefix of the columns with scores on the test set; only rank 0's rows have them."""
+COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second", "train_loss")
+"""The first columns of metrics.csv; after them there is one column per test metric."""
+HIGHER = ("acc", "auc", "precision", "recall", "f1", "ndcg", "hit", "r2")
+"""A higher value is better for metrics whose name contains one of these words, a lower one for all others."""
+Scores = Sequence[tuple[int, float]]
+"""A test metric's values after each pass: (number of finished passes, value), sorted by pass."""
+
+
+@dataclass(frozen=True)
+class MetricsRow:
+    """One row of metrics.csv."""
+
+    number: int
+    """The pass, counted from 0."""
+    rank: int
+    attempt: int
+    samples: int
+    seconds: float
+    samples_per_second: float
+    train_loss: float
+    """Mean training loss over the samples that this rank trained on in this pass."""
+    tests: dict[str, float] = field(default_factory=dict)
+    """Test scores by metric name (without the prefix test_); empty for ranks other than 0."""
+
+
+def parse_metrics(text: str) -> list[MetricsRow]:
+    """Return the rows in the text of a metrics.csv, sorted by pass and rank.
+
+    Of a pass that was trained again after a restart, only the rows of the newest attempt are returned.
+    Incomplete and damaged lines are skipped.
+    """
+    latest: dict[tuple[int, int], MetricsRow] = {}
+    header, *lines = split_fields(text)
+    if set(COLUMNS) - set(header) - {"attempt"}:  # a damaged header: the first columns are always the same
+        header = [*COLUMNS, *(name for name in header if name.startswith(TEST))]
+    for line in lines:
+        row = _parse_row(dict(zip(header, line, strict=False)))
+        if row is None:
+            continue
+        key = (row.number, row.rank)
+        if key not in latest or row.attempt >= latest[key].attempt:
+            latest[key] = row
+    return [latest[key] for key in sorted(latest)]
+
+
+def split_fields(text: str) -> list[list[str]]:
+    """Return the fields of each line in the text of a metrics.csv, the header line first.
+
+    A line that is not valid CSV gives an empty list.
+
+    Each line is parsed alone, so that a damaged quotation mark does not swallow the lines after it.
+    """
+    return [_split_line(line) for line in text.removesuffix("\n").split("\n")]
+
+
+def _split_line(line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def is_row(fields: Sequence[str]) -> bool:
+    """Return whether the fields of a line of metrics.csv are a complete row.
+
+    A complete row has a number in each of COLUMNS; the fields of test scores are numbers or empty.
+    """
+    values = [_parse_float(field) for field in fields if field]
+    return None not in values and _parse_row(dict(zip(COLUMNS, fields, strict=False))) is not None
+
+
+def _parse_row(line: dict[str, Any]) -> MetricsRow | None:
+    tests = {}
+    for key, value in line.items():
+        if isinstance(key, str) and key.startswith(TEST) and value:
+            number = _parse_float(value)
+            if number is not None:
+                tests[key.removeprefix(TEST)] = number
+    try:
+        return MetricsRow(
+            number=int(line["pass"]),
+            rank=int(line["rank"]),
+            attempt=int(line.get("attempt") or 0),
+            samples=int(line["samples"]),
+            seconds=float(line["seconds"]),
+            samples_per_second=float(line["samples_per_second"]),
+            train_loss=float(line["train_loss"]),
+            tests=tests,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _parse_float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class MetricsUpdate:
+    """The new content of metrics.csv after `add_pass`, and how much of the old content was damaged."""
+
+    text: str
+    """The new content."""
+    rows: int
+    """Number of rows in the old content."""
+    intact: int
+    """Number of rows in the old content that could be read; the others are not in the new one."""
+    is_damaged: bool
+    """Whether the old content had another header line or unreadable rows."""
+
+
+def add_pass(
+    content: str,
+    number: int,
+    attempt: int,
+    ranks: Sequence[tuple[int, float, float]],
+    tests: Mapping[str, float],
+) -> MetricsUpdate:
+    """Return the content of metrics.csv with the rows of one pass added.
+
+    Existing rows of the same pass and attempt are replaced, so a repeated call adds no duplicates.
+
+    Args:
+        content: the present content of the file; empty for a new file.
+        number: the pass, counted from 0.
+        attempt: the attempt that trained it, counted from 0.
+        ranks: (samples, seconds, mean training loss) of each rank, in rank order.
+        tests: rank 0's scores on the test set, by metric name without the prefix test_.
+    """
+    header = [*COLUMNS, *(TEST + name for name in tests)]
+    old_header, *lines = split_fields(content)
+    intact = [line for line in lines if len(line) == len(header) and is_row(line)]
+    rows = [row for row in intact if (row[0], row[2]) != (str(number), str(attempt))]
+    for rank, (samples, seconds, loss) in enumerate(ranks):
+        values = [number, rank, attempt, int(samples), f"{seconds:.3f}"]
+        values += [f"{samples / seconds if seconds else 0:.1f}", f"{loss:.6g}"]
+        rows.append([*map(str, values), *(f"{v:.6g}" if rank == 0 else "" for v in tests.values())])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    damaged = bool(content) and (old_header != header or len(intact) != len(lines))
+    return MetricsUpdate(text.getvalue(), len(lines), len(intact), damaged)
+
+
+def mean_loss(rows: Sequence[MetricsRow]) -> float:
+    """Return the mean training loss of the rows, each weighted by its number of samples; NaN for no samples."""
+    samples = sum(row.samples for row in rows)
+    return sum(row.train_loss * row.samples for row in rows) / samples if samples else math.nan
+
+
+def pass_table(rows: Iterable[MetricsRow]) -> list[dict[str, Any]]:
+    """Combine the rows of all ranks into one dict per pass, sorted by pass.
+
+    Keys of each dict: pass (from 0), ranks (how many), samples, seconds (of the slowest rank),
+    samples_per_second (sum of the ranks), train_loss (`mean_loss`), and each test metric's column, such as
+    test_auc.
+    """
+    by_pass: dict[int, list[MetricsRow]] = {}
+    for row in rows:
+        by_pass.setdefault(row.number, []).append(row)
+    table = []
+    for number, group in sorted(by_pass.items()):
+        tests = {TEST + key: value for row in group for key, value in row.tests.items()}
+        table.append(
+            {
+                "pass": number,
+                "ranks": len(group),
+                "samples": sum(row.samples for row in group),
+                "seconds": max(row.seconds for row in group),
+                "samples_per_second": sum(row.samples_per_second for row in group),
+                "train_loss": mean_loss(group),
+                **tests,
+            }
+        )
+    return table
+
+
+def restart_marks(rows: Iterable[MetricsRow]) -> list[tuple[float, str]]:
+    """Return a mark for each restart of the run that happened between two passes, to draw into plots.
+
+    Returns:
+        (position on the axis of passes, which count from 1; label such as `attempt 2`) for each restart.
+    """
+    attempts: dict[int, int] = {}
+    for row in rows:
+        attempts[row.number] = max(row.attempt, attempts.get(row.number, 0))
+    return [
+        ((before + after) / 2 + 1, f"attempt {attempt}")
+        for (before, earlier), (after, attempt) in itertools.pairwise(sorted(attempts.items()))
+        if attempt != earlier
+    ]
+
+
+def higher_is_better(metric: str) -> bool:
+    """Return whether a higher value of this metric is better; its name decides (HIGHER)."""
+    return any(word in metric.lower() for word in HIGHER)
+
+
+def rank_passes(metric: str, scores: Scores) -> list[int]:
+    """Return the numbers of finished passes with a finite score, the best score first.
+
+    Of passes with equal scores, the earlier one is first.
+
+    Args:
+        metric: name of the test metric, which decides whether a higher or a lower value is better.
+        scores: the metric's value after each pass.
+    """
+    sign = -1 if higher_is_better(metric) else 1
+    return [at for _, at in sorted((sign * value, at) for at, value in scores if math.isfinite(value))]
+
+
+def stops_early(metric: str, scores: Scores, patience: int) -> bool:
+    """Return whether training should end early, because the last `patience` passes did not improve the metric.
+
+    Args:
+        metric: name of the test metric.
+        scores: the metric's value after each pass so far.
+        patience: `training.patience`; 0 disables early stopping.
+    """
+    best = max(rank_passes(metric, scores)[:1], default=0)
+    return 0 < patience <= sum(at > best for at, _ in scores)
+
+
+def best_pass(run: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the best pass of a run by the test metric `training.keepBest`.
+
+    Args:
+        run: content of run.json. After a complete run it also has the pass whose model was exported.
+        passes: `pass_table` of the run.
+
+    Returns:
+        metric; pass (from 0); value of the metric; endedEarly: whether early stopping ended the run.
+        {} without `training.keepBest`, or before the first score.
+    """
+    metric = str(run.get("keepBest") or "")
+    values = {row["pass"]: row[TEST + metric] for row in passes if TEST + metric in row}
+    best = rank_passes(metric, list(values.items()))
+    if not best:
+        return {}
+    complete = run.get("state") == "complete"
+    of_model = run.get("modelPass") if complete else None
+    number = best[0] if of_model not in values else of_model
+    ended = complete and max(values) + 1 < int(run.get("passes") or 0)
+    return {"metric": metric, "pass": number, "value": values[number], "endedEarly": ended}

@@ -1,0 +1,291 @@
+"""Paths on the shared storage and on the pod's own disk, and names of checkpoints. Reads and writes no files.
+
+The data Job splits the source data into shards, one for each rank (training pod), on the shared storage; each
+training pod copies its shard to its own disk.
+
+<JOB_PATH>/
+├── sources/                             input files of data.source with a file:// address
+└── <JOB_NAME>/                          JobPaths.job
+    ├── manifest.json                    list of the data files; the data Job writes it last
+    ├── data-failed.json                 why the data Job failed (instead of a manifest)
+    ├── .<digest>.tmp/                   work in progress of the data Job
+    ├── <i>/data/{train.txt,train.list,test.list}   shard i; a shard in several files has train-<part>.txt and
+    │                                    files.json instead of train.txt
+    ├── test.txt                         the test set, common to all shards
+    ├── rows.json                        where in the source each shard's rows come from, for messages
+    ├── tables/<name>                    side tables: files of data.tables that the program reads
+    ├── <TRAIN_CONFIG_DIR>/              a user's own program
+    ├── output/                          the present run's output
+    │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, curve.png, report.html,
+    │   ├── model/
+    │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
+    │   ├── pass-<NNNNN>/{…,done}                    a finished pass
+    │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a checkpoint inside a pass
+    └── runs/<run id>/                   earlier outputs
+
+<work dir>/                              WorkPaths, an emptyDir of the pod
+├── data/{train.txt,test.txt,train.list,test.list,sums.json,rows.json,tables/<name>}   staged shard;
+│                                        test.txt where this rank needs it
+├── program/                             staged program
+├── records/{train,test}/                the shard's rows, parsed
+├── logs/{server.log,server-<k>.log,train.log}    logs of the children, which the launcher copies to node_<i>/
+├── progress.json                        the trainer's progress
+└── <helper>.answer.json                 result of a helper process (a short-lived child of the launcher), whose
+                                         log is logs/<helper>.log
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+SHARD_LISTS = ("train.list", "test.list")
+RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
+_SAVE = re.compile(r"pass-(\d{5,})(?:-batch-(\d{7,}))?")
+
+
+@dataclass(frozen=True, order=True)
+class Position:
+    """How far a run has trained: `passes` finished passes, and `batches` finished batches of the next pass.
+
+    A pass is PaddlePaddle's word for an epoch. Every checkpoint has a position, which gives its folder's name.
+    """
+
+    passes: int
+    batches: int = 0
+
+    @property
+    def folder(self) -> str:
+        """The folder name of the checkpoint at this position. At Position(0, 0) there is no checkpoint."""
+        if not self.batches:
+            return f"pass-{self.passes - 1:05d}"
+        return f"pass-{self.passes:05d}-batch-{self.batches:07d}"
+
+    def __str__(self) -> str:
+        """Return the position for messages: `the end of pass 3` or `pass 4, batch 500`, counted from 1."""
+        return (
+            f"pass {self.passes + 1}, batch {self.batches}"
+            if self.batches
+            else f"the end of pass {self.passes}"
+        )
+
+
+def position(name: str) -> Position | None:
+    """Return the position of a checkpoint's folder name, or None for any other name."""
+    match = _SAVE.fullmatch(name)
+    if match is None:
+        return None
+    return Position(int(match[1]), int(match[2])) if match[2] else Position(int(match[1]) + 1)
+
+
+@dataclass(frozen=True)
+class JobPaths:
+    """Paths of one training job on the shared storage: `<job_path>/<job_name>/…`."""
+
+    job_path: Path
+    job_name: str
+
+    @property
+    def sources(self) -> Path:
+        return self.job_path / "sources"
+
+    @property
+    def job(self) -> Path:
+        return self.job_path / self.job_name
+
+    @property
+    def manifest(self) -> Path:
+        return self.job / "manifest.json"
+
+    @property
+    def data_failed(self) -> Path:
+        return self.job / "data-failed.json"
+
+    @property
+    def tables(self) -> Path:
+        return self.job / "tables"
+
+    @property
+    def test(self) -> Path:
+        return self.job / "test.txt"
+
+    @property
+    def output(self) -> Path:
+        return self.job / "output"
+
+    @property
+    def rows(self) -> Path:
+        """rows.json: where in the source file each row of the shards and the test set comes from."""
+        return self.job / "rows.json"
+
+    @property
+    def runs(self) -> Path:
+        return self.job / "runs"
+
+    def data_tmp(self, digest: str) -> Path:
+        """Return the temporary folder in which the data Job writes the data before it publishes them.
+
+        Args:
+            digest: digest of the data settings (`dataDigest` of the manifest).
+        """
+        return self.job / f".{digest}.tmp"
+
+    def data_alive(self, digest: str) -> Path:
+        """Return the file whose modification time shows that a data Job is at work.
+
+        Its pods touch the file every few seconds.
+
+        Args:
+            digest: digest of the data settings (`dataDigest` of the manifest).
+        """
+        return self.data_tmp(digest) / "alive"
+
+    def output_tmp(self, run_id: str) -> Path:
+        """Return the temporary path of run `run_id`'s new output folder, until it is renamed to output/."""
+        return self.job / f".output-{run_id}.tmp"
+
+    def shard(self, index: int) -> Path:
+        """Return the folder with the rows of shard `index` (train.txt, train.list, test.list)."""
+        return self.job / str(index) / "data"
+
+    def program(self, name: str) -> Path:
+        """Return the folder of the user's own training program `name`."""
+        return self.job / name
+
+    def run(self, run_id: str) -> Path:
+        """Return the folder to which the output of the earlier run `run_id` was moved: `runs/<run_id>`."""
+        return self.runs / run_id
+
+
+@dataclass(frozen=True)
+class OutputPaths:
+    """Paths below the output folder of a run: `<job>/output`, or `<job>/runs/<run id>` for an earlier run."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "run.lock"
+
+    @property
+    def run_json(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def run_copy(self) -> Path:
+        """run.copy.json: a copy of run.json, which is read when run.json is damaged."""
+        return self.root / "run.copy.json"
+
+    @property
+    def status_json(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.root / "metrics.csv"
+
+    @property
+    def before_json(self) -> Path:
+        """before.json: test scores, before training, of the model that `training.initModelPath` loads."""
+        return self.root / "before.json"
+
+    @property
+    def program_json(self) -> Path:
+        """program.json: options and file contents of the program, for `compare` and report.html."""
+        return self.root / "program.json"
+
+    @property
+    def report_html(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def curve_png(self) -> Path:
+        return self.root / "curve.png"
+
+    @property
+    def checkpoint_request(self) -> Path:
+        """A file that requests a checkpoint; trainer 0 removes it once the checkpoint is saved."""
+        return self.root / ".checkpoint-request"
+
+    @property
+    def model(self) -> Path:
+        return self.root / "model"
+
+    def node(self, rank: int) -> Path:
+        return self.root / f"node_{rank}"
+
+    def server_log(self, rank: int, server: int = 0) -> Path:
+        """Return the log file of parameter server number `server` of `rank`.
+
+        That is `server.log` for number 0 and `server-<k>.log` for the others.
+        """
+        return self.node(rank) / (f"server-{server}.log" if server else "server.log")
+
+    def train_log(self, rank: int) -> Path:
+        return self.node(rank) / "train.log"
+
+    def attempt(self, rank: int, attempt: int) -> Path:
+        return self.node(rank) / f"attempt-{attempt}"
+
+    def checkpoint(self, at: Position) -> Path:
+        """Return the folder of the checkpoint at position `at`; the file `done` in it is written last."""
+        return self.root / at.folder
+
+    def unfinished(self, at: Position, attempt: int) -> Path:
+        """Return the temporary folder in which attempt number `attempt` writes the checkpoint at `at`."""
+        return self.root / f".{at.folder}.attempt-{attempt}.tmp"
+
+    def pass_dir(self, number: int) -> Path:
+        """Return the folder of the checkpoint at the end of pass `number`, which counts from 0."""
+        return self.checkpoint(Position(number + 1))
+
+
+@dataclass(frozen=True)
+class WorkPaths:
+    """Paths below `root`, the work folder on a training pod's own disk (an emptyDir volume)."""
+
+    root: Path
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def tables(self) -> Path:
+        return self.data / "tables"
+
+    @property
+    def rows(self) -> Path:
+        """The copy of `JobPaths.rows` (source positions of the rows) on this pod's disk."""
+        return self.data / "rows.json"
+
+    @property
+    def sums(self) -> Path:
+        """sums.json: sha256 of the copied train.txt and test.txt, by file name."""
+        return self.data / "sums.json"
+
+    @property
+    def program(self) -> Path:
+        return self.root / "program"
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a child process.
+
+        Args:
+            name: the file's name, such as `train.log`; the copy on the shared storage has the same name.
+        """
+        return self.root / "logs" / name
+
+    @property
+    def records(self) -> Path:
+        """Folder of this rank's rows in parsed, binary form (launcher/trainer/records/record_files.py)."""
+        return self.root / "records"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress.json"
+
+    def helper_answer(self, name: str) -> Path:
+        """Return the file to which helper process `name` writes its result (launcher/io/helper_protocol.py)."""
+        return self.root / f"{name}.answer.json"

@@ -1,0 +1,320 @@
+"""Write report.html, one self-contained page about a run, from the files in its output folder.
+
+`python -m launcher.reporting.html_report OUTPUT_DIR` writes the page of one output folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from launcher import metrics
+from launcher.io import run_record
+from launcher.io.files import UnreadableError, parse_json_object, write_atomically
+from launcher.metrics import TEST, MetricsRow
+from launcher.paths import OutputPaths
+from launcher.reporting import plots, run_settings, text_formats
+
+PAGE = Path(__file__).with_name("report.html")
+EARLIER_RUNS = 20
+"""At most so many earlier runs are compared, the newest ones."""
+SHARDS = 64
+"""At most so many shards are listed."""
+Values = Mapping[str, Any]
+
+
+def write_report(root: Path) -> Path | None:
+    """Write report.html into the output folder `root`.
+
+    Returns:
+        The path of report.html; None, and nothing is written, if the folder has no intact run.json yet.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    output = OutputPaths(root)
+    run = _read_run(output)
+    if not run:
+        return None
+    run = run_settings.with_options(run, _read_json(output.program_json))
+    rows = plots.read_metrics(output.metrics_csv)
+    earlier_files = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
+    others = [OutputPaths(folder) for folder in sorted({path.parent for path in earlier_files})]
+    earlier = [
+        (one.root.name, run_settings.with_options(_read_run(one), _read_json(one.program_json)))
+        for one in others
+    ]
+    best = metrics.best_pass(run, metrics.pass_table(rows))
+    page = render_page(
+        root.resolve().parent.name,
+        run,
+        rows,
+        manifest=_read_json(root.parent / "manifest.json"),
+        earlier=earlier,
+        plotted=plots.draw_svgs(rows, best, root),
+    )
+    write_atomically(output.report_html, page.encode())
+    return output.report_html
+
+
+def _read_run(output: OutputPaths) -> dict[str, Any]:
+    """Return the run record; {} when there is no intact one."""
+    files = (output.run_json, output.run_copy)
+    return run_record.first_intact((path, _read_bytes(path)) for path in files)[0] or {}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if it is absent or damaged: the page then leaves it out."""
+    try:
+        return parse_json_object(path, _read_bytes(path) or b"")
+    except UnreadableError:
+        return {}
+
+
+def _read_bytes(path: Path) -> bytes | None:
+    """Return a file's content; None when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def render_page(
+    job: str,
+    run: Values,
+    rows: Sequence[MetricsRow],
+    *,
+    manifest: Values,
+    earlier: Sequence[tuple[str, Values]],
+    plotted: Mapping[str, str],
+) -> str:
+    """Return the HTML page of a run.
+
+    Args:
+        job: the job's name.
+        run: run.json, with `options` from program.json.
+        rows: the rows of metrics.csv.
+        manifest: manifest.json, or {}.
+        earlier: (run id, content of run.json) of the earlier runs in runs/.
+        plotted: result of `plots.draw_svgs`: SVG elements by metric.
+    """
+    passes = metrics.pass_table(rows)
+    best = metrics.best_pass(run, passes)
+    sections = [
+        _section(
+            "Cause of the failure", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""
+        ),
+        _section("Passes", _pass_table(passes, best)),
+        _section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),
+        _section("Settings", _key_values(run_settings.settings_of_run(run, len(passes)))),
+        _section("Data", _data(manifest)),
+        _section("Restarts", _restart_table(run.get("restarts") or [])),
+        _section("Timings", _key_values(_timings(run, passes))),
+    ]
+    return Template(PAGE.read_text("utf-8")).substitute(
+        title=escape(f"{job}: {run.get('state') if run.get('cause') else _scores(run)}"),
+        job=escape(job),
+        run=escape(f"{run.get('runId')} · {_time(run.get('finished'))}"),
+        state=escape(str(run.get("state"))),
+        tiles=_tiles(run, passes, best),
+        curves=_plots(passes, plotted),
+        sections="".join(sections),
+        footer=escape(
+            f"Release {run.get('release')} in namespace {run.get('namespace')}. Passes count from 1, "
+            "attempts from 0; times are in UTC."
+        ),
+    )
+
+
+def _section(title: str, content: str) -> str:
+    return f'<section class="card"><h2>{escape(title)}</h2>{content}</section>' if content else ""
+
+
+def _tiles(run: Values, passes: Sequence[Values], best: Values) -> str:
+    tiles = [
+        (name, f"{value:.4f}" if isinstance(value, float) else str(value))
+        for name, value in (run.get("score") or {}).items()
+    ]
+    trainers = (run.get("fingerprint") or {}).get("trainers", "?")
+    speed = max((row["samples_per_second"] for row in passes), default=0.0)
+    tiles.append(("passes", str(len(passes))))
+    if best:
+        early = ", stopped early" if best.get("endedEarly") else ""
+        tiles.append((f"best {best['metric']}{early}", f"pass {best['pass'] + 1}"))
+    tiles += [
+        ("trainers", str(trainers)),
+        ("samples/s", f"{speed:,.0f}"),
+        ("duration", text_formats.duration(_seconds(run))),
+        ("restarts", str(len(run.get("restarts") or []))),
+    ]
+    return "".join(
+        f'<div class="card tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
+        for name, value in tiles
+    )
+
+
+def _plots(passes: Sequence[Values], plotted: Mapping[str, str]) -> str:
+    cards = []
+    for name, svg in plotted.items():
+        title = "Training loss" if name == plots.LOSS else f"Test {name.removeprefix(TEST)}"
+        last = [row[name] for row in passes if name in row][-1]
+        heading = f'{escape(title)} <span class="soft">last {last:.4g}</span>'
+        cards.append(f'<figure class="card" style="margin:0"><h2>{heading}</h2>{svg}</figure>')
+    return "".join(cards)
+
+
+def _pass_table(passes: Sequence[Values], best: Values) -> str:
+    names = plots.test_metrics(passes)
+    headings = [">pass", ">samples", ">seconds", ">samples/s", ">training loss"]
+    lines = [
+        [
+            str(row["pass"] + 1),
+            f"{row['samples']:,}",
+            f"{row['seconds']:.1f}",
+            f"{row['samples_per_second']:,.0f}",
+            text_formats.number(row["train_loss"]),
+            *(text_formats.number(row.get(name)) for name in names),
+        ]
+        for row in passes
+    ]
+    line = next((n for n, row in enumerate(passes) if row["pass"] == best.get("pass")), None)
+    return _table([*headings, *(f">test {name.removeprefix(TEST)}" for name in names)], lines, line)
+
+
+def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
+    """Return an HTML table that compares this run with the earlier ones; it shows only settings that
+    differ.
+    """
+    newest = sorted(earlier, key=lambda entry: entry[1].get("started") or 0, reverse=True)[:EARLIER_RUNS]
+    shown = [
+        (name, record, {key: str(value) for key, value in run_settings.settings_of_run(record, None).items()})
+        for name, record in [("this run", run), *newest]
+    ]
+    every = dict.fromkeys(key for _, _, settings in shown for key in settings)
+    keys = [key for key in every if len({settings.get(key) for _, _, settings in shown}) > 1]
+    lines = [
+        [
+            name,
+            str(record.get("state")),
+            _time(record.get("finished")),
+            text_formats.duration(_seconds(record)),
+            _scores(record),
+            *(settings.get(key, "-") for key in keys),
+        ]
+        for name, record, settings in shown
+    ]
+    return _table(["run", "state", "finished", "duration", "score", *keys], lines, marked=0)
+
+
+def _data(manifest: Values) -> str:
+    if not manifest:
+        return ""
+    test, shards = manifest.get("test") or {}, manifest.get("shards") or []
+    values = {
+        "source": manifest.get("source"),
+        "sha256": manifest.get("sha256"),
+        "member": manifest.get("member"),
+        "format": manifest.get("format"),
+        "training rows": f"{manifest.get('lines', 0):,}",
+        "test rows": f"{test.get('lines', 0):,}",
+        "test set": manifest.get("testSource") or f"{manifest.get('testFraction')} of the rows",
+        "seed": manifest.get("seed"),
+    }
+    pairs = _key_values({key: str(value) for key, value in values.items() if value not in (None, "")})
+    lines = [
+        [f"{shard['index']}", f"{shard['lines']:,}", f"{shard['bytes']:,}", shard["sha256"][:16]]
+        for shard in shards[:SHARDS]
+    ]
+    more = f" (the first {SHARDS} are listed)" if len(shards) > SHARDS else ""
+    table = _table([">shard", ">rows", ">bytes", "sha256"], lines)
+    return f"{pairs}<details><summary>{len(shards)} shards{more}</summary>{table}</details>"
+
+
+def _restart_table(restarts: Sequence[Values]) -> str:
+    lines = []
+    for restart in restarts:
+        first, _, rest = str(restart.get("cause") or "unknown cause").strip().partition("\n")
+        cause = escape(first)
+        if rest:
+            cause = f"<details><summary>{cause}</summary><pre>{escape(rest)}</pre></details>"
+        lines.append(
+            f'<tr><td>{_time(restart.get("at"))}</td><td class="n">{escape(str(restart["attempt"]))}'
+        )
+        lines.append(f'</td><td class="wide">{cause}</td></tr>')
+    head = '<tr><th>time</th><th class="n">attempt</th><th>cause</th></tr>'
+    return f"<table>{head}{''.join(lines)}</table>" if lines else ""
+
+
+def _timings(run: Values, passes: Sequence[Values]) -> dict[str, str]:
+    trained = sum(float(row["seconds"]) for row in passes)
+    total = _seconds(run)
+    trainers = int((run.get("fingerprint") or {}).get("trainers") or 0)
+    values = {
+        "started": _time(run.get("started")),
+        "finished": _time(run.get("finished")),
+        "passes (of the slowest rank)": text_formats.duration(trained),
+    }
+    if total is not None:
+        values["start, checkpoints, tests and restarts"] = text_formats.duration(max(0.0, total - trained))
+        values["pod hours"] = f"{trainers * total / 3600:.2f}"
+    return values
+
+
+def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int | None = None) -> str:
+    """Return an HTML table; an empty text if there are no lines.
+
+    Args:
+        headings: titles of the columns; those of numbers start with `>`.
+        lines: the cells' texts.
+        marked: number of the highlighted line.
+    """
+    right = [' class="n"' if heading.startswith(">") else "" for heading in headings]
+    top = "".join(
+        f"<th{side}>{escape(heading.lstrip('>'))}</th>" for heading, side in zip(headings, right, strict=True)
+    )
+    body = "".join(
+        ('<tr class="here">' if number == marked else "<tr>")
+        + "".join(f"<td{side}>{escape(cell)}</td>" for cell, side in zip(line, right, strict=True))
+        + "</tr>"
+        for number, line in enumerate(lines)
+    )
+    return f"<table><tr>{top}</tr>{body}</table>" if lines else ""
+
+
+def _key_values(values: Mapping[str, object]) -> str:
+    lines = (
+        f'<tr><th scope="row">{escape(key)}</th><td>{escape(str(value))}</td></tr>'
+        for key, value in values.items()
+    )
+    return f"<table>{''.join(lines)}</table>" if values else ""
+
+
+def _scores(run: Values) -> str:
+    return text_formats.scores(run.get("score") or {}) or "-"
+
+
+def _seconds(run: Values) -> float | None:
+    started, finished = run.get("started"), run.get("finished")
+    return float(finished) - float(started) if started and finished else None
+
+
+def _time(seconds: float | None) -> str:
+    return text_formats.utc_time(seconds or None)
+
+
+def main(arguments: Iterable[str]) -> int:
+    """Write report.html of the output folder in `arguments`, and print its path; return 1 if it has no
+    run.json.
+    """
+    folder = Path(*arguments)
+    written = write_report(folder)
+    print(written or f"{folder} has no run.json yet. Fix: give the output folder of a run")  # noqa: T201
+    return 0 if written else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:2]))

@@ -1,0 +1,322 @@
+"""Notify users about a run: a JSON message to a webhook, and Kubernetes Events on the Job.
+
+Notifications never block the run: each of the two has a daemon thread with a bounded queue, which retries a
+message for some minutes. The webhook's address may contain a secret, so no text that could contain it is
+logged.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from launcher.errors import LauncherError, SettingsError
+from launcher.io.retry import backoff_seconds
+from launcher.log import log
+from launcher.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from launcher.io.kubernetes_api import PodApi
+
+Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
+QUEUE = 100  # waiting messages; the oldest one is dropped
+CAUSE_CHARACTERS = 4096
+EVENT_BYTES = 1024  # of an Event's message, Kubernetes's maximum
+SLOWEST = 30.0  # longest wait between two attempts, in seconds
+RETRIED_CODES = (408, 425, 429)  # of the responses 3xx and 4xx those that are retried
+
+
+@dataclass(frozen=True)
+class Message:
+    """One notification about a run."""
+
+    kind: Kind
+    body: Mapping[str, Any]
+    """The JSON object for the webhook (docs/reference/http.md)."""
+
+    @classmethod
+    def of(
+        cls, s: TrainSettings, kind: Kind, attempt: int, cause: str | None, score: Mapping[str, float] | None
+    ) -> Message:
+        """Return a message about the run of `s`, with the current time.
+
+        Args:
+            s: the settings of the run.
+            kind: what happened.
+            attempt: number of the attempt, from 0.
+            cause: why it failed or restarted; None otherwise.
+            score: test scores of a complete run; None otherwise.
+        """
+        cause = cause[:CAUSE_CHARACTERS] if cause is not None else None
+        ends = [cause] if cause else [f"{name} {value:g}" for name, value in (score or {}).items()]
+        text = f"{s.job_name} ({s.run_id} in {s.namespace}) {kind}, attempt {attempt}"
+        return cls(
+            kind,
+            {
+                "id": uuid.uuid4().hex,
+                "event": kind,
+                "text": f"{text}: {', '.join(ends)}" if ends else text,
+                "runId": s.run_id,
+                "jobName": s.job_name,
+                "namespace": s.namespace,
+                "release": s.release,
+                "trainers": s.trainers,
+                "attempt": attempt,
+                "cause": cause,
+                "score": score,
+                "time": time.time(),
+            },
+        )
+
+
+class Notifier:
+    """Sends rank 0's notifications; it does nothing if neither webhook nor Events are configured."""
+
+    def __init__(
+        self, settings: TrainSettings, *, patience: float = 300.0, base: float = 1.0, timeout: float = 10.0
+    ) -> None:
+        """Start the sending threads.
+
+        Args:
+            settings: the settings of the run.
+            patience: for how many seconds a message is retried.
+            base: seconds before its second attempt.
+            timeout: seconds of one attempt.
+        """
+        self._settings = settings
+        self._senders: list[_Sender] = []
+        if settings.webhook:
+            post = Webhook(settings.webhook, timeout)
+            self._senders.append(_Sender("the webhook (notify.webhook)", post, patience, base))
+        if settings.events:
+            events = Events(settings)
+            self._senders.append(_Sender("the Job's Events (notify.events)", events, patience, base))
+
+    def tell(
+        self, kind: Kind, *, attempt: int, cause: str | None = None, score: Mapping[str, float] | None = None
+    ) -> None:
+        """Queue a message to all channels and return at once; this raises no error.
+
+        Args:
+            kind: what happened to the run.
+            attempt: number of the attempt, from 0.
+            cause: why it failed or restarted.
+            score: test scores of a complete run.
+        """
+        if self._senders:
+            message = Message.of(self._settings, kind, attempt, cause, score)
+            for sender in self._senders:
+                sender.put(message)
+
+    def close(self, seconds: float) -> None:
+        """Wait until all messages are sent, at most `seconds`; the newest one, with the outcome, is sent
+        first."""
+        until = time.monotonic() + seconds
+        for sender in self._senders:
+            sender.finish(until)
+        for sender in self._senders:
+            sender.join(max(0.0, until - time.monotonic()))
+            sender.abandon()
+
+
+@dataclass(eq=False)
+class _Waiting:
+    message: Message
+    until: float | None = None
+    """When its attempts stop; None before the first one."""
+    logged: bool = False
+
+
+class _Sender(threading.Thread):
+    """The queue and the sending thread of one channel: the webhook, or the Job's Events."""
+
+    def __init__(self, where: str, send: Callable[[Message], None], patience: float, base: float) -> None:
+        super().__init__(name=f"send to {where}", daemon=True)
+        self._where, self._send, self._patience, self._base = where, send, patience, base
+        self._queue: deque[_Waiting] = deque(maxlen=QUEUE)
+        self._changed = threading.Condition()
+        self._until: float | None = None
+        self.start()
+
+    def put(self, message: Message) -> None:
+        with self._changed:
+            self._queue.append(_Waiting(message))
+            self._changed.notify()
+
+    def finish(self, until: float) -> None:
+        """Let the thread end once all queued messages are sent, or at the monotonic time `until`."""
+        with self._changed:
+            self._until = until
+            self._changed.notify()
+
+    def abandon(self) -> None:
+        """Log the messages that were not sent, and let the thread end."""
+        with self._changed:
+            left = [waiting for waiting in self._queue if not waiting.logged]
+            self._queue.clear()
+        for waiting in left:
+            log.warning(
+                "%s: the message %r was not sent: no response in time", self._where, waiting.message.kind
+            )
+
+    def run(self) -> None:
+        failures = 0
+        while waiting := self._next():
+            again = self._try(waiting)
+            failures = failures + 1 if again else 0
+            with self._changed:
+                if again:
+                    closed = self._until
+                    pause = self._base if closed else backoff_seconds(failures, self._base, SLOWEST)
+                    self._changed.wait_for(lambda: self._until is not closed, pause)  # noqa: B023 - called here
+                elif waiting in self._queue:
+                    self._queue.remove(waiting)
+
+    def _next(self) -> _Waiting | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._until is not None)
+            if not self._queue:
+                return None
+            return self._queue[0] if self._until is None else self._queue[-1]
+
+    def _try(self, waiting: _Waiting) -> bool:
+        """Try to send a message once; return whether that failed and must be retried."""
+        if waiting.until is None:
+            waiting.until = time.monotonic() + self._patience
+        try:
+            self._send(waiting.message)
+        except Exception as error:
+            until = waiting.until if self._until is None else min(waiting.until, self._until)
+            again = not _final(error) and time.monotonic() < until
+            if not waiting.logged:
+                waiting.logged = True
+                what = f"is retried for {self._patience:.0f} s" if again else "is not sent"
+                log.warning("%s: %s; the message %r %s", self._where, _why(error), waiting.message.kind, what)
+            return again
+        return False
+
+
+class Webhook:
+    """Callable that posts a message as JSON, through the pod's HTTP proxy if there is one. A redirect is an
+    error.
+    """
+
+    def __init__(self, url: str, timeout: float) -> None:
+        self._url, self._timeout = url, timeout
+
+    def __call__(self, message: Message) -> None:
+        import urllib.request
+
+        class Stay(urllib.request.HTTPRedirectHandler):
+            def redirect_request(self, *_: object) -> None:
+                """Do not follow redirects: a POST would become a GET and seem to succeed."""
+
+        request = urllib.request.Request(  # noqa: S310 - http and https only: launcher/settings/parsers.py
+            self._url,
+            json.dumps(message.body).encode(),
+            {"Content-Type": "application/json", "User-Agent": "paddle-launcher"},
+        )
+        with urllib.request.build_opener(Stay).open(request, timeout=self._timeout):
+            pass  # only the status of the response matters
+
+
+class Events:
+    """Callable that creates a Kubernetes Event on the training Job for a message."""
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self._settings = settings
+        self._api: PodApi | None = None
+
+    def __call__(self, message: Message) -> None:
+        from launcher.io.kubernetes_api import PodApi
+
+        s, body = self._settings, message.body
+        if self._api is None:
+            self._api = PodApi(s.environ, s.namespace)
+        post_event(
+            s,
+            self._api,
+            f"Training{message.kind.capitalize()}",
+            body["text"],
+            "Warning" if message.kind in ("restarted", "failed") else "Normal",
+            name=f"{s.k8s_job}.{body['id']}",
+            at=body["time"],
+        )
+
+
+def post_event(
+    settings: TrainSettings,
+    api: PodApi,
+    reason: str,
+    message: str,
+    kind: Literal["Normal", "Warning"] = "Normal",
+    *,
+    name: str,
+    at: float,
+) -> None:
+    """Create an Event on the training Job, which `kubectl describe job` shows.
+
+    Args:
+        name: the Event's name, the same for each attempt.
+        at: Unix time.
+
+    Raises:
+        OSError, ApiRejectedError: the API server cannot be reached or denied the request.
+    """
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    api.create(
+        "events",
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": name, "namespace": settings.namespace},
+            # `kubectl describe` lists Events with this uid; the pod knows it without a right to read Jobs.
+            "involvedObject": {
+                "apiVersion": "batch/v1",
+                "kind": "Job",
+                "namespace": settings.namespace,
+                "name": settings.k8s_job,
+                **({"uid": settings.k8s_job_uid} if settings.k8s_job_uid else {}),
+            },
+            "reason": reason,
+            "message": message.encode()[:EVENT_BYTES].decode(errors="ignore"),
+            "type": kind,
+            "count": 1,
+            "firstTimestamp": moment,
+            "lastTimestamp": moment,
+            "source": {"component": "paddle-launcher", "host": settings.node_name},
+            "reportingComponent": "paddle-launcher",
+            "reportingInstance": settings.pod_name,
+        },
+    )
+
+
+def _final(error: Exception) -> bool:
+    """Return whether a retry after this error is useless, such as after HTTP status 404."""
+    code = getattr(error, "code", None)
+    return isinstance(error, SettingsError) or (
+        isinstance(code, int) and 300 <= code < 500 and code not in RETRIED_CODES
+    )
+
+
+def _why(error: BaseException) -> str:
+    """Return a description of the error that does not contain the webhook's address, which may be secret."""
+    import ssl
+    import urllib.error
+
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        return f"it answered {error.code}"
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
+        return _why(error.reason)
+    if isinstance(error, ssl.SSLError):
+        return error.reason or type(error).__name__
+    if isinstance(error, LauncherError | OSError):
+        return str(getattr(error, "strerror", None) or error)
+    return type(error).__name__

@@ -1,0 +1,39 @@
+"""The settings of a run as its run.json records them, for the report and for comparisons of runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DIGEST_CHARACTERS = 12
+"""So many characters of a digest are shown: it is only compared."""
+
+
+def with_options(run: Mapping[str, Any], program: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a copy of `run` with the key `options`: all options of the program with their values.
+
+    Args:
+        run: content of run.json.
+        program: content of program.json; None or {} if the file does not exist.
+    """
+    return {**run, "options": dict((program or {}).get("options") or {})}
+
+
+def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any]:
+    """Return the settings in which two runs may differ: name to show → value.
+
+    Args:
+        run: content of run.json, or the result of `with_options`. Without the key `options`, only the options
+            in extraArgs are returned.
+        passes: the number of finished passes; None leaves it out.
+    """
+    kept = dict(run.get("fingerprint") or {})
+    for key in ("program", "dataDigest"):
+        kept[key] = str(kept.get(key, ""))[:DIGEST_CHARACTERS]
+    if run.get("config"):
+        kept["program"] = f"{run['config']}, sha256 {kept['program']}"
+    given = (argument.lstrip("-").partition("=") for argument in kept.pop("extraArgs", []))
+    options = run.get("options") or {key.replace("-", "_"): value for key, _, value in given}
+    best = {key: run[key] for key in ("keepBest", "patience") if key in run}
+    settings = {**kept, **best, **{f"--{key}": value for key, value in options.items()}}
+    return settings if passes is None else {**settings, "passes": passes}

@@ -1,0 +1,116 @@
+"""Interface of a runtime, which knows how to run one PaddlePaddle version: command lines, ports, outputs.
+
+The supervisor does everything else in the same way for all runtimes: staging, rendezvous, starting, watching
+and stopping of processes, restarts. To add a runtime, write a class with the members of `Runtime` in a module
+of this folder and add it to `load_runtime` and RUNTIMES in __init__.py.
+
+    check ─▶ fork_server ─▶ conversion ─▶ (rendezvous) ─▶ pservers, trainer ─▶ is_complete
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from launcher.io.helper_protocol import HelperSpec
+from launcher.paths import Position
+from launcher.settings import TrainSettings
+
+
+@dataclass(frozen=True)
+class RankAttempt:
+    """One attempt of a run, as one rank sees it."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    """An IPv4 address per rank, in rank order, the same on every rank: Paddle would resolve names
+    repeatedly.
+    """
+    settings: TrainSettings
+    attempt: int
+    """0 for the first start of a run, 1 more for each restart."""
+    resume: Position | None
+    """The checkpoint to resume from; None: start from scratch."""
+
+    @property
+    def host(self) -> str:
+        """This rank's address."""
+        return self.hosts[self.rank]
+
+    @property
+    def program_dir(self) -> Path:
+        """Folder of the copy of the training program on the pod's own disk."""
+        return self.settings.work.program
+
+    @property
+    def output_dir(self) -> Path:
+        """The job's output folder, on the shared storage."""
+        return self.settings.layout.output
+
+    @property
+    def work_dir(self) -> Path:
+        """The pod's own disk, where the trainer writes progress.json."""
+        return self.settings.work_dir
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One process to start."""
+
+    name: str
+    """Shown to users: `pserver 0`, `trainer`."""
+    role: Literal["pserver", "trainer", "fork-server", "helper"]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    """The complete environment."""
+    cwd: Path
+    log: Path
+    """Receives stdout and stderr; on the pod's own disk, so that a full or hung volume stops no batch."""
+    copy: Path | None = None
+    """A copy of the log on the shared storage, which the launcher writes."""
+    ready_ports: tuple[int, ...] = ()
+    """Ports on this rank's host that accept connections when the process is ready; empty: ready at once."""
+    ends_itself: bool = True
+    """False for servers that never exit by themselves: the launcher stops them when all trainers have
+    finished."""
+
+
+class Runtime(Protocol):
+    """The interface of a runtime (value `runtime`)."""
+
+    trainer_waits: bool
+    """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
+    fatal_lines: tuple[str, ...]
+    """Texts in a process's log after which it cannot continue, although it does not exit."""
+
+    def check(self, settings: TrainSettings) -> None:
+        """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
+
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
+        """Return the process that loads large libraries once and then forks the other processes; None: no
+        such process.
+
+        It must speak the protocol of launcher/trainer/fork_server.py.
+        """
+
+    def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:
+        """Return a helper process that parses this rank's rows before the attempt; None if none is needed."""
+
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the parameter server (pserver) processes of this rank for `attempt`, sorted by port."""
+
+    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
+        """Return the trainer process of this rank for `attempt`."""
+
+    def newest_checkpoint(self, output_dir: Path) -> Position | None:
+        """Return the position of the newest usable checkpoint; None if there is no checkpoint.
+
+        Raises:
+            DataError: there are checkpoints, but none is usable. The run then fails instead of starting from
+                scratch.
+        """
+
+    def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether the training has finished and the runtime's final outputs exist."""

@@ -1,0 +1,75 @@
+"""`python -m paddle_served --model DIR`: serve the model in DIR over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import ModelError, ServedError
+from .model import Model, read_description
+
+STOP_SECONDS = 10
+"""How long running requests may take after the process was asked to stop."""
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line of `prog`."""
+    parser = argparse.ArgumentParser(prog=prog, description="Serve a trained model over HTTP.")
+    parser.add_argument("--model", required=True, metavar="DIR", help="folder `model` of a run's output")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument(
+        "--workers", type=int, default=os.cpu_count() or 1, help="number of concurrent predictions"
+    )
+    return parser
+
+
+def serve(model: Path, host: str, port: int, workers: int) -> None:
+    """Serve a model until SIGTERM or SIGINT.
+
+    Args:
+        model: the model's folder.
+        host: address to listen on.
+        port: port to listen on.
+        workers: number of concurrent predictions.
+
+    Raises:
+        ModelError: the model cannot be read, or the server is not installed.
+    """
+    began = time.monotonic()
+    read_description(model)  # finds a wrong folder before Paddle is imported
+    opened = Model(model)
+    took = time.monotonic() - began
+    try:
+        import uvicorn
+
+        from .http_server import build_application
+    except ImportError as error:
+        raise ModelError(
+            f"the HTTP server cannot be imported ({error}). Fix: run pip install './served[serve]' in the "
+            "project's folder"
+        ) from error
+    print(f"{model}: {len(opened.tables)} tables, opened in {took:.2f} s", flush=True)  # noqa: T201
+    app = build_application(opened, workers, took)
+    uvicorn.run(
+        app, host=host, port=port, log_level="info", access_log=False, timeout_graceful_shutdown=STOP_SECONDS
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Return the exit code: 1 if the model cannot be served."""
+    given = build_parser("python -m paddle_served").parse_args(arguments)
+    try:
+        serve(Path(given.model), given.host, given.port, given.workers)
+    except ServedError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

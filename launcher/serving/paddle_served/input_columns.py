@@ -1,0 +1,94 @@
+"""Turn the values that parse() returns for each input into arrays, in training and in prediction.
+
+The values of many rows are kept flat and become one array at the end, which is twice as fast as an array per
+row.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ID_MAX = 2**64 - 1
+
+
+class InputColumn(Protocol):
+    """The values of one input, row by row."""
+
+    def add(self, value: Any) -> None:
+        """Add the next row's value or values. Raise `ValueError` or `TypeError` if they are invalid."""
+
+    def fill(self, target: NDArray[Any]) -> int | None:
+        """Write all rows to `target`. Return the first row with a number not finite in float32, or None."""
+
+
+def new_column(kind: Any) -> InputColumn:
+    """Return an empty column for an `Ids` or a `Real`, of any version of the program's interface."""
+    return _IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else _NumberColumn(kind.width)
+
+
+class _IdColumn:
+    """The ids of many rows; each becomes the int64 of the same 64 bits."""
+
+    def __init__(self, length: int, cut: bool) -> None:
+        self._length, self._cut = length, cut
+        self._flat, self._counts = array("Q"), array("L")
+
+    def add(self, value: Any) -> None:
+        flat = self._flat
+        before = len(flat)
+        try:
+            if isinstance(value, int):
+                flat.append(value)
+            else:
+                flat.extend(value)
+        except OverflowError:
+            ids = [value] if isinstance(value, int) else value
+            wrong = next(each for each in ids if not 0 <= each <= ID_MAX)
+            raise ValueError(f"{wrong} is not an id: ids are whole numbers from 0 to 2**64-1") from None
+        count = len(flat) - before
+        if count > self._length:
+            if not self._cut:
+                raise ValueError(
+                    f"{count} ids, but Ids({self._length}) takes at most {self._length} per row. Fix: use "
+                    f"Ids({count}) for all of them, or Ids({self._length}, cut=True) for the first ones"
+                )
+            del flat[before + self._length :]
+            count = self._length
+        self._counts.append(count)
+
+    def fill(self, target: NDArray[Any]) -> int | None:
+        flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
+        counts = np.frombuffer(self._counts, np.dtype("L"))
+        if len(flat) == target.size:
+            target[:] = flat.reshape(target.shape)
+        else:  # pad with 0
+            target[np.arange(self._length) < counts[:, None]] = flat
+        return None
+
+
+class _NumberColumn:
+    """The numbers of many rows."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._flat = array("d")
+
+    def add(self, value: Any) -> None:
+        flat = self._flat
+        before = len(flat)
+        if isinstance(value, int | float):
+            flat.append(value)
+        else:
+            flat.extend(value)
+        if len(flat) - before != self._width:
+            raise ValueError(f"{len(flat) - before} numbers, but the input has {self._width}")
+
+    def fill(self, target: NDArray[Any]) -> int | None:
+        with np.errstate(over="ignore"):
+            target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
+        bad = ~np.isfinite(target).all(axis=1)
+        return int(bad.argmax()) if bad.any() else None

@@ -1,0 +1,180 @@
+"""`Model`: an exported model, ready to predict."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ModelError, RowError
+from .mapped_table import MappedTable
+from .model_program import Arrays, ModelProgram
+from .predictor import Predictor
+
+VERSION = 2
+"""Version of the folder's format. In version 1 the embedding tables were inside the network."""
+EMBEDDINGS = "embeddings"
+CHUNK = 8192
+"""Rows of one call of the network: their vectors fit into the processor's cache."""
+
+
+@dataclass(frozen=True)
+class PredictionResult:
+    """The predictions of some rows, with details."""
+
+    predictions: NDArray[np.float32]
+    """float32, shape [rows, …]: what the program's network() returns as prediction for each row."""
+    words: list[str] | None
+    """What the program's describe(prediction) returns for each row; None if the program has no describe()."""
+    unknown: dict[str, int]
+    """Number of ids that are not in the table, by table. Their vectors are zeros."""
+
+
+@dataclass(frozen=True)
+class TableLookup:
+    """One look-up of the network: table, input or variable with the ids, and input for the vectors."""
+
+    table: str
+    ids: str
+    vectors: str
+
+
+def table_folder(folder: Path, name: str) -> Path:
+    """Return the folder of a table; the table's name may contain any characters."""
+    return folder / EMBEDDINGS / quote(name, safe="")
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Return the content of a model's `model.json`.
+
+    Raises:
+        ModelError: there is no model, it has another version, or a file is missing or incomplete.
+    """
+    path = folder / "model.json"
+    try:
+        about = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise ModelError(
+            f"{folder} is not a model: it has no model.json. Fix: use the folder `model` of a run's "
+            "output, or "
+            "of a folder that `python -m launcher results --to DIR` copied"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. Fix: copy the model again") from error
+    version = about.get("version") if isinstance(about, dict) else None
+    if version != VERSION:
+        raise ModelError(
+            f"{folder} has a model of version {version}, but this package reads version {VERSION}. Fix: use "
+            "paddle_served (or the launcher's image) of the release that trained the model, or train it again"
+        )
+    for name, size in about["files"].items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError:
+            found = None
+        if found != size:  # Paddle itself does not notice truncated parameters
+            is_now = "missing" if found is None else f"{found} bytes long, but was {size}"
+            raise ModelError(
+                f"{folder / name} is {is_now}: the copy of the model is incomplete. Fix: copy it again"
+            )
+    return dict(about)
+
+
+class Model:
+    """A trained model. Several threads may call its methods."""
+
+    def __init__(self, path: str | Path, threads: int = 1) -> None:
+        """Open a model. Its tables are memory-mapped, not read.
+
+        Args:
+            path: the model's folder.
+            threads: threads of Paddle in each prediction.
+
+        Raises:
+            ModelError: the folder has no model that can be used.
+        """
+        folder = Path(path)
+        self.about = read_description(folder)
+        self.program = ModelProgram(folder, self.about)
+        self.tables = {
+            name: MappedTable(table_folder(folder, name), table["rows"], table["width"])
+            for name, table in self.about["tables"].items()
+        }
+        self._lookups = [TableLookup(**lookup) for lookup in self.about["lookups"]]
+        self._network = Predictor(folder / "network", threads)
+        computed = any(lookup.ids not in self.program.features for lookup in self._lookups)
+        self._ids = Predictor(folder / "ids", threads) if computed else None
+        self._lock = threading.Lock()
+        self.ids = dict.fromkeys(self.tables, 0)
+        """Number of ids that were looked up so far, with padding, by table."""
+        self.unknown = dict.fromkeys(self.tables, 0)
+        """Number of these ids that are not in the table, by table."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that a row to predict must have."""
+        return self.program.needed
+
+    @property
+    def score(self) -> dict[str, float]:
+        """The program's metrics of this model on its test set."""
+        return dict(self.about["score"])
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
+        """Return the predictions of some rows, float32 of shape [rows, …].
+
+        Args:
+            rows: {column: text or number} for each row. Columns in the program's BLANK (such as the label)
+                may be missing.
+
+        Raises:
+            RowError: a row is invalid.
+        """
+        return self.answer(rows).predictions
+
+    def answer(self, rows: Sequence[Mapping[str, Any]]) -> PredictionResult:
+        """Return predictions like `predict`, with the program's descriptions and the count of unknown ids."""
+        if not len(rows):
+            raise RowError("there are no rows to predict. Fix: send at least one row")
+        answer = self.predict_arrays(self.program.arrays(rows))
+        described = [self.program.describe(prediction) for prediction in answer.predictions]
+        words = [text for text in described if text is not None]
+        return PredictionResult(answer.predictions, words or None, answer.unknown)
+
+    def predict_arrays(self, arrays: Arrays) -> PredictionResult:
+        """Return the predictions of rows that are already parsed.
+
+        Args:
+            arrays: array of each input by name, [rows, …]; the label may be missing.
+        """
+        count = len(arrays[self.program.features[0]])
+        found: list[NDArray[np.float32]] = []
+        unknown = dict.fromkeys(self.tables, 0)
+        for first in range(0, count, CHUNK):
+            part = {name: arrays[name][first : first + CHUNK] for name in self.program.features}
+            found.append(self._run(part, unknown))
+        with self._lock:
+            for name, times in unknown.items():
+                self.unknown[name] += times
+        return PredictionResult(np.concatenate(found), None, unknown)
+
+    def _run(self, features: Arrays, unknown: dict[str, int]) -> NDArray[np.float32]:
+        """Return the predictions of one chunk, and add the number of unknown ids to `unknown`."""
+        feed = dict(features)
+        ids = self._ids.run(features) if self._ids else []
+        known = features | dict(zip(self.about["ids"], ids, strict=True))
+        for lookup in self._lookups:
+            asked = known[lookup.ids]
+            feed[lookup.vectors], lost = self.tables[lookup.table].look_up(asked)
+            unknown[lookup.table] += lost
+            with self._lock:
+                self.ids[lookup.table] += asked.size
+        [prediction] = self._network.run(feed)
+        return prediction

@@ -1,0 +1,252 @@
+"""Parsers: each converts the text of one environment variable, or raises `BadValueError`. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s\\]{0,500})?")
+_WEB = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?][!-~]*)?")
+_WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_000" and " 3"
+
+JOB_NAME_MAX = 45  # 63 characters of a DNS label without "-data-", a digest of 8 and the pod's own suffix
+PORT_MAX = 65535
+
+Parser = Callable[[str], Any]
+
+
+class BadValueError(ValueError):
+    """A text that a parser rejects: what the value must be, the reason, and the fix (empty: the usual one)."""
+
+    def __init__(self, limit: str, reason: str, fix: str = "") -> None:
+        super().__init__(limit, reason, fix)
+        self.limit, self.reason, self.fix = limit, reason, fix
+
+
+def text(value: str) -> str:
+    """Accept any text, also an empty one, and return it unchanged."""
+    return value
+
+
+def filled(value: str) -> str:
+    """Return the text; raise `BadValueError` if it is empty."""
+    if not value.strip():
+        raise BadValueError("a text that is not empty", "it is empty")
+    return value
+
+
+def whole(low: int, high: int | None = None, why: str = "it is a count") -> Parser:
+    """Return a parser of integers from `low` to `high`, both included; `why` is the reason in the message."""
+    limit = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+
+    def parse(value: str) -> int:
+        if not _WHOLE.fullmatch(value):
+            raise BadValueError(limit, "it is not an integer in decimal digits")
+        number = int(value)
+        if number < low or (high is not None and number > high):
+            raise BadValueError(limit, why)
+        return number
+
+    return parse
+
+
+def number(low: float, high: float, why: str) -> Parser:
+    """Return a parser of decimal numbers from `low` to `high`, both included; `why` is the reason."""
+
+    def parse(value: str) -> float:
+        limit = f"a number from {low:g} to {high:g}"
+        try:
+            found = float(value)
+        except ValueError:
+            raise BadValueError(limit, "it is not a number") from None
+        if not low <= found <= high:
+            raise BadValueError(limit, why)
+        return found
+
+    return parse
+
+
+def choice(*names: str) -> Parser:
+    """Return a parser that accepts exactly these `names`."""
+
+    def parse(value: str) -> str:
+        if value not in names:
+            raise BadValueError("one of " + ", ".join(names), "other values are not supported")
+        return value
+
+    return parse
+
+
+def flag(value: str) -> bool:
+    """Return the boolean of `true` or `false`."""
+    if value not in ("true", "false"):
+        raise BadValueError("true or false", "it is a boolean")
+    return value == "true"
+
+
+def dns_label(value: str) -> str:
+    """Return a DNS label as RFC 1123 defines it."""
+    if not _DNS_LABEL.fullmatch(value) or len(value) > 63:
+        raise BadValueError(
+            "a DNS label (a-z, 0-9 and -, at most 63 characters, no - at either end)",
+            "it becomes a name in DNS",
+        )
+    return value
+
+
+def job_name(value: str) -> str:
+    """Return a job's name: a DNS label, short enough for the digest that follows it in Kubernetes' names."""
+    if not _DNS_LABEL.fullmatch(value) or len(value) > JOB_NAME_MAX:
+        raise BadValueError(
+            f"a DNS label of at most {JOB_NAME_MAX} characters (a-z, 0-9 and -, no - at either end)",
+            "the names of Jobs and pods contain it and have at most 63 characters",
+        )
+    return value
+
+
+def folder_name(value: str) -> str:
+    """Return the name of one folder or file."""
+    if not _FOLDER.fullmatch(value):
+        raise BadValueError(
+            "a file name (letters, digits, '.', '_', '-', no '/')",
+            "it becomes part of a path on the shared storage",
+        )
+    return value
+
+
+def absolute(value: str) -> Path:
+    """Return an absolute path without `..`."""
+    path = Path(value)
+    if not path.is_absolute() or ".." in path.parts:
+        raise BadValueError("an absolute path without '..'", "it is a path in the pod")
+    return path
+
+
+def export_to(value: str) -> str:
+    """Return an empty text, or `s3://BUCKET/PREFIX` without a slash at its end."""
+    fix = "Set training.exportTo to a bucket and a folder in it, or leave it empty"
+    return _s3(value, "s3://BUCKET/PREFIX, or empty", "exports go to S3 only", fix) if value else ""
+
+
+def init_model(value: str) -> str:
+    """Return an empty text, a run's folder relative to JOB_PATH, or `s3://BUCKET/PREFIX`.
+
+    A slash at the end is removed.
+    """
+    limit = "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, or empty"
+    fix = "Set the path below the shared storage's root, or the run's folder of an export"
+    if value.startswith("s3:"):
+        found = _s3(value, limit, "an export is in a bucket", fix)
+        if found.count("/") < 3:
+            raise BadValueError(limit, "it has no folder of a run", fix)
+        return found
+    if value and not all(_FOLDER.fullmatch(part) for part in value.removesuffix("/").split("/")):
+        raise BadValueError(
+            limit,
+            "it is relative to the shared storage's root, without '/' at its start and without '..'",
+            fix,
+        )
+    return value.removesuffix("/")
+
+
+def _s3(value: str, limit: str, why: str, fix: str) -> str:
+    match = _S3.fullmatch(value)
+    if match is None:
+        raise BadValueError(
+            limit, f"{why}, and bucket names have 3 to 63 characters of a-z, 0-9, . and -", fix
+        )
+    parts = (match[1] or "").strip("/").split("/")
+    if any(part in (".", "..") or (not part and len(parts) > 1) for part in parts):
+        raise BadValueError(limit, "a prefix with '//', '.' or '..' is not a folder", fix)
+    return value.rstrip("/")
+
+
+def web_address(value: str) -> str:
+    """Return an http:// or https:// address, without the line end that a Secret made from a file has."""
+    value = value.strip()
+    if not _WEB.fullmatch(value):
+        raise BadValueError(
+            "http://HOST/… or https://HOST/…, without a user and password in it", "messages are posted there"
+        )
+    return value
+
+
+def sha256(value: str) -> str:
+    """Return an empty text, or 64 hex digits in lower case."""
+    if value and not _SHA256.fullmatch(value.lower()):
+        raise BadValueError("empty or 64 hex digits", "it is compared with the source's sha256")
+    return value.lower()
+
+
+def delimiter(value: str) -> str:
+    r"""Return one character; the two characters `\t` become a tab."""
+    value = "\t" if value == "\\t" else value
+    if len(value) != 1 or value in '\r\n"':
+        raise BadValueError(
+            r"one character, or \t for a tab, but not a quote or a line end",
+            "it separates the fields",
+        )
+    return value
+
+
+def encoding(value: str) -> str:
+    """Return the name of a text encoding of Python."""
+    import codecs
+
+    try:
+        codecs.lookup(value)
+    except LookupError:
+        raise BadValueError("a text encoding such as utf-8 or latin-1", "Python does not have it") from None
+    return value
+
+
+def _array(value: str, limit: str) -> list[Any]:
+    try:
+        items = json.loads(value)
+    except ValueError:
+        raise BadValueError(limit, "it is not JSON") from None
+    if not isinstance(items, list):
+        raise BadValueError(limit, "it is not an array")
+    return items
+
+
+def texts(value: str) -> tuple[str, ...]:
+    """Return the texts of a JSON array."""
+    limit = "a JSON array of strings"
+    items = _array(value, limit)
+    if not all(isinstance(item, str) and item for item in items):
+        raise BadValueError(limit, "each item must be a string that is not empty")
+    return tuple(items)
+
+
+def columns(value: str) -> tuple[str | int, ...]:
+    """Return the column names, or the indexes from 0, of a JSON array."""
+    limit = "a JSON array of column names or of indexes from 0"
+    items = _array(value, limit)
+    for item in items:
+        good = (isinstance(item, str) and item) or (
+            isinstance(item, int) and not isinstance(item, bool) and item >= 0
+        )
+        if not good:
+            raise BadValueError(limit, f"the item {item!r} is neither")
+    return tuple(items)
+
+
+def arguments(value: str) -> tuple[str, ...]:
+    """Return the `--key=value` (or `--key`) arguments of a JSON array."""
+    limit = "a JSON array of arguments like --key=value"
+    items = _array(value, limit)
+    for item in items:
+        if not isinstance(item, str) or not re.fullmatch(r"--[A-Za-z][\w.-]*(=.*)?", item, re.DOTALL):
+            raise BadValueError(limit, f"the item {item!r} does not have this form")
+    keys = [item.split("=", 1)[0] for item in items]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise BadValueError(limit, f"{key} is a duplicate, and only one of them would be used")
+    return tuple(items)

@@ -1,0 +1,467 @@
+"""The agent: supervises one rank (one pod of the training Job) from its start to its exit code.
+
+    start HTTP server → (rank 0: acquire the output lease; others: connect to rank 0) → wait for data →
+    copy the input to the pod's disk → (rank 0: open output/) → execute the coordinator's orders until the end
+
+Other threads only record events and wake the main thread, which alone decides and acts. One exception is the
+guard thread, which kills the processes when the main thread cannot do so in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from launcher import runtimes
+from launcher.errors import (
+    EXIT_GANG,
+    EXIT_UNFIT,
+    DeadlineError,
+    LauncherError,
+    TwinError,
+    UnfitError,
+)
+from launcher.io import files
+from launcher.io.stop_signals import handle_signals, stopped_by
+from launcher.log import log, start_logging
+from launcher.paths import OutputPaths
+from launcher.reporting.failure_messages import write_termination_message
+from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
+from launcher.settings import TrainSettings
+from launcher.supervisor import child_processes
+from launcher.supervisor.coordinator.coordinator import AgentContext, Coordinator
+from launcher.supervisor.helpers.record_conversion import convert_shard
+from launcher.supervisor.http_endpoints import build_pages
+from launcher.supervisor.order_executor import OrderExecutor
+from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.messages import Failure, MemberState, Order
+from launcher.supervisor.peers.peer_server import PeerServer
+from launcher.supervisor.peers.rank0_locator import Rank0Locator, build_credential
+from launcher.supervisor.process_group import ProcessGroup
+from launcher.supervisor.progress import read_progress
+from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
+from launcher.supervisor.shared_storage.output_folder import archive_logs, read_run_record, run_fingerprint
+from launcher.supervisor.shared_storage.storage_probe import StorageProbe
+from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
+from launcher.supervisor.timings import Timings
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+GUARD_SECONDS = 0.5  # between two checks of the guard thread
+
+
+def run_rank(settings: TrainSettings) -> int:
+    """Run this pod's rank of the training and return its exit code.
+
+    Raises:
+        SettingsError: a setting is wrong; nothing was created.
+    """
+    return Agent(settings, runtimes.load_runtime(settings.runtime), PodNetwork(), Timings()).run()
+
+
+class RunEndedError(LauncherError):
+    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is that of the run."""
+
+    def __init__(self, cause: str, code: int) -> None:
+        super().__init__(cause)
+        self.exit_code = code
+
+
+class Agent:
+    """The main loop of the launcher in one training pod; on rank 0 it also drives the coordinator."""
+
+    def __init__(
+        self, settings: TrainSettings, runtime: Runtime, network: PodNetwork, timings: Timings
+    ) -> None:
+        self.settings, self.runtime, self.network, self.timings = settings, runtime, network, timings
+        self.rank = settings.completion_index
+        self.incarnation = os.urandom(16).hex()
+        """Random identifier of this pod, which differs from that of an earlier pod with the same rank."""
+        self.output = OutputPaths(settings.layout.output)
+        self.executor = OrderExecutor(self._start_processes, self.rank, timings.orphan)
+        self.server: PeerServer | None = None
+        self.coordinator: Coordinator | None = None
+        """On rank 0 only; every other rank has a `link` to it instead."""
+        self.link: CoordinatorLink | None = None
+        self._address = ""
+        self._locator: Rank0Locator | None = None
+        self._probe = StorageProbe(settings.job_path)
+        self._forks: child_processes.ForkServer | None = None
+        self._fingerprint: dict[str, Any] | None = None
+        self._longest_stays: dict[str, float] = {}
+        self._exit_failure: Failure | None = None
+        """Why this launcher exits; None while it runs, and when the run is over."""
+        self._is_leaving = False
+        """Whether all processes have been stopped because this launcher exits."""
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._signal: int | None = None
+        self._lease_error: LauncherError | None = None
+        self._last_turn = self._last_reaping = self._last_wait_log = time.monotonic()
+        """`_last_turn`: monotonic time at which the main thread last ran; the guard thread reads it."""
+
+    def run(self) -> int:
+        """Run this rank until the run is over or fails, and return the exit code of the process.
+
+        The cause of a failure is written to the log and to the pod's termination message.
+        """
+        start_logging(f"rank {self.rank}", self.settings.log_format)
+        with self._handle_signals():
+            try:
+                self.runtime.check(self.settings)
+                self._train()
+            except LauncherError as caught:
+                error = caught
+            except Exception as caught:
+                log.exception("internal error of the launcher")
+                error = UnfitError(f"internal error of the launcher: {type(caught).__name__}: {caught}")
+            else:
+                self._shut_down(None)
+                log.info("done")
+                return 0
+            self._shut_down(error)
+        log.error("exits with code %d: %s", error.exit_code, error)
+        write_termination_message(self.settings.termination_log, str(error))
+        return error.exit_code
+
+    # The main thread.
+
+    def _train(self) -> None:
+        """Do everything from the start of the HTTP server to the end of the run.
+
+        Raises:
+            LauncherError: the run, or this rank, failed; returns normally only when the run is complete.
+        """
+        s, t = self.settings, self.timings
+        self._address = self.executor.address = find_advertised_address(self.network, s.nic)
+        pages = build_pages(self._seconds_stuck, self._probe, t, lambda: self.coordinator)
+        self.server = PeerServer(self.network, s.peer_port, pages)
+        threading.Thread(target=self._guard, name="guard", daemon=True).start()
+        if self.rank == 0:
+            self._start_coordinator(self.server)
+        else:
+            self._start_link()
+        self._start_fork_server()
+        manifest = wait_for_manifest(s, self.pause, timings=t)
+        with files.storage_errors(s.layout.job):
+            staged = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+        spec = self.runtime.conversion(s, self.rank)
+        convert_shard(spec, s.work, t, self.pause, self.wake)
+        self._await_fork_server()
+        self._fingerprint = run_fingerprint(s, staged.program_sha256)
+        self.executor.staged = True
+        if self.coordinator is not None:
+            self.coordinator.start_run(self._fingerprint)
+        while True:
+            order = self._step()
+            if order is not None and order.do == "end" and not self.executor.running:
+                if order.cause is not None:
+                    raise RunEndedError(order.cause, order.code)
+                return
+            self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
+
+    def _start_coordinator(self, server: PeerServer) -> None:
+        self.coordinator = Coordinator(
+            AgentContext(
+                self.settings,
+                self.runtime,
+                self.network,
+                self.timings,
+                self.incarnation,
+                self._address,
+                self.pause,
+                self.wake,
+            )
+        )
+        server.handle_state = self.coordinator.membership.handle_state
+        self.coordinator.acquire_output(self._lose_lease)
+
+    def _start_link(self) -> None:
+        self._exit_if_over("complete")
+        self._locator = Rank0Locator(self.settings, self.network)
+        self.link = CoordinatorLink(
+            self.network,
+            self.settings.peer_port,
+            self.timings,
+            self._locator,
+            read_state=self._read_state_to_send,
+            wake=self.wake,
+        )
+        self.link.start()
+
+    def _step(self) -> Order | None:
+        """Do one turn of the main loop: take the newest order, act on it, and return it.
+
+        On rank 0 the coordinator decides before and after that, so this returns its newest order.
+        """
+        now = time.monotonic()
+        if self.coordinator is not None:
+            order: Order | None = self.coordinator.step(self._build_state(), now)
+            heard = now
+        else:
+            assert self.link is not None  # noqa: S101 - _train() created one of both
+            order, heard = self.link.order, self.link.heard
+            self._check_link(self.link, now)
+        before = self.executor.report
+        self.executor.step(order, heard, now)
+        if self.link is not None and self.executor.report != before:
+            self.link.send_now()
+        if self.executor.phase == "idle" and self._forks is not None and not self._forks.alive:
+            self._start_fork_server()
+        if self.coordinator is not None:
+            order = self.coordinator.step(self._build_state(), now)
+        return order
+
+    def _check_link(self, link: CoordinatorLink, now: float) -> None:
+        """Raise `LauncherError` if rank 0 rejects this pod, or has been unreachable for too long."""
+        rejection = link.rejection
+        if rejection is not None and (
+            rejection.replaced or now - rejection.since >= self.timings.second_pod_wait
+        ):
+            raise TwinError(f"{link.problem}. This pod exits; that is not counted as a failure.")
+        silent = now - link.heard
+        if silent < self.timings.silence or now - self._last_wait_log < self.timings.silence:
+            return
+        self._last_wait_log = now
+        self._exit_if_over("complete", "failed")
+        log.info("waiting for rank 0 for %.0f s now: %s", silent, link.problem)
+        if silent >= self.settings.rendezvous_seconds:
+            raise DeadlineError(
+                f"rank 0 was unreachable for {silent:.0f} s (limit rendezvousSeconds: "
+                f"{self.settings.rendezvous_seconds}): {link.problem}. Fix: run `python -m launcher status` "
+                "to see why rank 0's pod does not run, and correct that."
+            )
+
+    def _exit_if_over(self, *states: str) -> None:
+        """Raise `RunEndedError` if run.json says that the run is over.
+
+        Rank 0 may have exited before this rank received its last order. A failed run counts only if it failed
+        under the output lease that this rank knows: a later start of the same run tries again.
+
+        Args:
+            *states: the states of run.json that count, `complete` or `failed`.
+        """
+        try:
+            run = read_run_record(self.output) or {}
+        except files.UnreadableError:  # rank 0 reports it
+            return
+        state = run.get("state")
+        if run.get("runId") != self.settings.run_id or state not in states:
+            return
+        if state == "complete" and self.runtime.is_complete(self.output.root, self.settings):
+            raise RunEndedError("the run is complete", 0)
+        if (
+            state == "failed"
+            and self.link is not None
+            and self.link.credential == build_credential(self.settings, str(run.get("holder")))
+        ):
+            raise RunEndedError(str(run.get("cause")), int(run.get("exitCode") or EXIT_GANG))
+
+    def _start_processes(self, order: Order) -> ProcessGroup:
+        """Start this rank's parameter servers and trainer for the attempt of `order`; return them as a group.
+
+        Raises:
+            LauncherError: the order has expired, the output lease is lost, or a process cannot start.
+        """
+        archive_logs(self.output, self.rank, order.attempt)
+        # That may have taken long, so the order may no longer be valid.
+        if self.coordinator is not None:
+            self.coordinator.lock.check()
+        elif self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
+            raise UnfitError(
+                f"attempt {order.attempt} was not started: the storage took so long that rank 0's order "
+                f"expired after {self.timings.orphan:.0f} s. This pod exits, and Kubernetes replaces it. "
+                "Fix: if this happens again, check the load of the volume's server"
+            )
+        gang = RankAttempt(
+            rank=self.rank,
+            hosts=order.addresses,
+            settings=self.settings,
+            attempt=order.attempt,
+            resume=order.resume,
+        )
+        return ProcessGroup(
+            self.runtime,
+            gang,
+            network=self.network,
+            timings=self.timings,
+            wake=self.wake,
+            longest_stays=self._longest_stays,
+            forks=self._forks,
+        )
+
+    def _start_fork_server(self) -> None:
+        """Start the process that loads Paddle once and forks the others: loading it takes longest at a
+        start.
+        """
+        spec = self.runtime.fork_server(self.settings)
+        try:
+            self._forks = None if spec is None else child_processes.ForkServer(spec)
+        except (LauncherError, OSError) as error:  # it only saves time
+            self._forks = None
+            log.warning("each process loads Paddle itself, because the fork server did not start: %s", error)
+
+    def _await_fork_server(self) -> None:
+        """Wait until the fork server is ready, so that the first order can be executed at once."""
+        deadline = time.monotonic() + self.timings.ready
+        forks = self._forks
+        while forks is not None and forks.alive and not forks.ready() and time.monotonic() < deadline:
+            self.pause(self.timings.poll)
+
+    def _build_state(self) -> MemberState:
+        """Return the state of this rank (phase, failure, progress …) as the coordinator receives it."""
+        s, (phase, attempt, failure) = self.settings, self.executor.report
+        return MemberState(
+            rank=self.rank,
+            incarnation=self.incarnation,
+            phase="leaving" if self._is_leaving else phase,
+            attempt=attempt,
+            failure=self._exit_failure or failure,
+            address=self._address,
+            pod=s.pod_name,
+            node=s.node_name,
+            fingerprint=self._fingerprint,
+            progress=read_progress(s) if attempt >= 0 else {},
+            storage=self._probe.silence(self.timings.storage_late),
+        )
+
+    def pause(self, seconds: float) -> None:
+        """Wait in the main thread for `seconds`, or until another thread calls `wake`.
+
+        Raises:
+            LauncherError: this launcher must exit, because it received a signal, lost the output lease, or
+                its storage has not responded for `Timings.storage` seconds.
+        """
+        now = self._last_turn = time.monotonic()
+        if now - self._last_reaping > 1:
+            self._last_reaping = now
+            child_processes.reap_orphans(child_processes.watched_pids())
+        if self._lease_error is not None:
+            raise self._lease_error
+        if self._signal is not None and self._exit_failure is None:
+            raise stopped_by(self._signal)
+        if self._exit_failure is None:
+            self._probe.check(self.timings.storage)
+        with contextlib.suppress(Empty):
+            if seconds > 0:
+                self._wakes.get(timeout=seconds)
+            while True:
+                self._wakes.get_nowait()
+
+    def _shut_down(self, error: LauncherError | None) -> None:
+        """Stop this rank's processes, inform the other ranks, and write the outcome to run.json, in this
+        order.
+
+        Args:
+            error: why this launcher exits; None if the run is complete.
+        """
+        reported = error if not isinstance(error, RunEndedError) else None
+        if reported is not None:
+            log.error("stopping: %s", reported)
+            self._exit_failure = Failure.from_error(reported, time.monotonic(), self.rank)
+            if self.coordinator is not None:
+                self.coordinator.announce_exit(reported)
+        self._stop_processes()
+        if self._forks is not None:
+            self._forks.end()
+        self._is_leaving = True
+        if self.coordinator is not None:
+            self.coordinator.wait_and_close(reported, self._record_turn)
+        elif self.link is not None:
+            self.link.close(self.timings.copies)
+        if isinstance(self.executor.processes, ProcessGroup):
+            self.executor.processes.join_log_followers(self.timings.copies)
+        if self._locator is not None:
+            self._locator.close()
+        if self.server is not None:
+            self.server.close()
+
+    def _stop_processes(self) -> None:
+        """Stop all processes of this rank and wait until they have exited, for a limited time."""
+        deadline = time.monotonic() + self.timings.stop + 5
+        while True:
+            now = self._record_turn()
+            try:
+                self.executor.step(None, now, now)
+            except LauncherError as error:  # processes that cannot be killed do not keep the launcher alive
+                log.error("%s", error)
+            if not self.executor.running or now >= deadline:
+                child_processes.kill_all_children()
+                return
+            with contextlib.suppress(Empty):
+                self._wakes.get(timeout=self.timings.poll)
+
+    def _record_turn(self) -> float:
+        """Record that the main thread runs, and return the monotonic time."""
+        self._last_turn = time.monotonic()
+        return self._last_turn
+
+    # Other threads.
+
+    def wake(self) -> None:
+        """Interrupt the main thread's present `pause`; may be called from any thread."""
+        self._wakes.put(None)
+
+    @contextlib.contextmanager
+    def _handle_signals(self) -> Iterator[None]:
+        """Record stop signals (SIGTERM, SIGINT, SIGHUP) inside the `with` block, for `pause` to act on."""
+
+        def stop(number: int) -> None:
+            self._signal = number
+            self._wakes.put(None)  # a SimpleQueue may be used in a signal handler
+
+        with handle_signals(stop, _SIGNALS):
+            yield
+
+    def _lose_lease(self, error: LauncherError) -> None:
+        """Kill all processes, because the output lease is lost and another pod may write to the output.
+
+        The lease's thread calls this.
+
+        Args:
+            error: why the lease is lost; the main thread raises it.
+        """
+        self._lease_error = error
+        child_processes.kill_all_children()
+        if self.coordinator is not None:
+            self.coordinator.stop_attempt(error)
+        self.wake()
+
+    def _guard(self) -> None:
+        """Run the guard thread: kill the processes when the main thread is stuck or rank 0 is unreachable.
+
+        This thread never uses the storage, which may be what the main thread is stuck in.
+        """
+        while True:
+            time.sleep(GUARD_SECONDS)
+            self._check_guarded_limits(time.monotonic())
+
+    def _check_guarded_limits(self, now: float) -> None:
+        t, stuck = self.timings, self._seconds_stuck()
+        if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
+            child_processes.kill_all_children()
+        if stuck >= t.stuck or (self._lease_error is not None and stuck >= t.stop):
+            child_processes.kill_all_children()
+            if self.coordinator is not None:
+                self.coordinator.membership.close()
+        if stuck >= 2 * t.stuck:
+            text = (
+                f"the launcher's main thread did not run for {stuck:.0f} s, most likely because a volume "
+                "does not respond. This pod exits, and Kubernetes replaces it. Fix: check that the volume is "
+                f"mounted on node {self.settings.node_name} and that its server responds."
+            )
+            write_termination_message(self.settings.termination_log, text)
+            os._exit(EXIT_UNFIT)
+
+    def _read_state_to_send(self) -> MemberState | None:
+        """Return this rank's state for the threads that send it; None while the main thread is stuck."""
+        return None if self._seconds_stuck() >= self.timings.stuck else self._build_state()
+
+    def _seconds_stuck(self) -> float:
+        """Return the seconds since the main thread last ran."""
+        return time.monotonic() - self._last_turn

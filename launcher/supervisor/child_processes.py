@@ -1,0 +1,404 @@
+"""Start child processes, watch them with threads, copy their logs, and kill them with all their
+descendants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from launcher.errors import ProcessError
+from launcher.io import files
+from launcher.runtimes.runtime_protocol import ProcessSpec
+
+FORK_SECONDS = 10.0  # a fork takes milliseconds, but longer on an overloaded machine
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has exited
+
+_alive: set[int] = set()
+"""Leaders of the running process groups of an attempt, which `kill_all_children` kills."""
+_apart: set[int] = set()
+"""Leaders of the running process groups of helpers, which survive the end of an attempt."""
+_adopting = False
+"""Whether this process becomes the parent of orphaned descendants."""
+
+
+class ChildProcess:
+    """One running or exited child process of the launcher, in a session and process group of its own.
+
+    Attributes:
+        returncode: the process's exit code, negative for a signal; None while it runs.
+        ended_at: monotonic time at which the process exited.
+        done: a threading.Event that is set once the process has exited.
+        stopped: whether the launcher sent a signal to the process; its exit code is then no failure.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        ended: Callable[[], None],
+        forks: ForkServer | None = None,
+        *,
+        apart: bool = False,
+        stdin: int = subprocess.DEVNULL,
+    ) -> None:
+        """Start the process.
+
+        Args:
+            spec: the process to start.
+            ended: called from a thread when the process has exited.
+            forks: a fork server that forks the process; if it cannot, the process is started in the usual
+                way.
+            apart: whether the process belongs to no attempt, so that `kill_all_children` does not kill it.
+            stdin: subprocess.DEVNULL or subprocess.PIPE.
+
+        Raises:
+            ProcessError: the process cannot be started.
+            StorageError, StorageFailedError: the process's log file cannot be created.
+        """
+        self.spec, self._ended = spec, ended
+        self.returncode: int | None = None
+        self.ended_at = 0.0
+        self.stopped = False
+        with files.storage_errors(spec.log):
+            spec.log.parent.mkdir(parents=True, exist_ok=True)
+            spec.log.unlink(missing_ok=True)  # a LogFollower may still read an earlier child's log
+            spec.log.touch()
+        forked = None if forks is None else forks.fork(spec)
+        self._popen = _popen(spec, stdin) if forked is None else None
+        self.pid = self._popen.pid if self._popen is not None else forked or 0
+        (_apart if apart else _alive).add(self.pid)
+        self.done = threading.Event()
+        threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
+
+    def _watch(self) -> None:
+        # WNOWAIT leaves the zombie in the process table, so that no other group can get its id while the rest
+        # of its group is killed.
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None  # noqa: S101 - only WNOHANG gives none
+        self.ended_at = time.monotonic()
+        _kill(self.pid, signal.SIGKILL)
+        for leaders in (_alive, _apart):
+            leaders.discard(self.pid)
+        self.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        with contextlib.suppress(ChildProcessError):  # `reap_orphans` may be first from here on
+            os.waitpid(self.pid, 0)
+        if self._popen is not None:
+            self._popen.returncode = self.returncode  # or Popen would wait for it again
+        self.done.set()
+        self._ended()
+
+    def write_stdin(self, data: bytes) -> None:
+        """Write to the process's stdin, which must be a pipe. Raises OSError if the process has exited."""
+        assert self._popen is not None and self._popen.stdin is not None  # noqa: S101
+        self._popen.stdin.write(data)
+        self._popen.stdin.flush()
+
+    def close_stdin(self) -> None:
+        """Close the pipe to the process's stdin."""
+        assert self._popen is not None and self._popen.stdin is not None  # noqa: S101
+        with contextlib.suppress(OSError):
+            self._popen.stdin.close()
+
+    def signal(self, signum: int) -> None:
+        """Send the signal `signum` to the process and all its descendants, unless the process has exited."""
+        self.stopped = True
+        if not self.done.is_set():
+            _kill(self.pid, signum)
+
+
+def _popen(spec: ProcessSpec, stdin: int, stdout: int | None = None) -> subprocess.Popen[bytes]:
+    try:
+        with spec.log.open("ab") as log:
+            return subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdin=stdin,
+                stdout=log if stdout is None else stdout,
+                stderr=log,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProcessError(
+            f"cannot start {spec.name} ({spec.argv[0]} in {spec.cwd}): {error.strerror or error}. Fix: check "
+            "that the image contains this program and that the pod's memory limit allows another process"
+        ) from error
+
+
+class ForkServer:
+    """A process that loads large libraries once per pod and then forks this launcher's children.
+
+    Each line of its stdin describes a child: {"env", "cwd", "log"}. It writes a line to stdout each time:
+    first `ready`, then the child's process id, or 0 if it could not fork. The child becomes a child of this
+    launcher, because the process that forked it exits and this launcher adopts orphans (`_adopt`). The fork
+    server exits when its stdin is closed, and so with the launcher.
+    """
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        """Start the fork server process that `spec` describes. Raise `ProcessError` if that fails."""
+        _adopt()
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        self._popen = _popen(spec, subprocess.PIPE, subprocess.PIPE)
+        self._said = b""
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether the fork server process runs."""
+        return self._popen.poll() is None
+
+    def ready(self, seconds: float = 0.0) -> bool:
+        """Return whether the fork server has loaded its libraries; wait for that at most `seconds`."""
+        self._ready = self._ready or (self.alive and self._line(seconds) == b"ready")
+        return self._ready
+
+    def fork(self, spec: ProcessSpec) -> int | None:
+        """Let the fork server create the process `spec` as a child of this launcher.
+
+        Returns:
+            The process id of the new child; None if the fork server is not ready or cannot fork.
+        """
+        if not (self.alive and self.ready()):
+            return None
+        told = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
+        assert self._popen.stdin is not None  # noqa: S101 - it was asked for
+        try:
+            self._popen.stdin.write(json.dumps(told).encode() + b"\n")
+            self._popen.stdin.flush()
+        except OSError:
+            return None
+        answer = self._line(FORK_SECONDS)
+        if not answer:  # once killed, it has answered in the meantime, or the child it forked exits by itself
+            self._popen.kill()
+            answer = self._line(FORK_SECONDS)
+            self.end()
+        return int(answer or 0) or None
+
+    def _line(self, seconds: float) -> bytes:
+        """Return the fork server's next line of output without the newline; empty if none comes in time."""
+        stdout = self._popen.stdout
+        assert stdout is not None  # noqa: S101 - it was asked for
+        deadline = time.monotonic() + seconds
+        while b"\n" not in self._said:
+            if not select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return b""
+            block = os.read(stdout.fileno(), 1 << 12)
+            if not block:
+                return b""
+            self._said += block
+        line, _, self._said = self._said.partition(b"\n")
+        return line
+
+    def end(self) -> None:
+        """Kill the fork server; the processes that it forked continue to run."""
+        self._ready = False
+        self._popen.kill()
+        self._popen.wait()
+        for pipe in (self._popen.stdin, self._popen.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _adopt() -> None:
+    """Make this process the parent of orphaned descendants, as process 1 is by default.
+
+    Raises:
+        ProcessError: the system does not support that.
+    """
+    global _adopting  # noqa: PLW0603 - a state of the process
+    if os.getpid() != 1 and not _adopting:
+        import ctypes  # not needed in a pod, where the launcher is process 1
+
+        if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+            raise ProcessError(
+                "this system does not let the launcher adopt the processes that its fork server creates "
+                f"(prctl: {os.strerror(ctypes.get_errno())}). Fix: run the launcher on Linux 3.4 or later"
+            )
+    _adopting = True
+
+
+def _kill(group: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signum)
+
+
+def kill_all_children() -> None:
+    """Kill this pod's pservers and trainer with all their descendants (SIGKILL); callable from any thread."""
+    for group in tuple(_alive):
+        _kill(group, signal.SIGKILL)
+
+
+def watched_pids() -> set[int]:
+    """Return the process ids of all running children; for each, a `ChildProcess` thread waits for its
+    exit.
+    """
+    return _alive | _apart
+
+
+class GroupTermination:
+    """Terminates processes and their descendants: SIGTERM at once, SIGKILL after a deadline.
+
+    Creating the object sends SIGTERM. Call `poll` repeatedly until it returns True.
+    """
+
+    def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
+        """Send SIGTERM to `children`.
+
+        Args:
+            children: the processes to terminate; those that have exited are skipped.
+            seconds: time from SIGTERM to SIGKILL.
+            now: present monotonic time in seconds.
+        """
+        self._running = [child for child in children if not child.done.is_set()]
+        self._deadline: float | None = now + seconds
+        for child in self._running:
+            child.signal(signal.SIGTERM)
+
+    def poll(self, now: float) -> bool:
+        """Return whether all processes have exited; send SIGKILL once the deadline has passed.
+
+        Args:
+            now: present monotonic time in seconds.
+        """
+        self._running = [child for child in self._running if not child.done.is_set()]
+        if self._running and self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            for child in self._running:
+                child.signal(signal.SIGKILL)
+        return not self._running
+
+
+def reap_orphans(known: set[int]) -> None:
+    """Collect the exit codes of orphaned descendants, so that they do not stay in the process table as
+    zombies.
+
+    Args:
+        known: process ids to leave alone, because a thread waits for each of them.
+    """
+    if os.getpid() != 1 and not _adopting:
+        return
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid in known:
+                return  # its watching thread reaps it
+            os.waitpid(found.si_pid, os.WNOHANG)
+
+
+class LogFollower:
+    """Copies new lines of a child's growing log file to the pod's log, to another file, and to a function.
+
+    The child writes its log itself, to the pod's own disk, so neither a slow launcher nor a full or hung
+    volume blocks it. The copy is retried until it can be written. The log file must exist; it is read to its
+    end even if a later child replaces it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        copy: Path | None,
+        shown: bool,
+        judge: Callable[[str], None] | None = None,
+        period: float = 0.25,
+    ) -> None:
+        """Start to follow the log.
+
+        Args:
+            path: the log.
+            copy: the file to copy it to; None: no copy.
+            shown: whether it is written to the pod's log.
+            judge: called with each block of new lines, to search them for errors; None: nothing is called.
+            period: seconds between two reads.
+        """
+        self._copy, self._judge, self._period = copy, judge, period
+        self._end = threading.Event()
+        self._threads = []
+        if shown or judge is not None:
+            self._threads.append(self._thread(self._lines, path.open("rb"), shown))
+        if copy is not None:
+            self._threads.append(self._thread(self._copied, path.open("rb")))
+
+    def _thread(self, target: Callable[..., None], file: BinaryIO, *args: object) -> threading.Thread:
+        def run() -> None:
+            with file:
+                target(file, *args)
+
+        thread = threading.Thread(target=run, name=f"follow {file.name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _lines(self, file: BinaryIO, shown: bool) -> None:
+        position = 0
+        while True:
+            last = self._end.wait(self._period)
+            with contextlib.suppress(OSError):
+                while block := file.read(1 << 16):
+                    cut = (
+                        len(block)
+                        if last
+                        else block.rfind(b"\n") + 1 or (len(block) if len(block) == 1 << 16 else 0)
+                    )
+                    if not cut:
+                        break
+                    if shown:
+                        sys.stdout.buffer.write(block[:cut])
+                    if self._judge is not None:
+                        self._judge(block[:cut].decode(errors="replace"))
+                    position += cut
+                    file.seek(position)
+                    if shown:
+                        sys.stdout.buffer.flush()
+            if last:
+                return
+
+    def _copied(self, file: BinaryIO) -> None:
+        """Copy the log. The copy stays open, because it is renamed when the next attempt starts."""
+        copy: BinaryIO | None = None
+        position, give_up = 0, float("inf")
+        while time.monotonic() < give_up:
+            last = self._end.wait(8 * self._period)
+            if last and give_up == float("inf"):
+                give_up = time.monotonic() + LATE_SECONDS
+            try:
+                file.seek(position)
+                while block := file.read(1 << 20):
+                    if copy is None:
+                        assert self._copy is not None  # noqa: S101 - __init__ looked
+                        self._copy.parent.mkdir(parents=True, exist_ok=True)
+                        copy = self._copy.open("r+b" if position else "wb", buffering=0)
+                    copy.seek(position)  # an earlier write may have failed half way
+                    position += copy.write(block) or 0
+                    file.seek(position)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    if copy is not None:
+                        copy.close()
+                copy = None
+                time.sleep(self._period)
+                continue
+            if last:
+                break
+        if copy is not None:
+            with contextlib.suppress(OSError):
+                copy.close()
+
+    def end(self) -> None:
+        """Let the threads copy the rest of the log and then end, because the child has exited."""
+        self._end.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait at most `seconds` per thread until they have ended."""
+        for thread in self._threads:
+            thread.join(seconds)

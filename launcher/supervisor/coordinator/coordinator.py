@@ -1,0 +1,423 @@
+"""Rank 0's coordinator: holds the output lease, plans attempts, writes run.json and status.json, ends the
+run.
+
+launcher/supervisor/__init__.py explains the words rank, attempt, order and lease.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from launcher.errors import EXIT_GANG, FINAL, LauncherError, StoppedError
+from launcher.log import log
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.runtime_protocol import Runtime
+from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.decisions import (
+    AttemptPlan,
+    FailedAttempt,
+    GangLimits,
+    Member,
+    decide_next_plan,
+)
+from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
+from launcher.supervisor.helpers.bucket_export import BucketExport
+from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, Failure, MemberState, Order
+from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
+from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
+from launcher.supervisor.timings import Timings
+
+if TYPE_CHECKING:
+    from launcher.reporting.notifications import Notifier
+
+RUN_ENDS = (*FINAL, EXIT_GANG)
+"""Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
+RunEvent = Literal["started", "restarted", "completed", "failed", "stopped"]
+
+
+@dataclass(frozen=True)
+class AgentContext:
+    """Settings, network and callbacks that rank 0's agent gives to its coordinator."""
+
+    settings: TrainSettings
+    runtime: Runtime
+    network: PodNetwork
+    timings: Timings
+    incarnation: str
+    """Random identifier of this pod; run.lock contains it while this pod holds the output lease."""
+    address: str
+    """Address of this pod, which run.lock contains for the members."""
+    pause: Callable[[float], None]
+    """Waits for so many seconds in the agent's main thread; may raise `LauncherError`."""
+    wake: Callable[[], None]
+    """Interrupts the agent's present `pause`; may be called from any thread."""
+
+
+class Coordinator:
+    """Decides what all ranks do, and sends it to them as orders; exists on rank 0 only.
+
+    The agent's main thread calls its methods; HTTP threads use only `membership`.
+    """
+
+    def __init__(self, agent: AgentContext) -> None:
+        """Create the coordinator; the agent then calls `acquire_output` and `start_run`."""
+        self._agent, self._settings, self._timings = agent, agent.settings, agent.timings
+        s, t = self._settings, self._timings
+        self._limits = GangLimits(
+            silence=t.silence,
+            life=t.life,
+            rendezvous=s.rendezvous_seconds,
+            serve=t.ready + t.stop + t.stuck,
+            finish=t.pserver_exit + 2 * t.stop + t.stuck,
+            restarts=s.restarts,
+            describe_absence=self._describe_absence,
+        )
+        self.membership = Membership(s.trainers, self._limits, agent.wake, t.hold)
+        self.output = OutputPaths(s.layout.output)
+        holder = LeaseHolder(
+            s.run_id, s.namespace, s.release, s.job_name, s.pod_name, agent.incarnation, agent.address
+        )
+        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=agent.pause)
+        self.plan = AttemptPlan(-1)
+        self.run_files: RunFilesWriter | None = None
+        """None before `start_run`."""
+        self.lease_error: LauncherError | None = None
+        """Why this pod no longer holds the lease on the output; None while it does."""
+        self._notifier: Notifier | None = None
+        if s.webhook or s.events:
+            from launcher.reporting.notifications import Notifier
+
+            self._notifier = Notifier(s)
+        self._report = ReportProcess(self.output, s, self._timings)
+        self._exporter: BucketExport | None = None
+        self._is_complete = False
+        """Whether the run was complete before this launcher started."""
+        self._logged_wait = 0.0
+        self.rendezvous_seconds: float | None = None
+        """Duration of the rendezvous of this attempt; None before its end."""
+
+    def acquire_output(self, on_lease_lost: Callable[[LauncherError], None]) -> None:
+        """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
+
+        Args:
+            on_lease_lost: called with the reason, from a thread, if the lease is lost later.
+
+        Raises:
+            LauncherError: another run or pod keeps the lease, or the storage cannot be used.
+        """
+        check_folders(self._settings.layout)
+        self.lock.acquire()
+
+        def lose(error: LauncherError) -> None:
+            self.lease_error = error
+            if self.run_files is not None:
+                self.run_files.stop_status()
+            on_lease_lost(error)
+
+        self.lock.keep(lose)
+        self.membership.open(build_credential(self._settings, self.lock.token))
+
+    def start_run(self, fingerprint: dict[str, Any]) -> None:
+        """Resume or create output/, write the first run.json, and plan the first attempt.
+
+        Args:
+            fingerprint: `run_fingerprint` of this run; only an output with an equal one is resumed.
+        """
+        s = self._settings
+        adopted = open_output(s, fingerprint, self.lock)
+        earlier = adopted.earlier if adopted.earlier.get("runId") == s.run_id else {}
+        self._is_complete = self._agent.runtime.is_complete(self.output.root, s)
+        self.run_files = RunFilesWriter(
+            self.output,
+            s,
+            self._timings,
+            self.lock,
+            fingerprint=fingerprint,
+            earlier=adopted.earlier,
+            read_plan=lambda: (self.plan, self.membership.members),
+        )
+        now = time.monotonic()
+        plan, members = plan_first_attempt(earlier, adopted.attempt, s.trainers, now, time.time() - now)
+        self.membership.restore(members)
+        if self._is_complete:  # no attempt follows
+            last = tuple(earlier.get("incarnations") or ())
+            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=last)
+        self.run_files.open(plan, is_complete=self._is_complete)
+        self.plan = plan
+        self.run_files.start_status()
+        self.membership.publish(plan.order())
+        if s.export_to:
+            self._exporter = BucketExport(s, self._timings, self._agent.wake, self._agent.pause)
+            if not self._is_complete:
+                self._exporter.reserve(self.run_files.output_id)
+        if self._is_complete:
+            self._log_nothing_to_start()
+        else:
+            self._notify("started", None)
+
+    def _log_nothing_to_start(self) -> None:
+        s, at = self._settings, self._find_checkpoint()
+        passes = "the only pass is" if s.passes == 1 else f"all {s.passes} passes are"
+        done = f"{passes} done already"
+        if at is not None and at.passes < s.passes:
+            done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
+        log.info(
+            "%s: nothing to start. A new runId resumes this output. To start from scratch, set "
+            "`startFromScratch` to any new text; this output is then moved to runs/",
+            done,
+        )
+
+    def step(self, own_state: MemberState, now: float) -> Order:
+        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
+
+        Args:
+            own_state: the state of rank 0.
+            now: present monotonic time in seconds.
+        """
+        self.membership.record_state(own_state, now)
+        if self.run_files is None or self.lease_error is not None:
+            return self.membership.order
+        before = self.plan
+        if before.do in ("train", "finish") and own_state.progress.get("state") in ("writing", "done"):
+            self._report.draw_curve()
+        if self._is_complete:
+            plan = replace(before, do="end", cause=None)
+        else:
+            members = self.membership.members
+            plan = decide_next_plan(before, members, now, self._limits, self._find_checkpoint)
+        if plan == before:
+            self._log_wait(now)
+            return self.membership.order
+        self._announce_change(before, plan, now)
+        if plan.do == "end":
+            plan = self._end_run(plan)
+        elif (before.attempt, before.restarts, before.incarnations) != (
+            plan.attempt,
+            plan.restarts,
+            plan.incarnations,
+        ):
+            self.run_files.write_plan(plan)
+        self.plan = plan
+        self.membership.publish(plan.order())
+        return self.membership.order
+
+    def _find_checkpoint(self) -> Position | None:
+        return self._agent.runtime.newest_checkpoint(self.output.root)
+
+    def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
+        """Log a new plan, and send the notification of a restart."""
+        if plan.do == "serve":
+            self._report.discard()
+            self._report = ReportProcess(self.output, self._settings, self._timings)
+            self.rendezvous_seconds = now - before.since
+            how = f"resumes from {plan.resume}" if plan.resume is not None else "starts from scratch"
+            log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
+        elif plan.do == "stop" and before.do != "stop" and plan.cause is not None:
+            log.error("attempt %d failed: %s", plan.attempt, plan.cause.text)
+        elif plan.do == "wait" and plan.cause is not None:
+            log.info(
+                "restarting as attempt %d (%d of %d restarts since the newest checkpoint)",
+                plan.attempt,
+                plan.counted_restarts,
+                self._settings.restarts,
+            )
+            self._notify("restarted", plan.cause.text)
+
+    def _end_run(self, plan: AttemptPlan) -> AttemptPlan:
+        """Finish report and export, and write the outcome to run.json before any rank or user receives it.
+
+        Returns:
+            `plan` with the final cause of a failure, which may be that of the export.
+        """
+        assert self.run_files is not None  # noqa: S101 - step() checked it
+        score = None
+        if plan.cause is None:
+            try:
+                self._complete_run()
+                score = self.run_files.read_score()
+            except StoppedError:
+                raise
+            except LauncherError as error:
+                plan = replace(plan, cause=Failure.from_error(error, time.monotonic(), 0))
+        cause = plan.cause
+        self.plan = plan
+        self.run_files.close("complete" if cause is None else "failed", cause)
+        if cause is not None:
+            self._notify("failed", cause.text)
+        else:
+            self._notify("completed", None, score)
+        return plan
+
+    def _complete_run(self) -> None:
+        """Record that training is complete; then draw the report and export the model."""
+        assert self.run_files is not None  # noqa: S101 - step() checked it
+        self.run_files.write_trained()
+        # Also if training was complete before: the present report may be that of a start that failed.
+        self._report.write_report(self._timings.curve, self._agent.pause)
+        if self._exporter is not None:
+            self.run_files.state = "exporting"
+            self.run_files.exported = self._exporter.copy(self.run_files.output_id)
+
+    def _log_wait(self, now: float) -> None:
+        if self.plan.do != "wait" or now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
+            return
+        self._logged_wait = now
+        members = self.membership.members
+        absent = [self._describe_absence(m.rank) for m in members if m.phase in ("absent", "leaving")]
+        staging = [f"{m.label} to stage its shard" for m in members if m.phase == "staging"]
+        log.info("waiting for %s", "; ".join([*absent, *staging]) or "all ranks to stop their processes")
+
+    def _describe_absence(self, rank: int) -> str:
+        """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
+        name = f"{self._settings.k8s_job}-{rank}.{self._settings.service}"
+        found = self._agent.network.resolve(name)
+        if not found:
+            return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
+        return (
+            f"rank {rank}: {name} resolves to {', '.join(found)}, but its launcher has not called rank 0 on "
+            f"peerPort {self._settings.peer_port} (its init container waits, it cannot start, or a network "
+            "policy blocks that port)"
+        )
+
+    def announce_exit(self, error: LauncherError) -> None:
+        """Send an order to all ranks because rank 0's launcher exits with `error`, before its processes stop.
+
+        The order is `end` if the error ends the whole run, else `stop`: a new pod of rank 0 then continues.
+        """
+        if error.exit_code in RUN_ENDS:
+            cause = Failure.from_error(error, time.monotonic(), 0)
+            cause = replace(cause, text=f"rank 0 ({self._settings.pod_name}): {cause.text}")
+            self.plan = replace(self.plan, do="end", cause=cause)
+            self.membership.publish(self.plan.order())
+        else:
+            self.stop_attempt(error)
+
+    def stop_attempt(self, error: LauncherError) -> None:
+        """Send the order `stop` to all ranks, because rank 0's launcher exits with `error`.
+
+        The next pod of rank 0 resumes the run.
+        """
+        now = time.monotonic()
+        self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
+        self.membership.publish(self.plan.order())
+
+    def others_run_no_process(self, now: float) -> bool:
+        """Return whether all other ranks have stopped their processes, or were lost long enough ago.
+
+        Args:
+            now: present monotonic time in seconds.
+        """
+        return all(
+            (m.phase in (*PHASES_WITHOUT_PROCESSES, "absent") or now - m.heard >= self._limits.life)
+            and m.ghost_until <= now
+            for m in self.membership.members[1:]
+        )
+
+    def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
+        """Wait until all ranks know how the run ended; then write the final run.json and release the lease.
+
+        Args:
+            error: why rank 0 exits; None if the run ended as planned.
+            clock: returns the monotonic time; called about 20 times a second while this method waits.
+        """
+        # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
+        start = clock()
+        late, deadline = start + self._timings.late_rank_wait, start + self._timings.farewell
+        while True:
+            now = clock()
+            stopped = self.others_run_no_process(now)
+            informed = self.membership.all_have_newest_order(now, skip_absent=now >= late)
+            if (informed and (stopped or self.lease_error is not None)) or now >= deadline:
+                break
+            time.sleep(0.05)
+        if error is None:
+            self._close(None, None)
+        elif error.exit_code in RUN_ENDS:
+            self._close("failed", error)
+        else:  # a successor assumes that no rank of a run with state `stopped` runs a process
+            self._close("stopped" if stopped else None, error)
+
+    def _close(self, state: str | None, error: LauncherError | None) -> None:
+        """Write the last files, if this pod still holds the lease, and release it.
+
+        Args:
+            state: the final state to write to run.json; None: run.json is final already.
+            error: why rank 0 exits; None if the run ended as planned.
+        """
+        holds_lease = self.run_files is not None and self.lease_error is None
+        if self.run_files is not None and holds_lease and state is not None:
+            try:
+                cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
+                self.run_files.close(state, cause)
+            except (LauncherError, OSError) as failed:
+                log.warning("cannot write to run.json how the run ended: %s", failed)
+            self._notify("stopped" if state == "stopped" else "failed", str(error))
+        if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:
+            self._report.write_failure_report(self._timings.report, time.sleep)
+        if self.run_files is not None:
+            self.run_files.stop_status()
+        self.lock.release()
+        if self._notifier is not None:
+            self._notifier.close(self._timings.copies)
+
+    def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
+        if self._notifier is not None:
+            self._notifier.tell(event, attempt=self.plan.attempt, cause=cause, score=score)
+
+
+def plan_first_attempt(
+    earlier: Mapping[str, Any], attempt: int, trainers: int, now: float, wall_offset: float
+) -> tuple[AttemptPlan, tuple[Member, ...]]:
+    """Return the first plan of a new rank 0, from the run record that an earlier rank 0 left.
+
+    If run.json still says `training`, the earlier rank 0 was lost while an attempt ran, and other pods may
+    still run processes. Then the first plan stops that attempt, and its pods count as alive until they report
+    or have not reported for too long. Otherwise the first plan waits for all ranks to join.
+
+    Args:
+        earlier: run.json of this run; {} if this run has none.
+        attempt: number of the next attempt.
+        trainers: number of ranks.
+        now: monotonic time in seconds.
+        wall_offset: Unix time minus monotonic time.
+
+    Returns:
+        (the plan, the members that may still run processes).
+    """
+    restarts = tuple(
+        FailedAttempt(
+            int(r["attempt"]),
+            str(r["cause"]),
+            float(r["at"]) - wall_offset,
+            tuple(r.get("signature") or ()) or None,
+        )
+        for r in earlier.get("restarts") or ()
+    )
+    at = earlier.get("resume")
+    plan = AttemptPlan(
+        attempt,
+        since=now,
+        resume=Position(*at) if at else None,
+        restarts=restarts,
+        counted_restarts=int(earlier.get("countedRestarts") or 0),
+    )
+    incarnations = tuple(earlier.get("incarnations") or ())
+    if earlier.get("state") != "training" or len(incarnations) != trainers:
+        return plan, ()
+    cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
+    members = (
+        Member(0),
+        # With attempt -1: every state that these launchers report themselves is later.
+        *(
+            Member(rank, MemberState(rank, incarnations[rank], "training"), now)
+            for rank in range(1, trainers)
+        ),
+    )
+    return replace(plan, attempt=attempt - 1, do="stop", cause=cause), members

@@ -1,0 +1,434 @@
+"""Decisions of the coordinator as pure functions; nothing here waits, sends, writes or starts anything.
+
+The actions of the plan of an attempt, and when `decide_next_plan` changes one to the next:
+
+      all ranks joined and   all pservers       all trainers      all processes
+      run no process         accept             are done          have exited
+  wait ─────────────→ serve ─────────→ train ───────────→ finish ───────────→ end
+   ↑                    └────────────────┴──────┬────────────┘                 ↑
+   │                  any failure, a lost rank, a replaced pod                 │
+   │                                            ↓                              │
+   └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
+                                     (until no rank runs a process)
+
+The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended, back to
+idle whenever its processes were stopped, and leaving when its launcher exits. A rank follows the newest order
+and runs no process without one, so lost messages, reconnects and late ranks need no special cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
+from launcher.paths import Position
+from launcher.supervisor.peers.messages import (
+    PHASES,
+    PHASES_WITHOUT_PROCESSES,
+    Failure,
+    MemberState,
+    Order,
+    OrderAction,
+)
+from launcher.supervisor.state_deadlines import LEAST_SECONDS
+
+FindCheckpoint = Callable[[], Position | None]
+"""Returns the position of the newest usable checkpoint; None before the first one."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the coordinator knows about one rank. Times are in seconds of rank 0's monotonic clock."""
+
+    rank: int
+    state: MemberState | None = None
+    heard: float = 0.0
+    """When this rank last reported its state."""
+    progressed: float = 0.0
+    """When the trainer's position or state last changed."""
+    replaced: frozenset[str] = frozenset()
+    """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
+    ghost_until: float = 0.0
+    """Until then an earlier pod of this rank may still run processes."""
+
+    @property
+    def phase(self) -> str:
+        """Return the reported phase, or `absent` before the first report."""
+        return self.state.phase if self.state is not None else "absent"
+
+    @property
+    def label(self) -> str:
+        """Return the rank's name for messages: `rank 1 (pod x on node y)`, with the parts that are known."""
+        pod, node = (self.state.pod, self.state.node) if self.state is not None else ("", "")
+        where = " on node ".join(part for part in (f"pod {pod}" if pod else "", node) if part)
+        return f"rank {self.rank} ({where})" if where else f"rank {self.rank}"
+
+
+@dataclass(frozen=True)
+class FailedAttempt:
+    """An attempt that failed and was followed by a restart."""
+
+    attempt: int
+    cause: str
+    at: float
+    signature: tuple[Any, ...] | None = None
+    """Key that is equal for two failures with the same cause (`Failure.signature`)."""
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """The coordinator's decision about the present attempt: what all ranks must do now, and why."""
+
+    attempt: int
+    do: OrderAction = "wait"
+    since: float = 0.0
+    """Monotonic time at which `do` was decided."""
+    incarnations: tuple[str, ...] = ()
+    """The random identifiers of the pods that started this attempt, in rank order."""
+    addresses: tuple[str, ...] = ()
+    """The IP addresses of these pods."""
+    resume: Position | None = None
+    """The checkpoint from which this attempt resumes; None: it starts from scratch."""
+    cause: Failure | None = None
+    """Why the attempt stops, or the run failed."""
+    restarts: tuple[FailedAttempt, ...] = ()
+    """All earlier attempts that failed."""
+    counted_restarts: int = 0
+    """Restarts since the newest checkpoint, which `training.restarts` limits."""
+
+    def order(self) -> Order:
+        """Return this plan as the order that the coordinator sends to every rank."""
+        running = self.do in ("serve", "train", "finish")
+        return Order(
+            self.attempt,
+            self.do,
+            self.addresses if running else (),
+            self.resume if running else None,
+            self.cause.text if self.cause is not None else None,
+            self.cause.code if self.cause is not None and self.do == "end" else 0,
+        )
+
+
+@dataclass(frozen=True)
+class GangLimits:
+    """Deadlines in seconds, and the number of restarts, of one run."""
+
+    silence: float
+    """A rank that has not reported for so long counts as lost."""
+    life: float
+    """A lost rank's processes may run for so long after its last report."""
+    rendezvous: float
+    """For all ranks to join."""
+    serve: float
+    """For all pservers to accept connections after the order `serve`."""
+    finish: float
+    """For all processes to exit after the order `finish` or `stop`."""
+    restarts: int
+    describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
+    """Takes a rank, and returns a text that says why it has not joined."""
+
+
+class StateRejectedError(Exception):
+    """The coordinator rejects the state of a pod, because another pod with the same rank is the valid one."""
+
+    def __init__(self, why: str, *, replaced: bool) -> None:
+        """Create the error.
+
+        Args:
+            why: the reason, for the message.
+            replaced: whether the rejected pod is an older one, whose states are rejected for ever.
+        """
+        super().__init__(why)
+        self.replaced = replaced
+
+
+def admit_state(member: Member, state: MemberState, now: float, limits: GangLimits) -> Member:
+    """Return a new `Member` with the state that a pod has just reported.
+
+    If two pods report with the same rank, the newer one is rejected until the older one was lost or has
+    reported that it exits: until then the older one may be healthy, and its processes run.
+
+    Args:
+        member: what was known about the rank before.
+        state: the reported state.
+        now: present monotonic time in seconds.
+        limits: the deadlines of the run.
+
+    Raises:
+        StateRejectedError: `state` comes from the pod that is not the valid one.
+    """
+    known = member.state
+    if state.incarnation in member.replaced:
+        raise StateRejectedError(f"another pod has replaced this one as rank {state.rank}", replaced=True)
+    if known is None:
+        return replace(member, state=state, heard=now, progressed=now)
+    if known.incarnation == state.incarnation:
+        if _order_key(state) < _order_key(known):
+            return member
+        progressed = member.progressed if _trainer_place(state) == _trainer_place(known) else now
+        return replace(member, state=state, heard=now, progressed=progressed)
+    if known.phase != "leaving" and now - member.heard < limits.silence:
+        raise StateRejectedError(
+            f"{member.label} is alive; this is another pod of the same rank", replaced=False
+        )
+    left = known.phase == "leaving"
+    return replace(
+        member,
+        state=state,
+        heard=now,
+        progressed=now,
+        replaced=member.replaced | {known.incarnation},
+        ghost_until=member.ghost_until if left else max(member.ghost_until, member.heard + limits.life),
+    )
+
+
+def _trainer_place(state: MemberState) -> tuple[Any, ...]:
+    return state.attempt, *(state.progress.get(key) for key in ("pass", "batch", "state"))
+
+
+_PHASE_ORDER = ("staging", "serving", "ready", "training", "done", "ended", "idle", "leaving")
+"""The phases of one attempt in the order in which a rank can pass through them."""
+
+
+def _order_key(state: MemberState) -> tuple[bool, int, int]:
+    """Return a sort key for the states of one launcher: a later state has a larger key.
+
+    A state that was sent on an earlier connection may arrive after one from a later connection.
+    """
+    return state.phase == "leaving", state.attempt, _PHASE_ORDER.index(state.phase)
+
+
+def decide_next_plan(
+    plan: AttemptPlan,
+    members: Sequence[Member],
+    now: float,
+    limits: GangLimits,
+    find_checkpoint: FindCheckpoint,
+) -> AttemptPlan:
+    """Return the coordinator's next plan: `plan` itself while nothing changes, else one with a new action.
+
+    Args:
+        plan: the present plan.
+        members: all ranks, in rank order.
+        now: monotonic time in seconds.
+        limits: deadlines and the number of restarts.
+        find_checkpoint: returns the newest usable checkpoint; called only when the next plan needs it. If it
+            raises a `LauncherError` other than UnfitError, the next plan ends the run.
+
+    Raises:
+        UnfitError: this pod cannot access the storage, but another pod of rank 0 may.
+    """
+    if plan.do == "end":
+        return plan
+    try:
+        if plan.do == "wait":
+            return _plan_after_waiting(plan, members, now, limits, find_checkpoint)
+        if plan.do == "stop":
+            return _plan_after_stopping(plan, members, now, limits, find_checkpoint)
+    except UnfitError:
+        raise
+    except LauncherError as error:
+        return _end(plan, now, Failure.from_error(error, now, 0))
+    return _plan_while_running(plan, members, now, limits)
+
+
+def _plan_while_running(
+    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
+) -> AttemptPlan:
+    """Return the plan that follows a plan with the action `serve`, `train` or `finish`.
+
+    After any failure that is `stop`. Otherwise it is the next action of _STEPS, once every rank has reached
+    the phase that _STEPS requires.
+    """
+    failure = _first_failure(plan, members, now, limits)
+    if failure is not None:
+        return replace(plan, do="stop", since=now, cause=failure)
+    reached, then = _STEPS[plan.do]
+    if all(
+        m.state is not None
+        and m.state.attempt == plan.attempt
+        and PHASES.index(m.phase) >= PHASES.index(reached)
+        for m in members
+    ):
+        return replace(plan, do=then, since=now)
+    return plan
+
+
+_STEPS: dict[str, tuple[str, OrderAction]] = {
+    "serve": ("ready", "train"),
+    "train": ("done", "finish"),
+    "finish": ("ended", "end"),
+}
+"""Present action → (phase that every rank must reach, next action)."""
+
+
+def _end(plan: AttemptPlan, now: float, cause: Failure) -> AttemptPlan:
+    return replace(plan, do="end", since=now, cause=cause)
+
+
+def _plan_after_waiting(
+    plan: AttemptPlan,
+    members: Sequence[Member],
+    now: float,
+    limits: GangLimits,
+    find_checkpoint: FindCheckpoint,
+) -> AttemptPlan:
+    """Return the plan that follows the action `wait`: `serve`, once all ranks have joined and run no
+    process.
+    """
+    failures = [
+        m.state.failure
+        for m in members
+        if m.state is not None
+        and m.state.failure is not None
+        and m.state.attempt < plan.attempt
+        and m.phase in ("staging", "leaving")
+        and m.state.failure.code in (*FINAL, EXIT_GANG)
+    ]
+    if failures:
+        first = min(failures, key=lambda failure: failure.at)
+        return _end(plan, now, replace(first, text=f"{members[first.rank].label}: {first.text}"))
+    lost = [m for m in members if m.phase in ("absent", "leaving") or now - m.heard >= limits.silence]
+    if lost:
+        if now - plan.since >= limits.rendezvous:
+            why = "; ".join(limits.describe_absence(member.rank) for member in lost)
+            text = (
+                f"{len(lost)} of {len(members)} ranks did not join within {limits.rendezvous:.0f} s "
+                f"(rendezvousSeconds): {why}. Fix: run `python -m launcher status` to see why those pods do "
+                "not run, and correct that."
+            )
+            before = (
+                f" The rendezvous was for attempt {plan.attempt}, after this failure: {plan.cause.text}"
+                if plan.cause
+                else ""
+            )
+            return _end(plan, now, Failure(text + before, EXIT_GANG, now))
+        return plan
+    if any(m.phase not in ("idle", "ended") or m.ghost_until > now for m in members):
+        return plan
+    states = [m.state for m in members if m.state is not None]
+    for state in states[1:]:
+        if state.fingerprint != states[0].fingerprint:
+            return _end(plan, now, Failure(_describe_mismatch(members, states, state), EXIT_GANG, now))
+    return replace(
+        plan,
+        do="serve",
+        since=now,
+        incarnations=tuple(state.incarnation for state in states),
+        addresses=tuple(state.address for state in states),
+        resume=find_checkpoint(),
+        cause=None,
+    )
+
+
+def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState], state: MemberState) -> str:
+    ours, theirs = dict(states[0].fingerprint or {}), dict(state.fingerprint or {})
+    differ = "; ".join(
+        f"{key} {ours.get(key)!r} against {theirs.get(key)!r}"
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    )
+    return (
+        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the "
+        "shared storage changed while the pods started, or the pods run different images. Fix: start the "
+        "run again."
+    )
+
+
+def _first_failure(
+    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
+) -> Failure | None:
+    """Return the earliest failure of this attempt; later ones are usually its consequences."""
+    if not plan.incarnations:
+        return None  # the attempt of an earlier rank 0, whose loss is the cause
+    found = []
+    limit = {"serve": limits.serve, "finish": limits.finish}.get(plan.do)
+    for member, started in zip(members, plan.incarnations, strict=True):
+        state = member.state
+        if state is None or state.incarnation != started:
+            text = f"rank {member.rank}: its pod was lost and replaced by another one"
+            lost_at = min(now, max(plan.since, member.ghost_until - limits.life))
+            found.append(Failure(text, EXIT_GANG, lost_at, member.rank))
+        elif state.failure is not None and (state.attempt == plan.attempt or state.phase == "leaving"):
+            found.append(replace(state.failure, text=f"{member.label}: {state.failure.text}"))
+        elif state.phase == "leaving":
+            text = f"{member.label} exited because its pod was stopped"
+            found.append(Failure(text, EXIT_STOPPED, member.heard, member.rank))
+        elif state.attempt == plan.attempt and state.phase == "idle":
+            text = f"{member.label} stopped its processes, because no order reached it in time"
+            found.append(Failure(text, EXIT_GANG, now, member.rank))
+        elif now - member.heard >= limits.silence:
+            text = f"{member.label} was lost: it has not reported for {now - member.heard:.0f} s"
+            found.append(Failure(text, EXIT_GANG, member.heard, member.rank))
+        elif limit is not None and now - plan.since >= limit and state.phase != _STEPS[plan.do][0]:
+            text = f"{member.label} is still in phase {state.phase} {limit:.0f} s after the order {plan.do}"
+            found.append(Failure(text, EXIT_GANG, now, member.rank))
+    waiting = all(m.state is not None and m.state.progress.get("state") == "waiting" for m in members)
+    if plan.do == "train" and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
+        text = (
+            f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message was lost. Fix: "
+            "see whether their nodes reach each other (lost packets, a network policy)"
+        )
+        found.append(Failure(text, EXIT_GANG, now))
+    return min(found, key=lambda failure: failure.at, default=None)
+
+
+def _runs_no_process(member: Member, attempt: int) -> bool:
+    """Return whether a member runs no process and will start none in attempt number `attempt`.
+
+    A member that still reports an earlier attempt may be starting processes now, by an order that is under
+    way.
+    """
+    if member.state is None or member.phase == "leaving":
+        return True
+    return member.phase in PHASES_WITHOUT_PROCESSES and member.state.attempt >= attempt
+
+
+def _plan_after_stopping(
+    plan: AttemptPlan,
+    members: Sequence[Member],
+    now: float,
+    limits: GangLimits,
+    find_checkpoint: FindCheckpoint,
+) -> AttemptPlan:
+    """Return the plan that follows the action `stop`: the next attempt or the end, once no rank runs a
+    process.
+    """
+    cause, failure = plan.cause, _first_failure(plan, members, now, limits)
+    if failure is not None and (cause is None or failure.at < cause.at):
+        cause = failure  # reported later, but it happened earlier
+    assert cause is not None  # noqa: S101 - an attempt stops only with a cause
+    if cause is not plan.cause:
+        plan = replace(plan, cause=cause)
+    running = [m for m in members if not _runs_no_process(m, plan.attempt) and now - m.heard < limits.life]
+    if running:
+        if now - plan.since >= limits.finish:
+            names = ", ".join(member.label for member in running)
+            text = f"{names} cannot stop its processes. They had to stop after this failure: {cause.text}"
+            return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
+        return plan
+    if cause.code in FINAL:
+        return _end(plan, now, cause)
+    newest = find_checkpoint()
+    is_new = newest is not None and (plan.resume is None or newest > plan.resume)
+    counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
+    if counted > limits.restarts:
+        since = "since the newest checkpoint" if plan.resume is not None or is_new else "without a checkpoint"
+        text = f"training.restarts: {counted} failures {since} (limit {limits.restarts}). Last cause: {cause.text}"
+        return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
+    last = plan.restarts[-1] if plan.restarts else None
+    if last is not None and cause.signature is not None and last.signature == cause.signature:
+        where = f"pass {cause.place[0] + 1}, batch {cause.place[1]}" if cause.place else "the same place"
+        text = f"{cause.text} (failed twice in a row at {where}; not retrying)"
+        return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
+    return replace(
+        plan,
+        attempt=plan.attempt + 1,
+        do="wait",
+        since=now,
+        resume=newest,
+        restarts=(*plan.restarts, FailedAttempt(plan.attempt, cause.text, now, cause.signature)),
+        counted_restarts=counted,
+    )

@@ -1,0 +1,175 @@
+"""Writes run.json whenever the plan changes and status.json every two seconds, on rank 0."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.io import files
+from launcher.log import log
+from launcher.paths import OutputPaths
+from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
+from launcher.supervisor.coordinator.status import build_status
+from launcher.supervisor.peers.messages import Failure
+from launcher.supervisor.progress import finite_number
+from launcher.supervisor.shared_storage.output_folder import write_run_record
+from launcher.supervisor.shared_storage.output_lease import OutputLease
+from launcher.supervisor.timings import Timings
+
+
+class RunFilesWriter:
+    """Writes run.json and status.json of one run, as long as this pod holds the output lease."""
+
+    def __init__(
+        self,
+        output: OutputPaths,
+        settings: TrainSettings,
+        timings: Timings,
+        lock: OutputLease,
+        *,
+        fingerprint: dict[str, Any],
+        earlier: dict[str, Any],
+        read_plan: Callable[[], tuple[AttemptPlan, Sequence[Member]]],
+    ) -> None:
+        """Create the writer; it writes nothing before `open`.
+
+        Args:
+            output: the output folder.
+            settings: the settings of this run.
+            timings: how often status.json is written.
+            lock: the output lease; nothing is written after it was lost.
+            fingerprint: `run_fingerprint` of this run.
+            earlier: run.json as it was in the output folder before this start; {} if there was none.
+            read_plan: returns the coordinator's present plan and members; called from any thread.
+        """
+        self.output, self._settings, self._fingerprint = output, settings, fingerprint
+        self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
+        self.output_id = str(earlier.get("outputId") or os.urandom(8).hex())
+        """Random identifier of this output, shared by all runs that resume it; job and run names may
+        repeat.
+        """
+        self.exported: dict[str, Any] | None = (
+            earlier.get("exported") if earlier.get("runId") == settings.run_id else None
+        )
+        """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
+        self._started = time.time()
+        self._trained: float | None = None
+        """Unix time at which training was complete; None before that."""
+        self.state: str | None = None
+        """If not None: the state to show in status.json instead of the one that follows from the plan."""
+        self._end = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._write_status_periodically, name="status.json", daemon=True
+        )
+
+    def open(self, plan: AttemptPlan, *, is_complete: bool) -> None:
+        """Write the first run.json, before anything else is written to the output.
+
+        Args:
+            plan: the coordinator's first plan.
+            is_complete: whether training was complete before this start; run.json then keeps its times.
+        """
+        if is_complete:
+            self._started = finite_number(self._earlier.get("started")) or self._started
+            self._trained = finite_number(self._earlier.get("finished")) or time.time()
+        self.write_plan(plan)
+
+    def start_status(self) -> None:
+        """Start the thread that writes status.json every `Timings.status` seconds."""
+        self._thread.start()
+
+    def stop_status(self) -> None:
+        """Stop writing status.json, because the run is over or another pod writes to the output."""
+        self._end.set()
+
+    def write_plan(self, plan: AttemptPlan) -> None:
+        """Write run.json with a new plan; the coordinator calls this before any rank receives the plan's
+        order.
+        """
+        self._write_run(plan, "training")
+
+    def write_trained(self) -> None:
+        """Write the state `complete` to run.json: training is done, whether or not the export succeeds."""
+        self._trained = self._trained or time.time()
+        self._write_run(self._read_plan()[0], "complete")
+
+    def close(self, state: str, cause: Failure | None) -> None:
+        """Write the last run.json and status.json.
+
+        Args:
+            state: the final state, `complete`, `failed` or `stopped`.
+            cause: the failure; None for a complete run.
+        """
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self.state = state
+        self._write_run(self._read_plan()[0], state, time.time(), cause)
+        self._write_status(cause.text if cause is not None else None)
+
+    def build_status(self, cause: str | None = None) -> dict[str, Any]:
+        """Return the content of status.json now. `cause` says why the run failed, if it did."""
+        plan, members = self._read_plan()
+        return build_status(
+            self._settings,
+            members,
+            plan,
+            now=time.monotonic(),
+            wall=time.time(),
+            state=self.state,
+            cause=cause,
+        )
+
+    def read_score(self) -> dict[str, Any] | None:
+        """Return the model's test scores from output/model/score.json; None if there are none."""
+        try:
+            return files.read_json(self.output.model / "score.json")
+        except LauncherError:  # it is only part of a notification
+            return None
+
+    def _write_status_periodically(self) -> None:
+        while not self._end.is_set():
+            try:
+                self._write_status(None)
+            except (LauncherError, OSError) as error:  # the lease ends this run if the storage stays away
+                log.warning("cannot write status.json: %s", error)
+            self._end.wait(self._timings.status)
+
+    def _write_status(self, cause: str | None) -> None:
+        with self._writing:
+            files.write_json(self.output.status_json, self.build_status(cause), self._lock.check)
+
+    def _write_run(
+        self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
+    ) -> None:
+        wall_offset = time.time() - time.monotonic()
+        write_run_record(
+            self.output,
+            self._settings,
+            self._fingerprint,
+            state=state if self._trained is None else "complete",
+            started=self._started,
+            finished=finished if self._trained is None else self._trained,
+            output_id=self.output_id,
+            exported=self.exported,
+            attempt=plan.attempt,
+            restarts=[
+                {"attempt": r.attempt, "cause": r.cause, "at": r.at + wall_offset, "signature": r.signature}
+                for r in plan.restarts
+            ],
+            holder=self._lock.token,
+            plan={
+                "countedRestarts": plan.counted_restarts,
+                "incarnations": plan.incarnations,
+                "resume": (plan.resume.passes, plan.resume.batches) if plan.resume is not None else None,
+            },
+            cause=cause.text if cause is not None else None,
+            exit_code=cause.code if cause is not None else None,
+            check=self._lock.check,
+        )

@@ -1,0 +1,220 @@
+"""Builds the status of a run (status.json, GET /status) and its metrics (GET /metrics); pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launcher.io.bucket_export_format import run_folder_url
+from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
+from launcher.supervisor.peers.messages import PHASES, PHASES_WITHOUT_PROCESSES
+from launcher.supervisor.progress import finite_number, whole_number
+
+STATES = {
+    "wait": "rendezvous",
+    "serve": "starting",
+    "train": "training",
+    "finish": "finishing",
+    "stop": "restarting",
+}
+"""Action of the plan → `state` in status.json while the run is not over."""
+
+
+def find_progress(member: Member, plan: AttemptPlan) -> Mapping[str, Any]:
+    """Return the trainer's progress in this attempt; {} before the trainer has reported any."""
+    state = member.state
+    if state is None or state.attempt != plan.attempt or state.phase in ("staging", "idle"):
+        return {}
+    return state.progress
+
+
+def estimate_seconds_left(progress: Mapping[str, Any], settings: TrainSettings) -> float | None:
+    """Return the seconds that one rank needs for its remaining batches at its present speed.
+
+    Args:
+        progress: the rank's progress.json.
+        settings: the settings of the run.
+
+    Returns:
+        Seconds; None if the progress has no speed yet.
+    """
+    done, batch, batches = (finite_number(progress.get(key)) for key in ("pass", "batch", "batches"))
+    speed = finite_number(progress.get("samples_per_second"))
+    if done is None or batch is None or not batches or not speed or speed < 0:
+        return None
+    left = (settings.passes - done) * batches - batch
+    return max(0.0, left * settings.batch_size / speed)
+
+
+def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float) -> str | None:
+    """Return in one line what the run waits for; None if it does not wait.
+
+    If the storage of some ranks does not respond, the line names these; otherwise the ranks that keep the run
+    from training.
+
+    Args:
+        plan: the coordinator's present plan.
+        members: all ranks.
+        now: rank 0's monotonic time in seconds.
+    """
+    hung = [
+        f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
+        for m in members
+        if m.state is not None and m.state.storage > 0
+    ]
+    return "; ".join(hung) or _describe_wait_of_plan(plan, members, now)
+
+
+def _describe_wait_of_plan(plan: AttemptPlan, members: Sequence[Member], now: float) -> str | None:
+    if plan.do == "wait":
+        absent = [m.label for m in members if m.phase in ("absent", "leaving")]
+        staging = [m.label for m in members if m.phase == "staging"]
+        running = [m.label for m in members if m.phase not in (*PHASES_WITHOUT_PROCESSES, "absent")]
+        parts = [
+            *(f"{label} to join" for label in absent),
+            *(f"{label} to stage its shard" for label in staging),
+            *(f"{label} to stop its processes" for label in running),
+            *(f"the processes of {m.label}'s earlier pod to exit" for m in members if m.ghost_until > now),
+        ]
+        return "; ".join(parts) or None
+    if plan.do == "serve":
+        late = [m.label for m in members if PHASES.index("ready") > _index(m)]
+        return f"the pservers of {', '.join(late)} to accept connections" if late else None
+    if plan.do == "train":
+        late = [f"{m.label} ({state})" for m in members if (state := find_state_before_training(m, plan))]
+        return f"{', '.join(late)} to start training" if late else None
+    if plan.do == "stop":
+        running = [m.label for m in members if m.phase not in (*PHASES_WITHOUT_PROCESSES, "absent")]
+        return f"{', '.join(running)} to stop its processes" if running else None
+    return None
+
+
+def find_state_before_training(member: Member, plan: AttemptPlan) -> str | None:
+    """Return a trainer's state (`starting`, `joining` or `loading`) if it has not trained a batch yet; else
+    None.
+    """
+    state = find_progress(member, plan).get("state")
+    return state if state in ("starting", "joining", "loading") else None
+
+
+def _index(member: Member) -> int:
+    return PHASES.index(member.phase) if member.phase in PHASES else -1
+
+
+def build_status(
+    settings: TrainSettings,
+    members: Sequence[Member],
+    plan: AttemptPlan,
+    *,
+    now: float,
+    wall: float,
+    state: str | None = None,
+    cause: str | None = None,
+) -> dict[str, Any]:
+    """Return the content of `output/status.json` (docs/reference/file-formats.md).
+
+    Args:
+        settings: the settings of the run.
+        members: all ranks; `pass` and `batch` are those of the slowest one.
+        plan: the coordinator's present plan.
+        now: rank 0's monotonic time in seconds.
+        wall: Unix time in seconds at that moment.
+        state: replaces the state that follows from the plan; None: no other state.
+        cause: why the run failed; None: it did not fail.
+    """
+    starts = plan.do == "train" and any(find_state_before_training(member, plan) for member in members)
+    state = state or ("starting" if starts else STATES.get(plan.do, plan.do))
+    ranks: list[dict[str, Any]] = []
+    for member in members:
+        progress = find_progress(member, plan)
+        reported = member.state
+        ranks.append(
+            {
+                "rank": member.rank,
+                "pod": reported.pod if reported is not None else "",
+                "node": reported.node if reported is not None else "",
+                # After a second start of a complete run no rank reports, but none is absent or staging.
+                "state": state if state == "complete" else _rank_state(member, progress),
+                "pass": whole_number(progress.get("pass")),
+                "batch": whole_number(progress.get("batch")),
+                "samplesPerSecond": finite_number(progress.get("samples_per_second")),
+                "loss": finite_number(progress.get("loss")),
+                "storageSeconds": reported.storage if reported is not None else 0.0,
+            }
+        )
+    progresses = [find_progress(member, plan) for member in members]
+    placed = [(r["pass"], r["batch"] or 0) for r in ranks if r["pass"] is not None]
+    slowest = min(placed, default=(None, None))
+    speeds = [r["samplesPerSecond"] for r in ranks if r["samplesPerSecond"] is not None]
+    losses = [r["loss"] for r in ranks if r["loss"] is not None]
+    etas = [eta for progress in progresses if (eta := estimate_seconds_left(progress, settings)) is not None]
+    batches = [
+        found for progress in progresses if (found := whole_number(progress.get("batches"))) is not None
+    ]
+    return {
+        "runId": settings.run_id,
+        "state": state,
+        "attempt": plan.attempt,
+        "restarts": [
+            {"attempt": r.attempt, "cause": r.cause, "at": round(wall - (now - r.at), 3)}
+            for r in plan.restarts
+        ],
+        "waitingFor": describe_wait(plan, members, now),
+        "trainers": settings.trainers,
+        "passes": settings.passes,
+        "pass": slowest[0],
+        "batch": slowest[1],
+        "batches": max(batches, default=None),
+        "samplesPerSecond": round(sum(speeds), 1) if speeds else None,
+        "loss": sum(losses) / len(losses) if losses else None,
+        "etaSeconds": round(max(etas), 1)
+        if etas and state == "training"
+        else (0 if state == "complete" else None),
+        "cause": cause,
+        "exportTo": run_folder_url(settings) if settings.export_to else None,
+        "updated": round(wall, 3),
+        "ranks": ranks,
+    }
+
+
+def _rank_state(member: Member, progress: Mapping[str, Any]) -> str:
+    if member.state is not None and member.state.failure is not None:
+        return "failed"
+    if member.phase == "training" and isinstance(progress.get("state"), str):
+        return str(progress["state"])
+    return member.phase
+
+
+def render_metrics(status: Mapping[str, Any], rendezvous_seconds: float | None) -> bytes:
+    """Return the page of GET /metrics in the text format of Prometheus.
+
+    Args:
+        status: the result of `build_status`.
+        rendezvous_seconds: seconds from the plan of this attempt until all ranks had joined; None before
+            that.
+    """
+    from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+    gauges = {
+        "attempt": ("Present attempt, counted from 0.", status["attempt"]),
+        "pass": ("Pass of the slowest rank, counted from 0.", status["pass"]),
+        "batch": ("Batch of the slowest rank.", status["batch"]),
+        "samples_per_second": ("Samples per second of all ranks.", status["samplesPerSecond"]),
+        "loss": ("Mean training loss of the pass so far.", status["loss"]),
+        "eta_seconds": ("Estimated seconds until the end of the last pass.", status["etaSeconds"]),
+        "rendezvous_seconds": ("Seconds from the plan of this attempt to its start.", rendezvous_seconds),
+    }
+    for name, (text, found) in gauges.items():
+        gauge = Gauge(f"paddle_training_{name}", text, registry=registry)
+        gauge.set(float("nan") if found is None else found)
+    restarts = Counter("paddle_training_restarts", "Restarts of the gang.", ["cause"], registry=registry)
+    for restart in status["restarts"]:
+        restarts.labels(cause=restart["cause"].partition("\n")[0][:120]).inc()
+    ranks = Gauge(
+        "paddle_training_rank_samples_per_second", "Samples per second.", ["rank"], registry=registry
+    )
+    for rank in status["ranks"]:
+        ranks.labels(rank=str(rank["rank"])).set(rank["samplesPerSecond"] or 0)
+    return bytes(generate_latest(registry))

@@ -1,0 +1,112 @@
+"""Export of the model to an S3 bucket (`training.exportTo`): rank 0 starts bucket_export_process.py for
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from launcher.errors import EXIT_UNFIT, ExportError, SettingsError, UnfitError, setting_message
+from launcher.io.bucket_export_format import run_folder_url
+from launcher.io.helper_protocol import HelperSpec, python_environ
+from launcher.log import log
+from launcher.settings import TrainSettings
+from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.timings import Timings
+
+
+class BucketExport:
+    """Checks the bucket before a training, and uploads the model after it, each with a helper process."""
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        timings: Timings,
+        wake: Callable[[], None],
+        pause: Callable[[float], None],
+    ) -> None:
+        """Prepare the export; no process is started yet.
+
+        Args:
+            settings: the settings of the run.
+            timings: deadlines, and the number of tries.
+            wake: called from a thread when the process has exited.
+            pause: waits that many seconds in the agent's main loop; it may raise to stop the export.
+        """
+        self._settings, self._timings, self._wake, self._pause = settings, timings, wake, pause
+        self.url = run_folder_url(settings)
+
+    def reserve(self, output_id: str) -> None:
+        """Check before the training that the run's folder in the bucket can be written, and mark it as used.
+
+        Args:
+            output_id: `outputId` of run.json, which identifies the training.
+
+        Raises:
+            SettingsError: the folder cannot be written, or belongs to another training.
+            UnfitError: this pod has no credentials, but another pod may get some.
+        """
+        try:
+            self._run("reserve", output_id, self._timings.reach)
+        except ExportError as error:
+            raise SettingsError(
+                setting_message(
+                    "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
+                    self._settings.export_to,
+                    "a bucket and prefix that the pods can reach and write to, and that no other training "
+                    "uses",
+                    str(error).rstrip("."),
+                    "Correct that, set another training.exportTo (empty: no export), or set another runId",
+                )
+            ) from error
+        log.info("the model will be exported to %s", self.url)
+
+    def copy(self, output_id: str) -> dict[str, Any]:
+        """Upload the model and the files about the run.
+
+        Args:
+            output_id: `outputId` of run.json, which identifies the training.
+
+        Returns:
+            to (address), finished (Unix seconds), objects (how many), bytes.
+
+        Raises:
+            ExportError: the upload failed; the model in output/ is not affected.
+            UnfitError: this pod has no credentials, but another pod may get some.
+        """
+        log.info("exporting to %s", self.url)
+        try:
+            done = self._run("copy", output_id, self._timings.export)
+        except ExportError as error:
+            raise ExportError(
+                "the training is complete and its model is in output/ on the shared storage; only the export "
+                f"to {self.url} failed: {str(error).rstrip('.')}. Fix: correct that, then start the run "
+                "again (helm upgrade with --reset-then-reuse-values --set-string runId=… creates a new Job): it "
+                "repeats only the export."
+            ) from error
+        log.info("exported %d objects, %s bytes, to %s", done["objects"], f"{done['bytes']:,}", done["to"])
+        return done
+
+    def _run(self, operation: str, output_id: str, seconds: float) -> dict[str, Any]:
+        t = self._timings
+        spec = HelperSpec(
+            name=f"export-{operation}",
+            module="launcher.supervisor.helpers.bucket_export_process",
+            request={
+                "operation": operation,
+                "outputId": output_id,
+                "tries": t.export_tries,
+                "base": t.export_base,
+            },
+            environ=python_environ(self._settings.environ),
+        )
+        process = HelperProcess(spec, self._settings.work, t, wake=self._wake)
+        process.send_request()
+        try:
+            return process.wait(self._pause, seconds)
+        except HelperError as error:
+            if error.returncode == EXIT_UNFIT:
+                raise UnfitError(f"export to {self.url}: {error}") from error
+            slow = ". Fix: check the bandwidth from the node to S3" if error.returncode is None else ""
+            raise ExportError(f"{error}{error.log_lines}{slow}") from error

@@ -1,0 +1,206 @@
+"""The process that uploads the model of a complete run to a bucket (`training.exportTo`).
+
+Rank 0 starts it (bucket_export.py), so that the launcher never loads boto3.
+launcher/io/bucket_export_format.py describes the files in the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from launcher import runtimes
+from launcher.errors import ExportError
+from launcher.io import files, s3
+from launcher.io.bucket_export_format import (
+    LATEST,
+    MARKER,
+    RUN_FILES,
+    STARTED,
+    ExportFolder,
+    run_folder_url,
+)
+from launcher.io.helper_protocol import main
+from launcher.io.retry import Retry
+from launcher.log import log, start_logging
+from launcher.paths import OutputPaths
+from launcher.settings import TrainSettings
+
+_PARTS_AT_ONCE = 4  # of a large file, 8 MiB each
+_FIXES = {
+    "NoSuchBucket": "There is no such bucket. ",
+    "AccessDenied": "The pods' role must allow s3:PutObject, s3:GetObject and s3:AbortMultipartUpload below "
+    "the prefix, and s3:ListBucket of the bucket for it. ",
+}
+_CHECK_S3 = "check that S3 can be reached from the cluster's nodes."
+
+
+class ModelUpload:
+    """Uploads one run's model to its folder in the bucket.
+
+    Its methods raise `ExportError` with the reason only; BucketExport adds the consequence and the fix.
+    """
+
+    def __init__(self, settings: TrainSettings, output_id: str, retry: Retry) -> None:
+        self._settings, self._output_id = settings, output_id
+        self._output = OutputPaths(settings.layout.output)
+        self.url = run_folder_url(settings)
+        try:
+            self._folder = ExportFolder.open(self.url, retry)
+        except s3.S3RejectedError as error:
+            raise ExportError(f"{self.url}: {error}") from error
+
+    def reserve(self) -> dict[str, Any]:
+        """Check that the folder is empty or belongs to this training, and write started.json to it.
+
+        Returns:
+            {"to": address of the folder}.
+        """
+        self._read_marker()
+        self._write_json(self._folder, STARTED, {**self._about_run(), "started": time.time()})
+        return {"to": self.url}
+
+    def copy(self) -> dict[str, Any]:
+        """Upload all files and, last, the marker _SUCCESS.json; do nothing if this model is uploaded already.
+
+        Returns:
+            to (address), finished (Unix seconds), objects (how many), bytes.
+        """
+        marker = self._read_marker()
+        listed = self._list_files()
+        if marker is not None and _model_files(marker.get("files")) == _model_files(listed):
+            log.info("%s contains this model already: nothing to upload", self.url)
+            return self._summary(marker)
+        for entry in listed:
+            self._upload(str(entry["name"]), int(entry["bytes"]))
+        marker = {**self._about_run(), "finished": time.time(), "files": listed}
+        self._write_json(self._folder, MARKER, marker)
+        self._write_latest(marker)
+        return self._summary(marker)
+
+    @contextlib.contextmanager
+    def _export_errors(self, where: str) -> Iterator[None]:
+        try:
+            yield
+        except s3.S3RejectedError as error:
+            reason = str(error).rstrip(".")
+            raise ExportError(f"{where}: {reason}. {_FIXES.get(error.code, '')}".strip()) from error
+
+    def _write_json(self, folder: ExportFolder, name: str, value: Mapping[str, Any]) -> None:
+        body = (json.dumps(value, indent=2) + "\n").encode()
+        kind = "application/json"
+        put = functools.partial(folder.bucket.call, "put_object", Body=body, ContentType=kind)
+        with self._export_errors(folder.url(name)):
+            folder.request(name, lambda key: put(Key=key))
+
+    def _about_run(self) -> dict[str, Any]:
+        s = self._settings
+        about = {"version": 1, "runId": s.run_id, "jobName": s.job_name, "namespace": s.namespace}
+        return {**about, "release": s.release, "outputId": self._output_id}
+
+    def _read_marker(self) -> dict[str, Any] | None:
+        """Return this run's marker, or None if it was not exported yet.
+
+        Raises:
+            ExportError: the marker is of another training.
+        """
+        with self._export_errors(self._folder.url(MARKER)):
+            content = self._folder.read(MARKER)
+        if content is None:
+            return None
+        try:
+            marker = json.loads(content)
+            owner = marker["outputId"]
+        except (ValueError, TypeError, KeyError):
+            marker, owner = {}, None
+        if owner != self._output_id:
+            raise ExportError(
+                f"{self.url} contains the model of another training (outputId {owner} in its {MARKER}, this "
+                f"run has {self._output_id}), for example of one with the same values in another cluster, or "
+                "from before the shared storage was emptied. It is not overwritten"
+            )
+        return dict(marker)
+
+    def _list_files(self) -> list[dict[str, Any]]:
+        """Return {"name", "bytes", "sha256"} of each file to upload; the name is relative to output/."""
+        root = self._output.root
+        model = self._output.model
+        newest = (
+            None if model.is_dir() else runtimes.load_runtime(self._settings.runtime).newest_checkpoint(root)
+        )
+        if newest is not None:
+            model = self._output.checkpoint(newest)
+        found = files.folder_files(model) if model.is_dir() else []
+        if not found:
+            raise ExportError(f"there is nothing to export: {self._output.model} has no files")
+        found += [root / name for name in RUN_FILES if (root / name).is_file()]
+        return [
+            {
+                "name": path.relative_to(root).as_posix(),
+                "bytes": path.stat().st_size,
+                "sha256": files.sha256_file(path),
+            }
+            for path in found
+        ]
+
+    def _upload(self, name: str, size: int) -> None:
+        from boto3.s3.transfer import TransferConfig
+
+        config = TransferConfig(max_concurrency=_PARTS_AT_ONCE)
+        file = str(self._output.root / name)
+        upload = functools.partial(self._folder.bucket.call, "upload_file", Filename=file, Config=config)
+        with self._export_errors(self._folder.url(name)):
+            self._folder.request(name, lambda key: upload(Key=key))
+        log.info("exported %s (%s bytes)", self._folder.url(name), f"{size:,}")
+
+    def _write_latest(self, marker: Mapping[str, Any]) -> None:
+        """Write latest.json, which says where the newest export of the job is.
+
+        A failure is only logged, because latest.json is not needed to load the model.
+        """
+        job = self._folder.with_prefix(self._folder.prefix.removesuffix(f"{self._settings.run_id}/"))
+        try:
+            value = {**self._about_run(), "finished": marker["finished"], "to": self.url}
+            self._write_json(job, LATEST, value)
+        except ExportError as error:
+            log.warning("%s still refers to an earlier run: %s", job.url(LATEST), error)
+
+    def _summary(self, marker: Mapping[str, Any]) -> dict[str, Any]:
+        entries = marker["files"]
+        size = sum(int(entry["bytes"]) for entry in entries)
+        return {"to": self.url, "finished": marker.get("finished"), "objects": len(entries), "bytes": size}
+
+
+def _model_files(entries: Any) -> list[Any]:
+    """Return those entries of `_list_files` or of a marker that are files of the model, not about the run."""
+    return [entry for entry in entries or [] if entry.get("name") not in RUN_FILES]
+
+
+def export(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what a request of bucket_export.py says; this is the main function of the helper process.
+
+    Args:
+        request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json,
+            which distinguishes trainings with the same run id; `tries` (attempts in a row for each object)
+            and `base` (seconds before the second one).
+
+    Returns:
+        The result of `ModelUpload.reserve` or `ModelUpload.copy`.
+
+    Raises:
+        ExportError: the bucket cannot be written, or belongs to another training.
+        UnfitError: this pod has no credentials; another pod may get them.
+    """
+    settings = TrainSettings.from_environ()
+    start_logging("export", settings.log_format)
+    retry = Retry(request["tries"], request["base"], doing="written", error=ExportError, fix=_CHECK_S3)
+    upload = ModelUpload(settings, request["outputId"], retry)
+    return upload.reserve() if request["operation"] == "reserve" else upload.copy()
+
+
+if __name__ == "__main__":
+    main(export)

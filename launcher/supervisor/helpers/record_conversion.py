@@ -1,0 +1,48 @@
+"""Parse the staged shard in a helper process before the rendezvous."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitError
+from launcher.io.helper_protocol import HelperSpec
+from launcher.log import log
+from launcher.paths import WorkPaths
+from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.timings import Timings
+
+
+def convert_shard(
+    spec: HelperSpec | None,
+    work: WorkPaths,
+    timings: Timings,
+    pause: Callable[[float], None],
+    wake: Callable[[], None],
+) -> None:
+    """Run the helper process that parses this rank's shard into binary records, and wait for its end.
+
+    Args:
+        spec: the helper, as the runtime's `conversion` returned it; None: do nothing.
+        work: the pod's own disk, for the process's log and answer.
+        timings: deadlines.
+        pause: waits that many seconds in the agent's main loop; it may raise to stop the conversion.
+        wake: called from a thread when the process has exited.
+
+    Raises:
+        ProcessError: the data or the program are wrong; message and exit code are those of the process.
+        UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
+    """
+    if spec is None:
+        return
+    log.info("parsing the shard")
+    process = HelperProcess(spec, work, timings, wake=wake)
+    process.send_request()
+    try:
+        process.wait(pause)
+    except HelperError as error:
+        text = f"the {spec.name} failed: {error}{error.log_lines}"
+        if error.returncode in (*FINAL, EXIT_GANG):
+            raise ProcessError(text, error.returncode, spec.name) from error
+        if error.returncode != EXIT_UNFIT:
+            text += "\nFix: if it was killed for lack of memory, raise resources.limits.memory."
+        raise UnfitError(text) from error

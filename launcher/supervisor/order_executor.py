@@ -1,0 +1,137 @@
+"""Starts and stops one rank's processes as the coordinator's orders say; never waits and sends no message.
+
+coordinator/decisions.py describes the orders and the phases of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from launcher.errors import LauncherError
+from launcher.supervisor.peers.messages import Failure, Order
+
+
+class AttemptProcesses(Protocol):
+    """Interface of the parameter servers (pservers) and trainer of one rank in one attempt.
+
+    `process_group.ProcessGroup` implements it; tests use simulated processes.
+    """
+
+    attempt: int
+    phase: str
+    """serving, ready, training, done; ended once all processes have exited as expected."""
+    failure: Failure | None
+
+    @property
+    def running(self) -> bool:
+        """Whether any process may still run."""
+
+    def poll(self, now: float) -> None:
+        """Check the processes, update `phase` and `failure`, and continue what `train` or `finish` started.
+
+        Args:
+            now: present monotonic time in seconds.
+        """
+
+    def train(self) -> None:
+        """Start the trainer, because all pservers of the job accept connections."""
+
+    def finish(self, now: float) -> None:
+        """Let the pservers exit, because all trainers of the job are done."""
+
+    def stop(self, now: float) -> None:
+        """Terminate all processes; `running` is true until they have exited."""
+
+
+class Report(NamedTuple):
+    """What a rank reports about its processes: phase, number of the attempt, and failure if there was one."""
+
+    phase: str
+    attempt: int
+    failure: Failure | None
+
+
+class OrderExecutor:
+    """Starts and stops one rank's processes as the coordinator's newest order says; rank 0 has one, too."""
+
+    def __init__(self, start: Callable[[Order], AttemptProcesses], rank: int, orphan_seconds: float) -> None:
+        """Create the executor; it starts nothing before `step` receives an order.
+
+        Args:
+            start: starts the processes of the attempt in an order; may raise `LauncherError`.
+            rank: this pod's rank.
+            orphan_seconds: all processes are stopped if rank 0 has not confirmed the order for so many
+                seconds.
+        """
+        self._start, self._rank, self._orphan_seconds = start, rank, orphan_seconds
+        self.processes: AttemptProcesses | None = None
+        self.attempt = -1
+        self.failure: Failure | None = None
+        self.staged = False
+        """Whether this rank's input is staged, so that processes can start."""
+        self.address: str | None = None
+        """This launcher's address: an order with another one is meant for an earlier pod of this rank."""
+        self._stopped_early = False
+        """Whether the processes were told to stop before they were finished."""
+        self.report = Report("staging", -1, None)
+        """Read by other threads; replaced as one object, and before the first process starts."""
+
+    def step(self, order: Order | None, heard: float, now: float) -> None:
+        """Do what `order` says as far as possible without waiting; call this again and again.
+
+        Args:
+            order: the coordinator's newest order; None stops all processes.
+            heard: monotonic time in seconds at which rank 0 last confirmed the order.
+            now: present monotonic time in seconds.
+        """
+        processes = self.processes
+        if processes is not None:
+            processes.poll(now)
+            self.failure = self.failure or processes.failure
+            self._stopped_early = self._stopped_early or self.failure is not None
+        may_run = (
+            order is not None
+            and order.do in ("serve", "train", "finish")
+            and now - heard < self._orphan_seconds
+        )
+        is_current = processes is not None and order is not None and order.attempt == processes.attempt
+        if processes is not None and order is not None and may_run and is_current and not self._stopped_early:
+            if order.do == "train":
+                processes.train()
+            elif order.do == "finish":
+                processes.finish(now)
+        elif processes is not None and processes.running:
+            self._stopped_early = True
+            processes.stop(now)
+        elif order is not None and may_run and self._can_start(order):
+            self._start_attempt(order, now)
+        elif order is not None and order.do == "stop" and order.attempt > self.attempt:
+            self.attempt, self.failure, self.processes = order.attempt, None, None
+        self.report = Report(self.phase, self.attempt, self.failure)
+
+    def _can_start(self, order: Order) -> bool:
+        is_ours = self.address is None or order.addresses[self._rank] == self.address
+        return order.do == "serve" and is_ours and self.staged and order.attempt > self.attempt
+
+    def _start_attempt(self, order: Order, now: float) -> None:
+        self.attempt, self.failure, self.processes, self._stopped_early = order.attempt, None, None, False
+        self.report = Report("serving", order.attempt, None)
+        try:
+            self.processes = self._start(order)
+        except LauncherError as error:
+            self.failure = Failure.from_error(error, now, self._rank)
+
+    @property
+    def running(self) -> bool:
+        """Return whether any process may still run."""
+        return self.processes is not None and self.processes.running
+
+    @property
+    def phase(self) -> str:
+        """Return the phase that this rank reports."""
+        if not self.staged:
+            return "staging"
+        if self.processes is None or (self._stopped_early and not self.processes.running):
+            return "idle"
+        return self.processes.phase

@@ -1,0 +1,1 @@
+"""Communication between the launchers of one run: addresses, messages, HTTP server and client."""

@@ -1,0 +1,142 @@
+"""Host names, IP addresses, network interfaces and ports of a pod, with the standard library only.
+
+The agent reaches the network through `PodNetwork`; tests replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from pathlib import Path
+
+from launcher.errors import GangError, SettingsError, setting_message
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_IF_INET6 = Path("/proc/net/if_inet6")
+
+
+class PodNetwork:
+    """The network of this pod: name resolution, interfaces, listening and connecting."""
+
+    bind_host = ""
+    """Address on which the peer server listens; empty: every address of the pod."""
+
+    def resolve(self, name: str) -> list[str]:
+        """Return all addresses of `name`, IPv4 first, without duplicates; empty if it does not resolve."""
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError):
+            return []
+        found.sort(key=lambda item: item[0] != socket.AF_INET)
+        return list(dict.fromkeys(str(item[4][0]) for item in found))
+
+    def interfaces(self) -> dict[str, list[str]]:
+        """Return interface name → addresses, IPv4 first; an interface without an address has an empty
+        list.
+        """
+        result: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for name, addresses in result.items():
+                request = struct.pack("256s", name.encode()[:15])
+                with contextlib.suppress(OSError):
+                    answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                    addresses.append(socket.inet_ntoa(answer[20:24]))
+        with contextlib.suppress(OSError):
+            for line in _IF_INET6.read_text().splitlines():
+                address, *_, name = line.split()
+                parsed = ipaddress.IPv6Address(bytes.fromhex(address))
+                if not parsed.is_link_local:
+                    result.setdefault(name, []).append(str(parsed))
+        return result
+
+    def listen(self, port: int) -> socket.socket:
+        """Return a TCP socket that listens on `port` of every address (IPv4, and IPv6 if the kernel supports
+        it).
+
+        Raises:
+            GangError: the port is in use, or cannot be used.
+        """
+        dual = self.bind_host == "" and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or ":" in self.bind_host else socket.AF_INET
+        try:
+            return socket.create_server(
+                (self.bind_host, port), family=family, dualstack_ipv6=dual, backlog=1024
+            )
+        except OSError as error:
+            raise GangError(
+                f"cannot listen on port {port} (peerPort): {error.strerror}. Another process of this pod "
+                "or, with hostPorts, of this node uses it. Fix: set another peerPort."
+            ) from error
+
+    def connect(self, host: str, port: int, timeout: float) -> socket.socket:
+        """Return a TCP socket connected to `host`:`port`. Raises OSError, also after `timeout` seconds."""
+        return socket.create_connection((host, port), timeout=timeout)
+
+
+def find_nic_addresses(network: PodNetwork, nic: str) -> list[str]:
+    """Return the IP addresses of the pod's network interface `nic`.
+
+    Raises:
+        SettingsError: the pod has no such interface, or it has no address; the message lists all interfaces.
+    """
+    interfaces = network.interfaces()
+    listed = "; ".join(
+        f"{name} {', '.join(found) or 'without address'}" for name, found in interfaces.items()
+    )
+    if nic not in interfaces:
+        raise SettingsError(
+            setting_message(
+                "nic (CONF_PADDLE_NIC)",
+                nic,
+                "a network interface of the pod",
+                f"this pod has only: {listed}",
+                "Set nic to one of them",
+            )
+        )
+    if not interfaces[nic]:
+        raise SettingsError(
+            setting_message(
+                "nic (CONF_PADDLE_NIC)",
+                nic,
+                "an interface with an address",
+                f"other pods must reach it, and it has no address; this pod has: {listed}",
+                "Set nic to an interface with an address",
+            )
+        )
+    return interfaces[nic]
+
+
+def find_advertised_address(network: PodNetwork, nic: str) -> str:
+    """Return the IPv4 address of `nic`, which this rank advertises to its peers (docs/adr/0004).
+
+    It is always an address and never a name: Paddle resolves names repeatedly, and DNS may be outdated or
+    unavailable.
+
+    Raises:
+        SettingsError: the interface has no IPv4 address, so Paddle cannot use it.
+    """
+    addresses = find_nic_addresses(network, nic)
+    for address in addresses:
+        if ":" not in address:
+            return address
+    raise SettingsError(
+        setting_message(
+            "nic (CONF_PADDLE_NIC)",
+            nic,
+            "an interface with an IPv4 address",
+            f"Paddle's servers do not support IPv6, and it has only {', '.join(addresses)}",
+            "Set nic to an interface with an IPv4 address",
+        )
+    )
+
+
+def accepts_connections(network: PodNetwork, host: str, port: int, timeout: float = 1.0) -> bool:
+    """Return whether a process accepts TCP connections on `host`:`port` now."""
+    try:
+        network.connect(host, port, timeout).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,200 @@
+"""Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest
+order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.rank0_locator import Rank0Locator
+from launcher.supervisor.timings import Timings
+
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 10.0  # for one answer; the server holds it back for `Timings.hold` seconds at most
+
+
+class HttpConnection:
+    """One HTTP connection to rank 0's peer server. Every method may raise OSError."""
+
+    def __init__(self, network: PodNetwork, host: str, port: int) -> None:
+        """Connect to `host`:`port`, or raise OSError."""
+        self._http = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+        self._http.auto_open = 0  # after the connection has ended, rank 0 may have another address
+        self._http.sock = network.connect(host, port, timeout=CONNECT_SECONDS)
+        self._http.sock.settimeout(ANSWER_SECONDS)
+        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post_state(self, credential: str, body: bytes) -> tuple[int, bytes]:
+        """Send POST /state with this credential and JSON body; return the answer's HTTP status and body."""
+        headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+        self._http.request("POST", "/state", body, headers)
+        response = self._http.getresponse()
+        return response.status, response.read()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._http.close()
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Rank 0 rejected this pod's state, because another pod with the same rank is the valid one."""
+
+    replaced: bool
+    """Whether the other pod has taken this one's place, so that rank 0 will never accept this one."""
+    since: float
+    """Monotonic time of the first rejection in a row."""
+
+
+class CoordinatorLink:
+    """Sends this rank's state to the coordinator and keeps the newest order, from two threads.
+
+    One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. The other
+    thread sends urgent states at once, on a connection of its own.
+    """
+
+    def __init__(
+        self,
+        network: PodNetwork,
+        port: int,
+        timings: Timings,
+        locator: Rank0Locator,
+        *,
+        read_state: Callable[[], MemberState | None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Create the link; `start` connects it.
+
+        Args:
+            network: the pod's network.
+            port: `peerPort` of rank 0.
+            timings: periods and deadlines.
+            locator: finds rank 0's address and the credential.
+            read_state: returns this rank's state. None sends nothing: a launcher whose main thread is stuck
+                must not look alive.
+            wake: called when there is a new order or a rejection.
+        """
+        self._network, self._port, self._timings, self._locator = network, port, timings, locator
+        self._read_state, self._wake = read_state, wake
+        self.order: Order | None = None
+        self.heard = time.monotonic()
+        """When the coordinator last confirmed `order`; before the first order, when this link was created."""
+        self.problem = "no request was sent yet"
+        """Why rank 0 last did not confirm an order, for messages."""
+        self.rejection: Rejection | None = None
+        self._version = 0
+        self._credential = ""
+        self._connection: HttpConnection | None = None
+        self._host = "rank 0"
+        self._deadline = float("inf")
+        self._urgent = threading.Event()
+        self._finished = threading.Event()
+        """Set once rank 0 knows that this rank leaves, or cannot be reached."""
+
+    @property
+    def credential(self) -> str:
+        """Return the credential that this pod last read from run.lock."""
+        return self._credential
+
+    def start(self) -> None:
+        """Start both threads."""
+        for target in (self._run, self._run_urgent):
+            threading.Thread(target=target, name="coordinator link", daemon=True).start()
+
+    def send_now(self) -> None:
+        """Send this rank's state at once, on a connection of its own."""
+        self._urgent.set()
+
+    def close(self, seconds: float) -> None:
+        """Wait until rank 0 knows that this rank exits, for at most `seconds`; then end both threads."""
+        self._deadline = time.monotonic() + seconds
+        self._urgent.set()
+        self._finished.wait(seconds)
+        self._finished.set()
+
+    def _run(self) -> None:
+        while time.monotonic() < self._deadline:
+            state = self._read_state()
+            accepted = False
+            try:
+                accepted = state is not None and self._exchange(state)
+            except (OSError, http.client.HTTPException, ValueError, LauncherError) as error:
+                where = f"{self._host}:{self._port}" if self._connection is None else "rank 0"
+                self.problem = (
+                    f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
+                )
+                self._disconnect()
+                if self.order is not None and self.order.do == "end":
+                    break  # rank 0 has exited after the end of the run
+            if self._finished.is_set() or (accepted and state is not None and state.phase == "leaving"):
+                break
+            if not accepted:
+                time.sleep(self._timings.poll)
+        self._finished.set()
+        self._disconnect()
+
+    def _run_urgent(self) -> None:
+        while not self._finished.is_set():
+            if not self._urgent.wait(self._timings.log_again):
+                continue
+            self._urgent.clear()
+            state = self._read_state()
+            if state is None or self._connection is None:
+                continue  # the other thread sends it as soon as it is connected
+            with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+                connection = HttpConnection(self._network, self._host, self._port)
+                with contextlib.closing(connection):
+                    code, _ = connection.post_state(self._credential, _encode(state, -1))
+                if code == 200 and state.phase == "leaving":
+                    self._finished.set()
+
+    def _exchange(self, state: MemberState) -> bool:
+        """Send `state` to rank 0 and store the order from its answer; return whether rank 0 accepted the
+        state.
+        """
+        if self._connection is None:
+            self._credential = self._credential or self._locator.read_credential() or ""
+            self._host = self._locator.find_address()
+            self._connection, self._version = HttpConnection(self._network, self._host, self._port), 0
+        sent = time.monotonic()
+        code, body = self._connection.post_state(self._credential, _encode(state, self._version))
+        answer: Mapping[str, Any] = json.loads(body)
+        if code == 200:
+            is_first, is_new = self.order is None, answer["version"] != self._version
+            # Rank 0 counts from the arrival of the state, so this rank counts from its sending.
+            self.order, self.heard = Order.from_json(answer["order"]), sent
+            self.rejection, self._version = None, answer["version"]
+            if is_first or is_new:
+                self._wake()
+            return True
+        self.problem = f"rank 0 answered with HTTP status {code}: {answer.get('error')}"
+        if code == 409:
+            since = self.rejection.since if self.rejection is not None else sent
+            self.rejection = Rejection(bool(answer.get("replaced")), since)
+            self._wake()
+        if code == 401:
+            self._credential = self._locator.read_credential() or ""
+        if code == 503:  # rank 0 may be another pod by now
+            self._disconnect()
+        return False
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _encode(state: MemberState, seen: int) -> bytes:
+    """Return the body of POST /state; `seen` is the version of the newest order that this rank has."""
+    return json.dumps({"state": state.to_json(time.monotonic()), "seen": seen}).encode()

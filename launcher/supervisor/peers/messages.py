@@ -1,0 +1,150 @@
+"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's order, sent back as the
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from launcher.errors import EXIT_UNFIT, LauncherError, ProcessError
+from launcher.paths import Position
+
+OrderAction = Literal["wait", "serve", "train", "finish", "stop", "end"]
+PHASES = ("staging", "idle", "serving", "ready", "training", "done", "ended", "leaving")
+PHASES_WITHOUT_PROCESSES = ("staging", "idle", "ended", "leaving")
+"""Phases in which a rank runs no pserver and no trainer."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an attempt failed, as one rank reports it."""
+
+    text: str
+    code: int
+    """Exit code of the run, if this failure ends it."""
+    at: float
+    """Time of the failure on the monotonic clock of the pod that holds this object."""
+    rank: int = -1
+    process: str = ""
+    """Name of the failed process, for example `trainer` or `pserver 0`; empty for the launcher itself."""
+    returncode: int | None = None
+    place: tuple[int, int] | None = None
+    """(pass from 0, batch from 1) of the trainer when it failed; None if unknown."""
+
+    @classmethod
+    def from_error(cls, error: LauncherError, at: float, rank: int, **more: Any) -> Failure:
+        """Convert an exception to a failure.
+
+        Args:
+            error: the exception.
+            at: monotonic time of the failure in seconds.
+            rank: the rank that failed.
+            **more: further fields of the failure.
+        """
+        if isinstance(error, ProcessError):
+            more |= {"process": error.process, "returncode": error.returncode}
+        return cls(str(error), error.exit_code, at, rank, **more)
+
+    @property
+    def signature(self) -> tuple[Any, ...] | None:
+        """Return a key that is equal for two failures with the same cause in the program.
+
+        None when the program is not the cause: a signal, or an error of the storage or the launcher.
+        """
+        code = self.returncode
+        if code is None or code <= 0 or code >= 128 or self.code == EXIT_UNFIT:
+            return None
+        return (self.rank, self.process, code, *(self.place or ()))
+
+
+@dataclass(frozen=True)
+class MemberState:
+    """The complete state that one rank reports to the coordinator."""
+
+    rank: int
+    incarnation: str
+    """Random identifier of this pod: distinguishes two pods of one rank."""
+    phase: str = "staging"
+    attempt: int = -1
+    """The newest attempt in which this rank started processes, or received `stop` before it started any."""
+    failure: Failure | None = None
+    """Failure of that attempt, or of the launcher itself."""
+    address: str = ""
+    pod: str = ""
+    node: str = ""
+    fingerprint: Mapping[str, Any] | None = None
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    storage: float = 0.0
+    """Seconds since the shared storage last answered this pod; 0 while it answers."""
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """Return this state as a dict for JSON, with the age of the failure instead of its time.
+
+        The age is in seconds before `now`, because the monotonic clocks of two pods cannot be compared.
+        """
+        value = asdict(self)
+        if self.failure is not None:
+            value["failure"]["at"] = now - self.failure.at
+        return value
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any], now: float) -> MemberState:
+        """Convert the result of `to_json`, received from another pod, back to a state.
+
+        Args:
+            value: the parsed JSON.
+            now: present monotonic time of this pod in seconds, from which the failure's age is subtracted.
+
+        Raises:
+            KeyError, TypeError, ValueError: `value` is not a valid state.
+        """
+        fields = dict(value)
+        if fields.get("failure") is not None:
+            failure = dict(fields["failure"])
+            place = failure.get("place")
+            fields["failure"] = Failure(
+                **{**failure, "at": now - float(failure["at"]), "place": tuple(place) if place else None}
+            )
+        state = cls(**fields)
+        if state.phase not in PHASES or not isinstance(state.rank, int) or not isinstance(state.attempt, int):
+            raise ValueError(
+                f"invalid phase {state.phase!r}, rank {state.rank!r} or attempt {state.attempt!r}"
+            )
+        if not isinstance(state.progress, dict) or not isinstance(state.storage, float | int):
+            raise TypeError("progress must be an object, and storage a number")
+        return state
+
+
+@dataclass(frozen=True)
+class Order:
+    """The coordinator's instruction to all ranks: what to do in which attempt. Each one replaces all earlier
+    ones.
+    """
+
+    attempt: int
+    do: OrderAction
+    addresses: tuple[str, ...] = ()
+    """One address for each rank; empty while no process may start."""
+    resume: Position | None = None
+    cause: str | None = None
+    """Why the attempt stops or the run failed; None when the run is complete."""
+    code: int = 0
+    """With `end`: the exit code of every rank."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return this order as a dict for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Order:
+        """Convert the result of `to_json`, received from rank 0, back to an order."""
+        resume = value.get("resume")
+        return cls(
+            **{
+                **value,
+                "addresses": tuple(value["addresses"]),
+                "resume": Position(**resume) if resume else None,
+            }
+        )

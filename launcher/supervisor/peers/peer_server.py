@@ -1,0 +1,109 @@
+"""HTTP server that every launcher runs on `peerPort`.
+
+every rank   GET /healthz   for the kubelet: 200 while the launcher's main thread runs
+             GET /metrics   for Prometheus (rank 0 only, else 404)
+rank 0       GET /status    the content of status.json, without access to the storage
+             POST /state    a rank sends its state; the answer is the coordinator's newest order
+             (`Membership`)
+
+The credential of POST /state is derived from the token in run.lock
+(docs/adr/0004-the-gang-restarts-in-place.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from launcher.supervisor.peers.addresses import PodNetwork
+
+STATE_MAX_BYTES = 1 << 16  # of one state; an order for 1000 ranks has some 20 kB
+
+Page = Callable[[], tuple[int, str, bytes]]
+"""Returns (HTTP status, content type, body)."""
+StateHandler = Callable[[str, bytes], tuple[int, bytes]]
+"""Takes (credential, body) of a state and returns (HTTP status, JSON body)."""
+
+
+class PeerRequestHandler(BaseHTTPRequestHandler):
+    """Handles one connection, which members keep open because they send several states a second."""
+
+    protocol_version = "HTTP/1.1"
+    server: PeerServer
+    timeout = 60.0
+    # Answers are small: waiting for more data to send with them (Nagle) would cost 40 ms each.
+    disable_nagle_algorithm = True
+
+    def do_GET(self) -> None:
+        """Answer a GET request with the page of its path, or with status 404 and the list of paths."""
+        page = self.server.pages.get(self.path.partition("?")[0])
+        if page is None:
+            pages = ", ".join(sorted(self.server.pages))
+            self._answer_error(404, f"there is no {self.path}; available: {pages}")
+            return
+        code, kind, body = page()
+        self._answer(code, body, kind)
+
+    def do_POST(self) -> None:
+        """Answer POST /state: pass the rank's state to the coordinator, and send the order that it
+        returns.
+        """
+        size = int(self.headers.get("Content-Length") or -1)
+        if not 0 <= size <= STATE_MAX_BYTES:
+            self.close_connection = True
+            self._answer_error(413, f"a state must have a length of at most {STATE_MAX_BYTES} bytes")
+            return
+        body = self.rfile.read(size)
+        handle_state = self.server.handle_state
+        if self.path != "/state" or handle_state is None:
+            self._answer_error(404, "only rank 0 accepts states, at /state")
+            return
+        credential = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        self._answer(*handle_state(credential, body))
+
+    def _answer_error(self, code: int, text: str) -> None:
+        self._answer(code, json.dumps({"error": text}).encode())
+
+    def _answer(self, code: int, body: bytes, kind: str = "application/json") -> None:
+        with contextlib.suppress(OSError):
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (the base class's name)
+        """Log nothing: every member sends several requests a second."""
+
+
+class PeerServer(ThreadingHTTPServer):
+    """Serves the pages of one rank and, on rank 0, the members' states, from a thread."""
+
+    daemon_threads = True
+    request_queue_size = 1024  # all members connect at the same time
+
+    def __init__(self, network: PodNetwork, port: int, pages: Mapping[str, Page]) -> None:
+        """Listen on `port` and serve `pages` (path → page).
+
+        Raises:
+            GangError: the port is in use.
+        """
+        self.pages = pages
+        self.handle_state: StateHandler | None = None
+        """Handles POST /state; set on rank 0 only."""
+        super().__init__((network.bind_host, port), PeerRequestHandler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = network.listen(port)
+        threading.Thread(target=self.serve_forever, args=(0.1,), name="http", daemon=True).start()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Log nothing when a client disconnects in the middle of a request."""
+
+    def close(self) -> None:
+        """Stop serving and close the port."""
+        self.shutdown()
+        self.server_close()

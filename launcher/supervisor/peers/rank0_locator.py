@@ -1,0 +1,76 @@
+"""Finds the address of rank 0's pod and the credential for its peer server.
+
+Kubernetes may replace rank 0's pod at any time, so every other rank looks both up again whenever it
+reconnects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launcher.paths import OutputPaths
+from launcher.settings import TrainSettings
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.shared_storage.output_lease import read_lease_holder
+
+if TYPE_CHECKING:
+    from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
+
+
+def build_credential(settings: TrainSettings, token: str) -> str:
+    """Return the credential with which ranks of this run authenticate to rank 0's HTTP server.
+
+    Args:
+        settings: the settings of the run.
+        token: the random token in run.lock, which only pods with access to the shared storage can read.
+    """
+    return f"{settings.namespace}/{settings.run_id}/{token}"
+
+
+class Rank0Locator:
+    """Finds rank 0's address and credential; its `read_` and `find_` methods raise OSError or
+    `LauncherError`.
+    """
+
+    def __init__(self, settings: TrainSettings, network: PodNetwork) -> None:
+        self._settings, self._network = settings, network
+        self._lock_path = OutputPaths(settings.layout.output).lock
+        self._holder_address = ""
+        """Address of the lease holder, as run.lock contains it."""
+        self._lookups = -1
+        self._pod_watch: Rank0PodWatch | None = None
+
+    def read_credential(self) -> str | None:
+        """Return the credential from run.lock; None while no rank 0 of this run holds the lease."""
+        holder, s = read_lease_holder(self._lock_path), self._settings
+        if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
+            return None
+        self._holder_address = str(holder.get("address") or "")
+        return build_credential(s, str(holder.get("token")))
+
+    def find_address(self) -> str:
+        """Return the next address of rank 0 to try.
+
+        Two pods of rank 0 may exist for a while, and DNS may be unavailable: repeated calls return the
+        addresses from DNS and from run.lock in turn.
+        """
+        s = self._settings
+        if s.rendezvous == "api":
+            if self._pod_watch is None:
+                from launcher.io.kubernetes_api import PodApi
+                from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
+
+                self._pod_watch = Rank0PodWatch(s, PodApi(s.environ, s.namespace))
+            return self._pod_watch.find_address()
+        name = f"{s.k8s_job}-0.{s.service}"
+        found = [address for address in self._network.resolve(name) if ":" not in address]
+        found += [self._holder_address] if self._holder_address and self._holder_address not in found else []
+        if not found:
+            raise OSError(f"{name} does not resolve (rank 0's pod is not scheduled, or DNS does not respond)")
+        self._lookups += 1
+        return found[self._lookups % len(found)]
+
+    def close(self) -> None:
+        """Stop watching rank 0's pod through the Kubernetes API, if this locator does."""
+        if self._pod_watch is not None:
+            self._pod_watch.close()

@@ -1,0 +1,349 @@
+"""Starts one rank's parameter servers (pservers) and trainer for one attempt, watches and stops them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
+from launcher.io import cgroup_memory
+from launcher.log import log
+from launcher.reporting.failure_messages import describe_exit, quote_log
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination, LogFollower
+from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
+from launcher.supervisor.peers.messages import Failure
+from launcher.supervisor.progress import finite_number, read_progress
+from launcher.supervisor.state_deadlines import FIXES, find_state_deadline
+from launcher.supervisor.timings import Timings
+
+
+class ProcessGroup:
+    """The pservers and the trainer of one rank in one attempt.
+
+    Phases: serving → ready → training → done → ended; `stop` is possible in each of them. Nothing here waits:
+    the agent calls `poll` again and again.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        gang: RankAttempt,
+        *,
+        network: PodNetwork,
+        timings: Timings,
+        wake: Callable[[], None],
+        longest_stays: dict[str, float],
+        forks: ForkServer | None = None,
+    ) -> None:
+        """Start the pservers, and the trainer if it waits for them itself.
+
+        Args:
+            runtime: describes the processes.
+            gang: this rank's part of the attempt: addresses, settings, checkpoint to resume from.
+            network: the pod's network.
+            timings: periods and deadlines.
+            wake: called, from threads, when `poll` has something to do.
+            longest_stays: state of the trainer → longest time in seconds that a trainer of this rank has
+                spent in it; updated here.
+            forks: the fork server that creates the processes; None: they are started in the usual way.
+
+        Raises:
+            LauncherError: a process could not start; none is left running.
+        """
+        self._runtime, self._gang, self._network = runtime, gang, network
+        self._forks = forks
+        self._timings, self._wake = timings, wake
+        self.attempt, self.phase = gang.attempt, "serving"
+        self.failure: Failure | None = None
+        self._trainer: ChildProcess | None = None
+        self._servers: list[ChildProcess] = []
+        self._follows: list[LogFollower] = []
+        self._stop: GroupTermination | None = None
+        self._stop_by = float("inf")
+        """When this launcher gives up on processes that do not exit."""
+        self._fatal: tuple[ProcessSpec, str, float] | None = None
+        """(process, text in its log, time) of the first log line after which a process cannot continue."""
+        self._finish_by: float | None = None
+        self._servers_stop = GroupTermination([], 0, 0)
+        self._oom_kills = cgroup_memory.oom_kills()
+        self._longest_stays = longest_stays
+        self._place: tuple[float, Any] = (0.0, None)
+        """(monotonic time of its last change, pass and batch and state of the trainer)."""
+        self._state: tuple[float, Any] = (0.0, None)
+        """(monotonic time of its last change, state of the trainer)."""
+        self._training_since: float | None = None
+        """When this rank received the order to train."""
+        gang.settings.work.progress.unlink(missing_ok=True)
+        specs = runtime.pservers(gang)
+        self._check_ports(specs)
+        self._waiting = [port for spec in specs for port in spec.ready_ports]
+        self._ready_by = time.monotonic() + timings.ready
+        try:
+            for spec in specs:
+                self._servers.append(self._start(spec))
+            log.info("started %s", ", ".join(spec.name for spec in specs) or "no pserver")
+            if runtime.trainer_waits:
+                self._start_trainer()
+        except LauncherError:
+            self._stop_and_wait()
+            raise
+
+    def _check_ports(self, specs: list[ProcessSpec]) -> None:
+        for spec in specs:
+            for port in spec.ready_ports:
+                if accepts_connections(self._network, self._gang.host, port):
+                    raise GangError(
+                        f"port {port} of {self._gang.host}, which {spec.name} needs, is in use by another "
+                        "process (with hostPorts: another job on this node; else: a process that an earlier "
+                        "attempt left running). Fix: set another port, or stop that process."
+                    )
+
+    def _start(self, spec: ProcessSpec) -> ChildProcess:
+        child = ChildProcess(spec, self._wake, self._forks)
+        texts = self._runtime.fatal_lines
+
+        def judge(lines: str) -> None:
+            if self._fatal is None and (text := next((text for text in texts if text in lines), None)):
+                self._fatal = spec, text, time.monotonic()
+                self._wake()
+
+        shown = spec.role == "trainer"
+        self._follows.append(
+            LogFollower(spec.log, copy=spec.copy, shown=shown, judge=judge if texts else None)
+        )
+        return child
+
+    def _start_trainer(self) -> None:
+        self._trainer = self._start(self._runtime.trainer(self._gang))
+        log.info("started trainer (pid %d)", self._trainer.pid)
+
+    @property
+    def _children(self) -> list[ChildProcess]:
+        return [*self._servers, *([self._trainer] if self._trainer is not None else [])]
+
+    @property
+    def running(self) -> bool:
+        """Return whether any process may still run."""
+        return any(not child.done.is_set() for child in self._children)
+
+    def poll(self, now: float) -> None:
+        """Check the processes, and update `phase` and `failure`; call this again and again.
+
+        Args:
+            now: present monotonic time in seconds.
+
+        Raises:
+            UnfitError: processes did not exit after SIGKILL; this is raised only once.
+        """
+        if self._stop is not None:
+            if self._stop.poll(now):
+                self._finish_logs()
+            elif now >= self._stop_by:
+                self._stop_by = float("inf")
+                left = [f"{c.spec.name} (pid {c.pid})" for c in self._children if not c.done.is_set()]
+                raise UnfitError(
+                    f"{', '.join(left)} did not exit within {self._timings.stop + self._timings.stuck:.0f} s "
+                    "of SIGTERM and SIGKILL, most likely because a volume does not respond. This pod exits, "
+                    "and Kubernetes replaces it. Fix: check that the pod's volumes are mounted on its node "
+                    "and that their servers respond"
+                )
+            return
+        if self.phase == "ended":
+            return
+        try:
+            self._check_processes(now)
+        except LauncherError as error:
+            self._fail(error, now)
+
+    def _fail(self, error: LauncherError, now: float) -> None:
+        exited = [c.ended_at for c in self._children if c.done.is_set() and c.returncode]
+        progress = read_progress(self._gang.settings)
+        place = progress.get("pass"), progress.get("batch")
+        self.failure = Failure.from_error(
+            error, min(exited, default=now), self._gang.rank, place=place if None not in place else None
+        )
+        log.error("%s", error)
+        self.stop(now)
+
+    def _check_processes(self, now: float) -> None:
+        """Raise `LauncherError` if a process has failed or hangs; else advance the phase."""
+        for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
+            self._check_exit(child, now)
+        if (
+            self._fatal is not None
+            and self.phase != "done"
+            and read_progress(self._gang.settings).get("state") != "done"
+        ):
+            spec, text, seen = self._fatal
+            if now - seen >= self._timings.pserver_exit_lag:
+                raise ProcessError(
+                    f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}",
+                    process=spec.name,
+                )
+        if self.phase == "serving":
+            self._waiting = [
+                port
+                for port in self._waiting
+                if not accepts_connections(self._network, self._gang.host, port)
+            ]
+            if not self._waiting:
+                self.phase = "ready"
+            elif now >= self._ready_by:
+                spec = next(c.spec for c in self._servers if self._waiting[0] in c.spec.ready_ports)
+                raise DeadlineError(
+                    f"{spec.name} does not accept connections on {self._gang.host}:"
+                    f"{', '.join(map(str, self._waiting))} after {self._timings.ready:.0f} s"
+                    f"{quote_log(spec.log)}"
+                )
+        elif self.phase == "training":
+            self._check_progress(now)
+            if self._trainer is not None and self._trainer.done.is_set():
+                self.phase = "done"
+        elif self.phase == "done" and self._finish_by is not None:
+            self._await_servers(now)
+
+    def _check_exit(self, child: ChildProcess, now: float) -> None:
+        """Raise `ProcessError` if `child` should not have exited, or not with its exit code."""
+        code = child.returncode or 0
+        if child.spec.role == "trainer" and code == 0 and self.phase in ("training", "done"):
+            return
+        if child.spec.role == "pserver" and (child.stopped or self._finish_by is not None):
+            return
+        if (
+            child.spec.role == "pserver"
+            and code == 0
+            and child.spec.ends_itself
+            and self.phase in ("training", "done")
+        ):
+            # Trainer 0 stops the servers just before the last trainers exit.
+            if now - child.ended_at <= self._timings.early_pserver_exit:
+                return
+            raise ProcessError(
+                f"{child.spec.name} exited with code 0, but {self._timings.early_pserver_exit:.0f} s later "
+                "not all trainers are done, and they would wait for it without end"
+                f"{quote_log(child.spec.log)}",
+                process=child.spec.name,
+            )
+        if code == -signal.SIGKILL and cgroup_memory.oom_kills() > self._oom_kills:
+            raise ProcessError(_describe_out_of_memory(child.spec.name), code, child.spec.name)
+        raise ProcessError(
+            f"{child.spec.name} exited with {describe_exit(code)}{quote_log(child.spec.log)}",
+            code,
+            child.spec.name,
+        )
+
+    def _check_progress(self, now: float) -> None:
+        """Raise `ProcessError` if the trainer stays longer in its state than `find_state_deadline` allows."""
+        settings = self._gang.settings
+        progress = read_progress(settings)
+        state = progress.get("state")
+        place = progress.get("pass"), progress.get("batch"), state
+        if place != self._place[1]:
+            self._place = now, place
+        self._training_since = self._training_since or now
+        entered, before = self._state
+        if state != before:
+            if isinstance(before, str) and before != "training":
+                self._longest_stays[before] = max(self._longest_stays.get(before, 0.0), now - entered)
+            self._state = now, state
+        if not isinstance(state, str):  # runtime v1: the old binary writes no progress.json
+            return
+        limit, source = find_state_deadline(
+            state,
+            progress_deadline=settings.progress_deadline_seconds,
+            exit_deadline=self._timings.trainer_exit,
+            longest_stays=self._longest_stays,
+            before=self._state[0] - self._training_since,
+            size=finite_number(progress.get("bytes", 0)),
+        )
+        if now - self._place[0] < limit:
+            return
+        what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
+        fix = FIXES.get(state, "see the last lines of its log")
+        quote = quote_log(self._trainer.spec.log) if self._trainer is not None else ""
+        raise ProcessError(
+            f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
+            f"batch {place[1]}. Fix: {fix}{quote}",
+            process="trainer",
+        )
+
+    def train(self) -> None:
+        """Start the trainer, because all pservers of the job accept connections."""
+        if self.phase != "ready":
+            return
+        self.phase = "training"
+        if self._trainer is None:
+            try:
+                self._start_trainer()
+            except LauncherError as error:
+                self._fail(error, time.monotonic())
+
+    def finish(self, now: float) -> None:
+        """Stop the pservers that never exit by themselves, because all trainers of the job are done.
+
+        Args:
+            now: present monotonic time in seconds.
+        """
+        if self.phase == "done" and self._finish_by is None:
+            self._finish_by = now + self._timings.pserver_exit
+            self._servers_stop = GroupTermination(
+                [c for c in self._servers if not c.spec.ends_itself], self._timings.stop, now
+            )
+
+    def _await_servers(self, now: float) -> None:
+        self._servers_stop.poll(now)
+        staying = [c for c in self._servers if not c.done.is_set()]
+        if staying and self._finish_by is not None and now >= self._finish_by:
+            names = ", ".join(c.spec.name for c in staying)
+            log.warning(
+                "%s: still running %.0f s after all trainers were done; stopping",
+                names,
+                self._timings.pserver_exit,
+            )
+            self._servers_stop, self._finish_by = (
+                GroupTermination(staying, self._timings.stop, now),
+                float("inf"),
+            )
+        if not staying:
+            self.phase = "ended"
+            self._finish_logs()
+
+    def stop(self, now: float) -> None:
+        """Terminate all processes; `running` is true until they have exited."""
+        if self._stop is None:
+            self._stop = GroupTermination(self._children, self._timings.stop, now)
+            self._stop_by = now + self._timings.stop + self._timings.stuck
+
+    def _stop_and_wait(self) -> None:
+        """Stop the processes that were started before another one failed to start, and wait for them."""
+        self.stop(time.monotonic())
+        deadline = time.monotonic() + self._timings.stop + 5
+        while (
+            self._stop is not None and not self._stop.poll(time.monotonic()) and time.monotonic() < deadline
+        ):
+            time.sleep(0.05)
+        self._finish_logs()
+
+    def _finish_logs(self) -> None:
+        """Let the log followers copy the last lines and end."""
+        for follow in self._follows:
+            follow.end()
+
+    def join_log_followers(self, seconds: float) -> None:
+        """Wait until the last lines of the logs are shown and copied, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        for follow in self._follows:
+            follow.join(max(0.0, deadline - time.monotonic()))
+
+
+def _describe_out_of_memory(name: str) -> str:
+    limit = cgroup_memory.limit()
+    size = f" of {limit / (1 << 20):,.0f} MiB" if limit is not None else ""
+    return (
+        f"{name} was killed by the kernel (SIGKILL): this pod's processes reached its memory limit{size} "
+        "(resources.limits.memory). Fix: increase that limit, or decrease training.batchSize or the size of "
+        "the tables."
+    )

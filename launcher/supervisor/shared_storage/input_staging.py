@@ -1,0 +1,246 @@
+"""Copy this rank's shard, the side tables and the program from the shared storage to the pod's own disk."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep.shard_files import list_shard_files
+from launcher.errors import DataError, SettingsError, UnfitError, setting_message
+from launcher.io import disk_space, files
+from launcher.io.program_folders import BUILT_IN
+from launcher.log import log
+from launcher.paths import RESERVED_FOLDERS, SHARD_LISTS, JobPaths
+from launcher.settings import TrainSettings
+
+TEST_ALONE = 200_000
+"""Rank 0 alone evaluates a test set of at most so many rows; a larger one is divided among all ranks
+(launcher/trainer/evaluation.py)."""
+
+
+@dataclass(frozen=True)
+class StagedInputs:
+    """Folders of the data and the program on the pod's own disk, and the digest of the program."""
+
+    data_dir: Path
+    program_dir: Path
+    program_sha256: str
+
+
+def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
+    """Return the folder of the program of `training.config`: the user's own on the shared storage, or a
+    built-in one.
+
+    Raises:
+        SettingsError: the folder or the file in it is missing; the message lists those that exist.
+    """
+    own = settings.layout.program(settings.config_dir)
+    folder = own if own.is_dir() else built_in / settings.config_dir
+    if not folder.is_dir():
+        raise SettingsError(
+            setting_message(
+                "training.config (TRAIN_CONFIG_DIR)",
+                settings.config_dir,
+                "the folder of a training program",
+                f"there is neither {own} nor a built-in program with that name; your own programs: "
+                f"{_list(_own_programs(settings.layout))}; built-in programs: {_list(_folders(built_in))}",
+                "Set it to one of them, or upload your own with `python -m launcher push`",
+            )
+        )
+    if not (folder / settings.config_file).is_file():
+        there = sorted(path.name for path in folder.iterdir() if path.is_file())
+        raise SettingsError(
+            setting_message(
+                "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
+                settings.config_file,
+                f"a file in {folder}",
+                f"there are only {_list(there)}",
+                "Set the part of training.config after the / to one of them",
+            )
+        )
+    return folder
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names) if names else "none"
+
+
+def _folders(parent: Path) -> list[str]:
+    if not parent.is_dir():
+        return []
+    return sorted(p.name for p in parent.iterdir() if p.is_dir() and p.name[0] not in "._")
+
+
+def _own_programs(layout: JobPaths) -> list[str]:
+    return [n for n in _folders(layout.job) if n not in RESERVED_FOLDERS and not n.isdecimal()]
+
+
+def stage_inputs(
+    settings: TrainSettings,
+    rank: int,
+    manifest: dict[str, Any],
+    program: Path,
+    check: Callable[[], None] = lambda: None,
+) -> StagedInputs:
+    """Copy this rank's shard, side tables and program to the pod's own disk, and verify the copies.
+
+    Files of an earlier pod or container in the work folder are not trusted, and copied again.
+
+    Args:
+        settings: the settings of the run.
+        rank: this pod's rank.
+        manifest: manifest.json.
+        program: the program's folder.
+        check: called often; it may raise to stop a long copy.
+
+    Raises:
+        DataError: a file is missing, does not match the manifest, or is changed during the copy.
+        StorageError: the pod's own disk is full.
+        UnfitError: the pod's own disk does not return what was written.
+    """
+    work = settings.work
+    _check_space(work.root, manifest, rank, test=_tests(settings, rank, manifest))
+    with files.storage_errors(work.root):
+        if work.data.exists():
+            shutil.rmtree(work.data)
+        work.tables.mkdir(parents=True)
+        work.progress.unlink(missing_ok=True)
+    _stage_data(settings, rank, manifest, check)
+    digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
+    # The data providers of runtime v1 read ./data/train.txt, as in the tutorial's container.
+    link = work.program / "data"
+    if not link.exists():
+        link.symlink_to(work.data, target_is_directory=True)
+    return StagedInputs(work.data, work.program, digest)
+
+
+def _stage_program(
+    program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
+) -> str:
+    """Copy the program to the pod's own disk; return the digest of the copy."""
+    with files.storage_errors(program):
+        before = program_sha256(program, config_file)
+        files.retry_storage(program, lambda: files.copy_folder(program, target, check))
+        copied = program_sha256(target, config_file)
+        if copied != before and program_sha256(program, config_file) != before:
+            raise DataError(
+                f"{program} was changed while it was copied, so it is unknown which program this run trains. "
+                "Fix: "
+                "wait until `python -m launcher push` has finished, then start the run again."
+            )
+    if copied != before:
+        raise _bad_copy(program, target)
+    if expected and (found := files.folder_sha256(target)) != expected:
+        raise SettingsError(
+            setting_message(
+                "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
+                expected,
+                f"the sha256 of the program on the storage, {found}",
+                f"{program} is not the program that these values were made for: it was pushed again since "
+                "then, "
+                "or never",
+                "Push the right program, and set the value that `python -m launcher push` prints",
+            )
+        )
+    return copied
+
+
+def _bad_copy(source: Path, target: Path) -> UnfitError:
+    return UnfitError(
+        f"{target} differs from {source}, from which it was copied: this pod's own disk is faulty. The pod "
+        "exits, "
+        "and Kubernetes starts another one. Fix: if this happens again, check the node's disk."
+    )
+
+
+def program_sha256(program: Path, config_file: str) -> str:
+    """Return the digest of a program's files and of the name of its main file."""
+    import hashlib
+
+    return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
+
+
+def _check_space(root: Path, manifest: dict[str, Any], rank: int, *, test: bool) -> None:
+    with files.storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+    tested = [manifest.get("test") or {}] if test else []
+    parts = [manifest["shards"][rank], *tested, *(manifest.get("tables") or [])]
+    needed = sum(int(part.get("bytes", 0)) for part in parts)
+    what = f"shard {rank} with its test set and tables"
+    disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)
+
+
+def _tests(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
+    """Return whether this rank needs the test set: rank 0, or all if it is large or the runtime is v1."""
+    lines = (manifest.get("test") or {}).get("lines", 0)
+    return rank == 0 or settings.runtime == "v1" or lines > TEST_ALONE
+
+
+def _stage_data(
+    settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
+) -> None:
+    work, layout = settings.work, settings.layout
+    shard, about = layout.shard(rank), manifest["shards"][rank]
+    sums = {"train.txt": _copy_pieces(layout, about, work.data / "train.txt", check)}
+    if manifest.get("test") and _tests(settings, rank, manifest):
+        sums["test.txt"] = _copy_checked(
+            layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
+        )
+    for name in SHARD_LISTS:
+        _copy_checked(shard / name, work.data / name, None, check)
+    for table in manifest.get("tables") or []:
+        source = layout.tables / table["name"]
+        _copy_checked(source, work.tables / table["name"], table.get("sha256"), check)
+    if manifest.get("rows"):
+        _copy_checked(layout.rows, work.rows, manifest["rows"].get("sha256"), check)
+    files.write_json(work.sums, sums)
+    log.info("staged shard %d: %s lines", rank, about.get("lines"))
+
+
+def _copy_pieces(layout: JobPaths, about: dict[str, Any], target: Path, check: Callable[[], None]) -> str:
+    """Copy the files of a shard, one after the other, to the single file `target`; return its sha256 in
+    hex.
+    """
+    shard = layout.shard(about["index"])
+    found = list_shard_files(layout, about)
+    if len(found) == 1:
+        return _copy_checked(shard / found[0]["name"], target, found[0]["sha256"], check)
+    part = target.with_name("piece.tmp")
+    with files.storage_errors(target), target.open("wb") as whole:
+        for piece in found:
+            _copy_checked(shard / piece["name"], part, piece["sha256"], check)
+            with part.open("rb") as file:
+                shutil.copyfileobj(file, whole, files.BLOCK)
+    part.unlink()
+    return files.sha256_file(target, check)
+
+
+def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> str:
+    """Copy a file and verify the copy; return its sha256 in hex.
+
+    The content that was read must match `sha256` of the manifest (or a second read, if that is None), and the
+    copy must match what was read. The copy is read from the page cache, as later by the trainer: that takes
+    0.7 s of one core per GB.
+    """
+    try:
+        _, read = files.retry_storage(source, lambda: files.copy_file(source, target, check))
+        wanted = sha256 or files.sha256_file(source, check)
+    except FileNotFoundError as error:
+        raise DataError(
+            f"{source} is missing, although the manifest lists it. Fix: delete manifest.json, and start the "
+            "run "
+            "again with another runId, which makes the data again."
+        ) from error
+    if read != wanted:
+        raise DataError(
+            f"{source} has sha256 {read}, but {wanted} {'in the manifest' if sha256 else 'when read again'}: "
+            "it was changed or truncated after the data Job. Fix: delete manifest.json, and start the run "
+            "again with "
+            "another runId, which makes the data again."
+        )
+    if files.sha256_file(target, check) != read:
+        raise _bad_copy(source, target)
+    return read

@@ -1,0 +1,360 @@
+"""Resume the output of an earlier run, or move it to runs/ and start from scratch; write run.json.
+
+A run matches an output if both have the same fingerprint: the settings and program that decide what is
+trained.
+
+    run.json matches this run                → resume it
+    runs/<id>/run.json matches               → move output/ to runs/ and bring that one back
+    run.json is another run's                → move output/ to runs/ and start from scratch
+    no readable run.json and no checkpoint   → move output/ to runs/ and start from scratch
+    no readable run.json, but checkpoints    → an error: it is unknown which run saved them
+
+A damaged or missing run.json is read from its copy, run.copy.json. A failing read is retried, and then stops
+this launcher.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import DataError, StorageError
+from launcher.io import files, run_record
+from launcher.log import log
+from launcher.paths import JobPaths, OutputPaths, position
+from launcher.settings import TrainSettings
+from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
+
+
+def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
+    """Return the settings that must be equal for a run to resume the output of another.
+
+    The fingerprint does not contain passes, image, resources and log periods, and the number of pservers per
+    pod (`portsNum`) of a runtime whose checkpoints any number of pservers can restore.
+    """
+    return {
+        "program": program_sha256,
+        "dataDigest": settings.data_digest,
+        "trainers": settings.trainers,
+        **({} if settings.runtime == "fleet" else {"portsNum": settings.ports_num}),
+        "runtime": settings.runtime,
+        "mode": settings.mode,
+        "batchSize": settings.batch_size,
+        "extraArgs": list(settings.extra_args),
+        **({"initModelPath": settings.init_model} if settings.init_model else {}),
+        **({"startFromScratch": settings.start_from_scratch} if settings.start_from_scratch else {}),
+    }
+
+
+@dataclass(frozen=True)
+class OpenedOutput:
+    """The output folder that this run writes to."""
+
+    output: OutputPaths
+    attempt: int
+    """0 in a new output; 1 more than the last attempt in a resumed one."""
+    earlier: dict[str, Any]
+    """run.json as it was read, or {}."""
+
+
+def check_folders(layout: JobPaths) -> None:
+    """Check that output/ and runs/ are folders or absent, and that no symbolic link leads out of them.
+
+    Raises:
+        StorageError: with the path and the fix; also for a link directly in output/.
+    """
+    for path in (
+        layout.output,
+        layout.runs,
+        *(layout.output / name for name in files.list_names(layout.output)),
+    ):
+        with files.storage_errors(path):
+            what = "a symbolic link" if path.is_symlink() else ""
+            folder = path.parent == layout.job or path.name.startswith("node_")
+            if folder and not what and path.exists() and not path.is_dir():
+                what = "a file"
+        if what:
+            raise StorageError(
+                f"{path} is {what}, but the launcher writes there and does not follow links out of the job's "
+                "folder. Fix: remove it, or move its target into its place, then start the run again."
+            )
+
+
+def open_output(settings: TrainSettings, print_: dict[str, Any], lock: OutputLease) -> OpenedOutput:
+    """Resume output/, or move it to runs/ and create a new one or bring an earlier one back.
+
+    Only rank 0 calls this, while it holds the lease.
+
+    Args:
+        settings: the settings of the run.
+        print_: `run_fingerprint` of this run.
+        lock: the lease on output/, which this pod holds.
+
+    Raises:
+        DataError: there are checkpoints, but no readable run.json.
+        LeaseLostError: another run has created output/ in the meantime.
+        StorageError, StorageFailedError: the storage cannot be read or written.
+    """
+    layout, pause = settings.layout, lock.pause
+    output = OutputPaths(layout.output)
+    earlier = _earlier(output, pause)
+    if earlier is not None and earlier.get("fingerprint") == print_:
+        log.info("resuming output/ of run %s: same fingerprint", earlier.get("runId"))
+        return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+    back = _matching(layout, print_, pause)
+    if back is None and not any(_kept(name) for name in files.list_names(output.root, pause)):
+        return OpenedOutput(output, 0, {})
+    moved = _swap(layout, earlier, back, run_id=settings.run_id, lock=lock)
+    log.info("moved output/ with another fingerprint to %s", moved.relative_to(layout.job))
+    if back is None:
+        return OpenedOutput(output, 0, {})
+    log.info("brought back runs/%s: same fingerprint", back.name)
+    earlier = _earlier(output, pause) or {}
+    return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+
+
+def _kept(name: str) -> bool:
+    """Return whether this file of an output must be kept: not the lease, nor temporary files."""
+    return not name.startswith((".", "run.lock"))
+
+
+def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> dict[str, Any] | None:
+    """Return the run record of the present output/; None if it is absent or damaged and there is no
+    checkpoint.
+
+    Raises:
+        DataError: it is absent or damaged, but there are checkpoints.
+    """
+    why = "is missing"
+    try:
+        found = read_run_record(output, pause)
+    except files.UnreadableError as error:
+        found, why = None, f"cannot be used ({error})"
+    checkpoints = [name for name in files.list_names(output.root, pause) if name.startswith("pass-")]
+    if found is None and checkpoints:
+        raise DataError(
+            f"{output.run_json} {why}, but {output.root} contains checkpoints ({checkpoints[0]} to "
+            f"{checkpoints[-1]}): "
+            "it is unknown which run saved them, so nothing was moved or started from scratch. Fix: restore "
+            "run.json or run.copy.json from a backup of the volume; or, to start from scratch, move the "
+            "folder "
+            f"away: mv {output.root} {output.root}-kept."
+        )
+    return found
+
+
+def read_run_record(
+    output: OutputPaths, pause: Callable[[float], None] = time.sleep
+) -> dict[str, Any] | None:
+    """Return an output's run record: run.json, else its copy; None when neither is there.
+
+    Raises:
+        UnreadableError: it is damaged, and there is no intact copy.
+        StorageError, StorageFailedError: the files cannot be read, also after 20 s of retries.
+    """
+    found, damage = run_record.read(output, pause)
+    if damage is not None and found is None:
+        raise damage
+    if damage is not None:
+        copy = output.run_copy.name
+        log.warning("%s Its copy %s is used, and run.json will be written again.", damage, copy)
+    return found
+
+
+def _glance(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """Call `read` for a JSON file that is not essential; return its object, or {} if it is absent or
+    damaged.
+    """
+    try:
+        return read() or {}
+    except files.UnreadableError as error:
+        log.warning("%s It is ignored.", error)
+        return {}
+
+
+def _matching(layout: JobPaths, print_: dict[str, Any], pause: Callable[[float], None]) -> Path | None:
+    """Return the folder of the newest run in runs/ with this fingerprint, for a rollback; None if there is
+    none."""
+    found = []
+    for name in files.list_names(layout.runs, pause):
+        if name.startswith("."):  # `clean` is removing it
+            continue
+        run = _glance(functools.partial(read_run_record, OutputPaths(layout.run(name)), pause))
+        if run.get("fingerprint") == print_:
+            found.append((float(run.get("started") or 0), name))
+    return layout.run(max(found)[1]) if found else None
+
+
+def _swap(
+    layout: JobPaths, earlier: dict[str, Any] | None, back: Path | None, *, run_id: str, lock: OutputLease
+) -> Path:
+    """Move output/ to runs/, and another folder, which contains this pod's lease, into its place.
+
+    Args:
+        layout: the job's folders.
+        earlier: run.json of the output that is moved away; None if there is none.
+        back: the folder in runs/ that becomes output/; None: an empty folder.
+        run_id: the id of this run.
+        lock: the lease on output/, which this pod holds.
+
+    Returns:
+        The path in runs/ to which output/ was moved.
+    """
+    with files.storage_errors(layout.job), lock.still():
+        layout.runs.mkdir(exist_ok=True)
+        aside = _free_name(layout, str((earlier or {}).get("runId") or "unknown"))
+        incoming = back or layout.output_tmp(run_id)
+        incoming.mkdir(exist_ok=True)
+        lock.plant(OutputPaths(incoming).lock)
+        layout.output.rename(aside)
+        try:
+            incoming.rename(layout.output)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise LeaseLostError(
+                    f"another run created {layout.output} while this one moved the earlier output to runs/, "
+                    "and writes "
+                    "there now. Fix: two live releases must not have the same jobName: change one of them."
+                ) from error
+            raise
+        files.fsync_dir(layout.job)
+    with contextlib.suppress(OSError):
+        OutputPaths(aside).lock.unlink()
+    return aside
+
+
+def _free_name(layout: JobPaths, run_id: str) -> Path:
+    """Return `runs/<run id>`, with a number appended if that exists."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".") or "unknown"
+    path, count = layout.run(name), 1
+    while path.exists():
+        count += 1
+        path = layout.run(f"{name}.{count}")
+    return path
+
+
+def _next_attempt(output: OutputPaths, earlier: dict[str, Any], pause: Callable[[float], None]) -> int:
+    """Return 1 more than the last attempt in run.json and status.json."""
+    recorded = (
+        earlier.get("attempt"),
+        _glance(lambda: files.read_json(output.status_json, pause)).get("attempt"),
+    )
+    return 1 + max((number for number in recorded if isinstance(number, int)), default=0)
+
+
+def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
+    """Move this rank's logs of the previous attempt to `attempt-<attempt - 1>/`, without overwriting others.
+
+    The function is idempotent.
+
+    Args:
+        output: the output folder.
+        rank: this pod's rank.
+        attempt: the attempt that is about to start.
+    """
+    node = output.node(rank)
+
+    def move() -> None:
+        node.mkdir(parents=True, exist_ok=True)
+        logs = [name for name in files.list_names(node) if name.endswith(".log")] if attempt else []
+        if not logs:
+            return
+        earlier = output.attempt(rank, attempt - 1)
+        earlier.mkdir(exist_ok=True)
+        there = set(files.list_names(earlier))
+        for name in logs:
+            new, count = name, 1
+            while new in there:
+                count += 1
+                new = f"{name.removesuffix('.log')}.{count}.log"
+            with contextlib.suppress(FileNotFoundError):  # another pod of this rank did it
+                (node / name).rename(earlier / new)
+
+    files.retry_storage(node, move)
+
+
+def write_run_record(
+    output: OutputPaths,
+    settings: TrainSettings,
+    print_: dict[str, Any],
+    *,
+    state: str,
+    started: float,
+    finished: float | None,
+    output_id: str,
+    exported: dict[str, Any] | None,
+    attempt: int,
+    restarts: list[dict[str, Any]],
+    holder: str,
+    plan: Mapping[str, Any] | None = None,
+    cause: str | None = None,
+    exit_code: int | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the run record: run.json and its copy run.copy.json.
+
+    The score is read from model/score.json, or else taken from the present run.json.
+
+    Args:
+        output: the output folder.
+        settings: the settings of the run.
+        print_: `run_fingerprint` of the run.
+        state: training, stopped, complete or failed.
+        started: Unix time in seconds.
+        finished: Unix time in seconds; None while the run is not over.
+        output_id: random identifier of the output, which all runs that resume it share.
+        exported: result of the export to a bucket; None without one.
+        attempt: number of the present attempt.
+        restarts: {"attempt", "cause", "at": Unix seconds} of each failed attempt.
+        holder: the token of this pod's lease.
+        plan: further keys that a later rank 0 needs to continue (`coordinator.plan_first_attempt`).
+        cause: why the run failed; None: the key is not written.
+        exit_code: exit code of the failed run; None: the key is not written.
+        check: raises if the lease was lost (`OutputLease.check`), since the file then belongs to another pod.
+    """
+    score = _glance(lambda: files.read_json(output.model / "score.json"))
+    score = score or _glance(lambda: read_run_record(output)).get("score", {})
+    end = {"cause": cause, "exitCode": exit_code}
+    value = {
+        "runId": settings.run_id,
+        "outputId": output_id,
+        "namespace": settings.namespace,
+        "release": settings.release,
+        "fingerprint": print_,
+        "config": f"{settings.config_dir}/{settings.config_file}",
+        "passes": settings.passes,
+        **_best(output, settings),
+        "started": started,
+        "finished": finished,
+        "state": state,
+        "attempt": attempt,
+        "restarts": restarts,
+        "holder": holder,
+        **(plan or {}),
+        **{key: value for key, value in end.items() if value is not None},
+        "score": score,
+        "exported": exported,
+    }
+    for path in (output.run_json, output.run_copy):
+        files.retry_storage(
+            path, functools.partial(files.write_json, path, files.with_checksum(value), check)
+        )
+
+
+def _best(output: OutputPaths, settings: TrainSettings) -> dict[str, Any]:
+    """Return the keys of run.json about the best pass; {} without `training.keepBest`.
+
+    They are keepBest, patience, and modelPass: the pass, from 0, of which output/model is.
+    """
+    if not settings.keep_best:
+        return {}
+    at = position(str(_glance(lambda: files.read_json(output.model / "model.json")).get("checkpoint")))
+    of_model = {"modelPass": at.passes - 1} if at else {}
+    return {"keepBest": settings.keep_best, "patience": settings.patience, **of_model}

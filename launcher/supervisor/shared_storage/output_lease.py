@@ -1,0 +1,354 @@
+"""The lease on output/, the file run.lock: only the pod that holds it may write to the output.
+
+States of run.lock, and what a pod that wants the lease does (lock_… are the fields of `Timings`):
+
+    absent                               ── create with link(2)      ──▶ held by this pod
+    held by this pod                     ── renew in place           ──▶ held by this pod
+    held by this pod                     ── release                  ──▶ absent
+    held by another pod, which renews it ── wait for lock_wait       ──▶ error; TwinError if of the same run
+    another pod's, not renewed for       ── replace with rename(2)   ──▶ held by this pod, if lock_settle later
+    lock_stale                                                           the file still contains its token
+
+Clocks of two machines are never compared: a waiter observes by its own clock whether the content changes.
+
+- **In place.** A renewal overwrites the same bytes of the same inode. So the name refers to one
+  file while one holder lives, and cached names on other nodes stay valid; and no new block is needed, so a
+  full disk ends no lease (except on a copy-on-write file system). Contents differ only in the
+  digits of the beat, so that a torn read is still a valid lease.
+- **Created by link(2)**, which fails if the name exists. On NFS the server answers, which also
+  invalidates this node's cached name; so a waiter tries it before it treats a lease as expired.
+- **Taken over by rename.** A delayed write of the old holder then changes a file without a name. Of several
+  waiters the last one gets the lease and the others see that, if none needs longer than `lock_settle` from
+  its last read to its own rename (Fischer's algorithm); one that needs longer waits for another `lock_lease`.
+- **Expires by itself.** A thread that uses no storage ends the lease `lock_lease` after the start of the last
+  successful renewal, whatever the mount does. A lost lease is never written or removed again. No other run
+  writes to the output before `lock_stale` + `lock_settle` after the same moment, so some seconds are left in
+  which all ranks are notified and their children are killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import DeadlineError, LauncherError, TwinError, UnfitError
+from launcher.io import files
+from launcher.log import log
+from launcher.supervisor.timings import Timings
+
+_LONGEST = 1 << 14  # bytes; a lease has about 300
+
+
+class LeaseLostError(UnfitError):
+    """This run has lost the lease, or may have: it expired, another run took it, or the file was removed."""
+
+
+@dataclass(frozen=True)
+class LeaseHolder:
+    """The pod that holds, or wants, a lease."""
+
+    run_id: str
+    namespace: str
+    release: str
+    job_name: str
+    pod: str
+    token: str
+    """Random: distinguishes two pods of one run, and authenticates this run's other ranks."""
+    address: str = ""
+    """IP address at which this run's other ranks reach the holder."""
+
+    def content(self, beat: int) -> bytes:
+        """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of
+        renewals).
+        """
+        own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
+        own |= {"token": self.token, "address": self.address}
+        return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
+
+
+class OutputLease:
+    """The lease on one output folder, as rank 0's launcher uses it: acquire, keep, check, release.
+
+    `pause` waits for the given number of seconds, and may raise to stop a wait.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        holder: LeaseHolder,
+        timings: Timings,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.path, self.holder, self.timings = path, holder, timings
+        self.pause, self._clock = pause, clock
+        self._beat = 0
+        self._renewed = clock()
+        """Start of the last successful renewal; the lease is not stale before `lock_stale` after that."""
+        self._failure: Exception | None = None
+        """Why the last renewal failed."""
+        self._error: LauncherError | None = None
+        self._ends = threading.Lock()
+        self._still = threading.Lock()
+        self._end = threading.Event()
+        self._renewer = threading.Thread(target=self._renew_on, name="run.lock", daemon=True)
+        self._lost: Callable[[LauncherError], None] = lambda _: None
+
+    @property
+    def token(self) -> str:
+        """The token that the file contains while this process holds the lease."""
+        return self.holder.token
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease was lost, or may have been; then nothing may be written to the output."""
+        return self._error is not None
+
+    def check(self) -> None:
+        """Raise the reason if the lease was lost; call it before each write to the output."""
+        if self._error is not None:
+            raise self._error
+
+    def acquire(self) -> None:
+        """Wait until this process holds the lease.
+
+        Raises:
+            DeadlineError: a pod of another run holds the lease and keeps renewing it.
+            TwinError: another pod of this run holds the lease and keeps renewing it.
+            StorageError, StorageFailedError: run.lock cannot be read; it is not overwritten.
+        """
+        began = self._clock()
+        seen: bytes | None = None
+        seen_at = began
+        told = False
+        while True:
+            now = self._clock()
+            current = files.read_bytes(self.path, self.pause)
+            if current is None:
+                if self._create():
+                    return
+            elif current != seen:
+                seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
+            elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
+                return
+            if now - began >= self.timings.lock_wait:
+                raise self._refusal(seen)
+            if not told and seen is not None:
+                log.info(
+                    "waiting for %s to release %s, up to %g s", _who(seen), self.path, self.timings.lock_wait
+                )
+                told = True
+            self.pause(self.timings.poll)
+
+    def _refusal(self, seen: bytes | None) -> LauncherError:
+        other = _parsed(seen) or {}
+        text = (
+            f"{self.path} is still held by {_who(seen)}, which is alive (it renewed the lease while this run "
+            f"waited {self.timings.lock_wait:.0f} s)"
+        )
+        if other.get("runId") == self.holder.run_id:
+            return TwinError(
+                f"{text}. It is another pod of this run with rank 0, so this one exits; the run continues. "
+                "Fix: if a pod was deleted by force while its node cannot be reached, it still runs: "
+                "power that node off."
+            )
+        own = self.holder.release, self.holder.namespace
+        if (other.get("release"), other.get("namespace")) != own:
+            return DeadlineError(
+                f"{text}. Two live releases cannot write one output: release {own[0]} in namespace {own[1]} "
+                f"has the same jobName {self.holder.job_name!r} on the same storage. Fix: set another "
+                "jobName, or uninstall the other release first."
+            )
+        return DeadlineError(f"{text}. Fix: delete that run first (kubectl delete job {other.get('runId')}).")
+
+    def _content(self) -> bytes:
+        self._beat += 1
+        return self.holder.content(self._beat)
+
+    def _create(self) -> bool:
+        """Create the file if it is absent; return whether this process holds the lease now."""
+        return files.retry_storage(self.path, self._link, self.pause)
+
+    def _link(self) -> bool:
+        temp = files.temporary_path(self.path)
+        now = self._clock()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.plant(temp)
+            os.link(temp, self.path)
+        except (FileExistsError, FileNotFoundError):  # the latter: the folder was moved aside at this moment
+            return False
+        finally:
+            with contextlib.suppress(OSError):
+                temp.unlink()
+        self._renewed = now
+        return True
+
+    def _take_over(self, stale: bytes) -> bool:
+        if self._create():
+            return True
+        looked = self._clock()
+        if files.read_bytes(self.path, self.pause) != stale:
+            return False
+        log.info(
+            "run.lock of %s was not renewed for %g s: taking it over", _who(stale), self.timings.lock_stale
+        )
+        if not self._did(lambda: self.plant(self.path)):
+            return False
+        in_time = self._clock() - looked < self.timings.lock_settle
+        self.pause(self.timings.lock_settle + (0 if in_time else self.timings.lock_lease))
+        self._renewed = self._clock()
+        return self._did(self.renew)
+
+    def _did(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+        except (FileNotFoundError, UnfitError, files.UnreadableError) as error:
+            log.info("the lease could not be taken over, trying again: %s", error)
+            return False
+        return True
+
+    def plant(self, path: Path) -> None:
+        """Write this process's lease to `path`, over an expired one or into a folder that will become
+        output/."""
+        files.write_atomically(path, self._content())
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Prevent renewals inside the `with` block, so that output/ can be replaced; the lease may still
+        expire.
+        """
+        with self._still:
+            self.check()
+            yield
+            self.check()
+
+    def keep(self, lost: Callable[[LauncherError], None]) -> None:
+        """Renew the lease from now on.
+
+        Args:
+            lost: called once, from a thread, with a `LeaseLostError` when the lease may be lost.
+        """
+        self._lost = lost
+        self._renewer.start()
+        threading.Thread(target=self._watch, name="lease", daemon=True).start()
+
+    def _lose(self, error: LauncherError) -> None:
+        with self._ends:
+            if self._error is not None or self._end.is_set():
+                return
+            self._error = error
+        self._end.set()
+        self._lost(error)
+
+    def _left(self) -> float:
+        return self._renewed + self.timings.lock_lease - self._clock()
+
+    def _watch(self) -> None:
+        """End the lease when it expires. This thread uses no storage, so a hung mount cannot block it."""
+        while (left := self._left()) > 0:
+            if self._end.wait(left):
+                return
+        self._lose(
+            LeaseLostError(
+                f"{self.path} could not be renewed for {self.timings.lock_lease:g} s "
+                f"({self._failure or 'the storage does not respond'}): another run may take the output, so "
+                "this one stops writing. Fix: check that the volume is still mounted and writable."
+            )
+        )
+
+    def _renew_on(self) -> None:
+        while not self._end.wait(self.timings.lock_beat):
+            try:
+                with self._still:
+                    self.renew()
+            except LeaseLostError as error:
+                self._lose(error)
+            except Exception as error:  # any failed renewal is retried until the lease expires
+                self._failure = error
+        self._remove()
+
+    def renew(self) -> None:
+        """Renew the lease once by writing to run.lock; do nothing if the lease has expired.
+
+        Raises:
+            LeaseLostError: the file was removed or is another holder's.
+            StorageError, StorageFailedError, UnreadableError: the file cannot be read or written.
+        """
+        began = self._clock()
+        with files.storage_errors(self.path):
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except files.NOT_FOUND as error:
+                raise LeaseLostError(f"{self.path} was removed while this run was writing there") from error
+            try:
+                there = os.pread(fd, _LONGEST, 0)
+                content = self._content()
+                if _token(there) not in {None, self.token}:
+                    raise LeaseLostError(
+                        f"{self.path} was taken by {_who(there)}: this run must stop writing"
+                    )
+                if _token(there) is None or len(there) != len(content):
+                    raise files.UnreadableError(
+                        f"{self.path} contains {there[:60]!r}, which is not what was written"
+                    )
+                if self.is_lost or self._left() <= 0:
+                    return
+                os.pwrite(fd, content, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._renewed = began
+
+    def release(self) -> None:
+        """Stop renewing and remove the file, unless the lease was lost, is another holder's, or cannot be
+        read."""
+        self._end.set()
+        if self._renewer.ident is None:
+            self._remove()
+        else:
+            self._renewer.join(timeout=self.timings.lock_beat + 5)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if not self.is_lost and _token(self.path.read_bytes()) == self.token:
+                self.path.unlink()
+
+
+def _parsed(content: bytes | None) -> dict[str, Any] | None:
+    try:
+        value = json.loads(content or b"")
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _token(content: bytes | None) -> str | None:
+    token = (_parsed(content) or {}).get("token")
+    return token if isinstance(token, str) else None
+
+
+def _who(content: bytes | None) -> str:
+    holder = _parsed(content)
+    if holder is None:
+        return "an unreadable holder"
+    return (
+        f"run {holder.get('runId')} (release {holder.get('release')}, namespace {holder.get('namespace')}, "
+        f"pod {holder.get('pod')})"
+    )
+
+
+def read_lease_holder(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
+    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be read.
+    """
+    return _parsed(files.read_bytes(path, sleep)) or {}

@@ -1,0 +1,185 @@
+"""Wait until the data Job has published the data of this run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher import schema
+from launcher.errors import DataError
+from launcher.io.files import UnreadableError, read_json
+from launcher.io.stop_signals import handle_signals, stopped_by
+from launcher.log import log, start_logging
+from launcher.settings import TrainSettings
+from launcher.supervisor.timings import Timings
+
+VERSION = 2
+AGAIN = "Fix: delete it, then start the run again with another runId, which makes its data again."
+
+
+def wait_for_manifest(
+    settings: TrainSettings,
+    pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    timings: Timings | None = None,
+) -> dict[str, Any]:
+    """Wait until manifest.json describes the data of this run (has its data digest); return the manifest.
+
+    Args:
+        settings: the settings of the run.
+        pause: waits that many seconds; it may raise to stop the wait.
+        clock: returns seconds that only increase.
+        timings: intervals and deadlines.
+
+    Raises:
+        DataError: the data Job failed or showed no activity for `data.waitSeconds`. Or it showed none for
+            `timings.data_again` seconds, and the manifest is damaged or another release has replaced this
+            run's data.
+    """
+    timings = timings or Timings()
+    layout = settings.layout
+    deadline = clock() + settings.data_wait_seconds
+    say_at = clock()
+    alive = None
+    began = clock()
+    while True:
+        manifest, seen = _read(layout.manifest, pause)
+        if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
+            return check_manifest(manifest, settings)
+        failed, _ = _read(layout.data_failed, pause)
+        # The failure of an earlier Job may still be there when a new runId has just started another Job.
+        ours = failed is not None and failed.get("runId") in (None, settings.chart_run_id)
+        if failed is not None and ours and failed.get("dataDigest") == settings.data_digest:
+            raise DataError(
+                f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
+                f"(reported in {layout.data_failed})"
+            )
+        now = clock()
+        activity = _activity(layout.data_alive(settings.data_digest))
+        if activity != alive:
+            alive, deadline = activity, now + settings.data_wait_seconds
+        if alive is None and now - began >= timings.data_again and _is_replaced(manifest, settings):
+            raise DataError(_conflict(manifest or {}, settings))
+        if alive is None and now - began >= timings.data_again and manifest == {}:
+            raise DataError(f"{seen}. {AGAIN}")
+        if now >= deadline:
+            raise DataError(
+                f"no data: the data Job showed no activity for {settings.data_wait_seconds} s "
+                f"(data.waitSeconds). This run waits for {layout.manifest} with dataDigest "
+                f"{settings.data_digest}, but {seen}. Fix: run `python -m launcher status` to see why the "
+                "data Job's pod does not run, and correct that."
+            )
+        if now >= say_at:
+            log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
+            say_at = now + timings.log_again
+        pause(min(timings.poll, deadline - now))
+
+
+def _is_replaced(manifest: dict[str, Any] | None, settings: TrainSettings) -> bool:
+    """Return whether the data of `manifest` replaced this run's data.
+
+    A run with a new `runId` has a new data Job, and waits for it.
+    """
+    return any(
+        lost.get("dataDigest") == settings.data_digest and lost.get("runId") in (None, settings.chart_run_id)
+        for lost in (manifest or {}).get("replaced", ())
+    )
+
+
+def _conflict(manifest: dict[str, Any], settings: TrainSettings) -> str:
+    theirs = maker(manifest)
+    return (
+        f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
+        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, which holds "
+        f"the data of one. Fix: give one of them another jobName; or uninstall {theirs}, then start this one "
+        "again with another runId, which makes its data again."
+    )
+
+
+def _activity(path: Path) -> int | None:
+    """Return a value that changes while the data Job works; None if there is no data Job at work."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # only a hint; other code reports errors of the storage
+        return None
+
+
+def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
+    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be read.
+    """
+    try:
+        found = read_json(path, pause)
+    except UnreadableError as error:  # the data Job will write it again
+        return {}, str(error).rstrip(".")
+    if found is None:
+        return None, f"there is no {path} yet"
+    return (
+        found,
+        f"that manifest is of other data (dataDigest {found.get('dataDigest')}, made by {maker(found)})",
+    )
+
+
+def maker(manifest: Mapping[str, Any]) -> str:
+    """Return which release made the data, for messages; manifests of older launchers do not contain it."""
+    made_by = manifest.get("madeBy") or {}
+    if not made_by.get("release"):
+        return "an unknown release"
+    return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
+
+
+def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
+    """Return `manifest` unchanged if its version, shards and fields fit this run; raise `DataError`
+    otherwise.
+    """
+    where = settings.layout.manifest
+    if manifest.get("version") != VERSION:
+        raise DataError(
+            f"{where} has version {manifest.get('version')!r}, but this launcher reads {VERSION}: data and "
+            "training use different images. Fix: use one image for both."
+        )
+    if manifest.get("splitCount") != settings.trainers:
+        raise DataError(
+            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
+            "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
+        )
+    if why := schema.mismatch(manifest, schema.Manifest):
+        raise DataError(f"{where} is damaged: {why}. {AGAIN}")
+    if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
+        raise DataError(f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {AGAIN}")
+    return manifest
+
+
+def await_data(settings: TrainSettings) -> None:
+    """Wait until the data of this run is published: the command `await-data` of the pods' init container.
+
+    Raises:
+        DataError: the data Job failed, or the data does not fit this run.
+        StoppedError: this process received SIGTERM or SIGINT.
+    """
+    start_logging(f"await-data {settings.completion_index}", settings.log_format)
+    stopped = threading.Event()
+    received: list[int] = []
+
+    # The handler only takes a note: an exception from it could be swallowed anywhere.
+    def stop(number: int) -> None:
+        received.append(number)
+        stopped.set()
+
+    def pause(seconds: float) -> None:
+        if stopped.wait(seconds):
+            raise stopped_by(received[0], "the data was not there yet")
+
+    with handle_signals(stop):
+        manifest = wait_for_manifest(settings, pause)
+    log.info(
+        "data %s is there: %s lines, %s shards",
+        settings.data_digest,
+        manifest.get("lines"),
+        settings.trainers,
+    )

@@ -1,0 +1,67 @@
+"""Calculate how long a trainer may stay in one state of progress.json before the launcher counts it as
+hung.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+LEAST_SECONDS = 180.0
+"""Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`, so that the storage
+probe reports a hung storage first."""
+LONGEST_STAY_FACTOR = 5
+"""A trainer may stay in a state for this many times the longest stay in that state so far."""
+UNMEASURED_FACTOR = 10
+"""A state that no trainer of this rank was in yet may last at most this many times
+training.progressDeadlineSeconds: 100 minutes by default."""
+BYTES_PER_SECOND = 10e6
+"""The lowest speed that is assumed for writing or loading a checkpoint."""
+FIXES = {
+    "training": "if a batch takes longer, increase training.progressDeadlineSeconds",
+    "saving": "see whether the shared storage responds on that rank's node",
+    "writing": "see whether the shared storage responds on that rank's node",
+    "loading": "see whether the shared storage and the pservers respond on that rank's node",
+    "joining": "see whether that rank's node reaches the others (lost packets, a network policy)",
+    "starting": "see whether that rank's node reaches the others (lost packets, a network policy)",
+}
+"""State of progress.json → what users can do about a trainer that hangs in it."""
+
+
+def find_state_deadline(
+    state: str,
+    *,
+    progress_deadline: float,
+    exit_deadline: float,
+    longest_stays: Mapping[str, float],
+    before: float,
+    size: float | None,
+) -> tuple[float, str]:
+    """Return (seconds that a trainer may stay in `state`, where that number comes from).
+
+    Args:
+        state: `state` of progress.json.
+        progress_deadline: `training.progressDeadlineSeconds`.
+        exit_deadline: seconds within which a trainer with the state `done` must exit.
+        longest_stays: state → longest time in seconds that a trainer of this rank has spent in it; without
+            `training`.
+        before: seconds from the start of training to the start of this state.
+        size: bytes of the checkpoint that was loaded or saved last; None if unknown.
+    """
+    if state == "training":
+        return progress_deadline, "training.progressDeadlineSeconds"
+    if state == "done":
+        return exit_deadline, "for a trainer that is done"
+    if state == "waiting":  # other trainers train or write the model; the coordinator checks that one does
+        return (
+            UNMEASURED_FACTOR * progress_deadline,
+            f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds",
+        )
+    moved = 0.0 if size is None else size / BYTES_PER_SECOND
+    least = LEAST_SECONDS + moved
+    if state in longest_stays:
+        seconds = max(least, LONGEST_STAY_FACTOR * longest_stays[state])
+        return seconds, f"{LONGEST_STAY_FACTOR} times its longest stay so far, at least {least:.0f} s"
+    known = max(before, LONGEST_STAY_FACTOR * max(longest_stays.values(), default=0.0))
+    bound = float("inf") if size is None else known
+    first = max(progress_deadline, min(UNMEASURED_FACTOR * progress_deadline, bound))
+    return max(first, least), "not measured in this run yet: from training.progressDeadlineSeconds"

@@ -1,0 +1,12 @@
+"""The pserver (parameter server) and trainer processes of PaddlePaddle: `python -m launcher.trainer`.
+
+- `__main__`, `fork_server`, `process_settings`: start of a process, and its settings.
+- `program_loader`: loads the user's training program.
+- `records/`: the shard's rows as fixed-size records.
+- `graph/`: builds the program's network for servers and trainers.
+- `fleet_process`, `pserver_client`, `gloo_store`, `trainer_threads`: communication with Paddle's servers, and
+  the steps that Paddle's training modes (sync, async, geo) leave out.
+- `training_loop`: the passes, with `training_log` (logs, progress.json, metrics.csv) and `evaluation`.
+- `checkpoint/`, `export/`: verified checkpoints, and the exported model.
+- `single_process/`: training and checks without servers, for `launcher try` and `launcher run`.
+"""

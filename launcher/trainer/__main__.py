@@ -1,0 +1,109 @@
+"""`python -m launcher.trainer`: one pserver or one trainer; launcher/runtimes/fleet.py starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
+from launcher.io import files
+from launcher.paths import OutputPaths, WorkPaths
+from launcher.trainer import fork_server, gloo_store
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.training_log import ProgressFile, TrainerLog
+
+
+def run_pserver(settings: ProcessSettings) -> None:
+    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers.
+
+    The job's first pserver also starts the key-value store through which gloo connects the trainers.
+    """
+    store = (
+        gloo_store.start_store(*settings.gloo_endpoint, OutputPaths(settings.output_dir).checkpoint_request)
+        if (settings.rank, settings.server) == (0, 0)
+        else None
+    )
+    try:
+        from launcher.trainer import fleet_process, program_loader
+
+        path = settings.program_file
+        loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
+        fleet_process.FleetProcess(settings, loaded).serve()
+    finally:
+        if store is not None:
+            store.kill()
+            store.wait()
+
+
+def run_trainer(settings: ProcessSettings) -> None:
+    """Load the user's program, train all its passes, and export the model."""
+    log = TrainerLog(settings.log_period, settings.dot_period)
+    progress = ProgressFile(WorkPaths(settings.work_dir).progress)
+    progress.write()
+    try:
+        from launcher.trainer import program_loader, training_loop
+        from launcher.trainer.export import scoring_process
+
+        progress.mark("imported")
+        scorer = scoring_process.ScoringProcess() if settings.rank == 0 else None  # before Paddle has threads
+        path = settings.program_file
+        loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
+        log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
+        if settings.rank == 0:
+            files.write_json(OutputPaths(settings.output_dir).program_json, loaded.record())
+        training_loop.TrainingLoop(settings, loaded, log, progress, scorer).run()
+    except BaseException:
+        progress.write()  # the position of the failure: the launcher compares those of two failures in a row
+        raise
+
+
+ROLES = {"PSERVER": run_pserver, "TRAINER": run_trainer}
+
+
+def _role() -> Callable[[ProcessSettings], None]:
+    name = os.environ.get("TRAINING_ROLE", "")
+    if name not in ROLES:
+        raise SettingsError(
+            f"TRAINING_ROLE is {name!r}, but must be PSERVER or TRAINER. Fix: start `launcher train`"
+        )
+    return ROLES[name]
+
+
+def _set_process_name(settings: ProcessSettings) -> None:
+    """Set the name in `ps` and `top`, since a forked process has the fork server's command line."""
+    name = "trainer" if settings.server < 0 else f"pserver {settings.server}"
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+
+
+def main() -> int:
+    """Run as pserver or trainer, as the environment variable TRAINING_ROLE says. Return the exit code."""
+    try:
+        role, settings = _role(), ProcessSettings.from_environ()
+        _set_process_name(settings)
+        role(settings)
+    except LauncherError as error:
+        print(f"\nerror: {error}", file=sys.stderr, flush=True)  # noqa: T201 (this is the process' log)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        return EXIT_GANG
+    return EXIT_OK
+
+
+def import_all() -> None:
+    """Import Paddle and the modules of both roles (seconds), so that forked processes need not do it."""
+    from launcher.trainer import fleet_process, program_loader, training_loop  # noqa: F401
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["fork-server"]:
+        fork_server.serve(import_all)
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Paddle's threads never exit, and its teardown turns an exception into SIGSEGV

@@ -1,0 +1,241 @@
+"""Write a checkpoint's folder on the shared storage, verify its files, mark it as rejected, remove old ones.
+
+A checkpoint is written under a temporary name, read back, renamed, and `done` is written last:
+
+pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
+  tables/<id>/part-…       async, sync: each server's files of each table, with the optimizer's state. In an
+                           incremental checkpoint: only the rows that changed since the checkpoint before
+  ids/<id>-<rank>.npy      the ids that a rank's servers hold of a table; the exported model is made of them
+  params.npz               dense parameters (geo: embedding tables too)
+  optimizer-<rank>.npz     geo: each trainer's own optimizer state
+  path.txt, <config>.py    where the checkpoint was saved, and the program's file
+  contents.json            position, seed, sums of the unfinished pass, size and sha256 of every file, rows for
+                           the comparison after a restore, the checkpoints that an incremental one continues
+  done                     the checkpoint is complete
+  refused.json             a restore found other values than were saved; the checkpoint is never used again
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher import schema
+from launcher.errors import CheckpointError, LauncherError, StorageFailedError
+from launcher.io import disk_space, files
+from launcher.paths import OutputPaths, Position
+from launcher.schema import CheckpointContents, CheckpointFile, CheckpointRows, RankFiles
+from launcher.trainer.checkpoint import contents_file
+from launcher.trainer.checkpoint.selection import finished_checkpoints
+
+PARAMETERS = "params.npz"
+TABLES = "tables"
+MARGIN_BYTES = 1 << 20  # room for names, lists and logs in addition to the data
+_UNFINISHED = re.compile(r"\..+\.attempt-(\d+)\.tmp")
+
+
+class CheckpointFolder:
+    """The folder of one checkpoint while all trainers write it together.
+
+    Trainer 0 calls `create`; all trainers write files and call `add_rank_files`; trainer 0 calls
+    `collect_rank_files` and `publish`.
+    """
+
+    def __init__(self, output_dir: Path, at: Position, attempt: int) -> None:
+        self.output = OutputPaths(output_dir)
+        self.at = at
+        self.attempt = attempt
+        self.final = self.output.checkpoint(at)
+        self.folder = self.output.unfinished(at, attempt)
+
+    def create(self, least_bytes: int) -> None:
+        """Create the temporary folder, and remove unfinished folders of earlier attempts.
+
+        Raises:
+            StorageError: less than `least_bytes` are free.
+        """
+        with files.storage_errors(self.output.root):
+            self.output.root.mkdir(parents=True, exist_ok=True)
+            for path in list(self.output.root.iterdir()):
+                unfinished = _UNFINISHED.fullmatch(path.name)
+                if unfinished and int(unfinished[1]) < self.attempt:
+                    shutil.rmtree(path)
+            self.require_space(least_bytes)
+            self.folder.mkdir()
+
+    def require_space(self, least_bytes: int) -> None:
+        """Raise `StorageError` unless the storage has `least_bytes` and a margin free."""
+        what = f"the checkpoint of {self.at}"
+        disk_space.require_space(self.final, least_bytes + MARGIN_BYTES, what, disk_space.RESTART_RUN)
+
+    def write_arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, CheckpointFile]:
+        """Write named arrays to an .npz file, synced to disk. Return its entry for `add_rank_files`."""
+        path = self.folder / name
+        with files.storage_errors(path), path.open("wb") as file:
+            np.savez(file, **dict(values))
+            file.flush()
+            os.fsync(file.fileno())  # the file must be on disk before `done` is
+        return {name: _entry(path)}
+
+    def write_ids(self, table_folder: str, rank: int, ids: NDArray[np.uint64]) -> dict[str, CheckpointFile]:
+        """Write the ids that a rank's servers hold of a table, sorted. Return the entry of the file."""
+        name = f"ids/{table_folder}-{rank}.npy"
+        path = self.folder / name
+        with files.storage_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                np.save(file, np.sort(ids))
+                file.flush()
+                os.fsync(file.fileno())
+        return {name: _entry(path)}
+
+    def add_rank_files(self, rank: int, written: RankFiles) -> None:
+        """Record what a rank wrote and read back, for `collect_rank_files` on trainer 0."""
+        files.write_json(self._rank_file(rank), schema.to_json(written))
+
+    def _rank_file(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.json"
+
+    def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
+        """Return the files and compared rows that all ranks recorded; add `config` and path.txt to them.
+
+        Raises:
+            StorageFailedError: a rank's record is missing.
+        """
+        entries: dict[str, CheckpointFile] = {}
+        rows: dict[str, CheckpointRows] = {}
+        with files.storage_errors(self.folder):
+            for rank in range(ranks):
+                value = files.read_json(self._rank_file(rank))
+                if value is None:
+                    raise StorageFailedError(
+                        f"the checkpoint of {self.at} is incomplete: {self._rank_file(rank)} is missing. "
+                        f"Fix: see the log of that rank: python -m launcher logs --rank {rank}"
+                    )
+                written = schema.from_json(RankFiles, value)
+                entries |= written.files
+                for table, found in written.rows.items():
+                    into = rows.setdefault(table, CheckpointRows([], []))
+                    into.ids.extend(found.ids)
+                    into.values.extend(found.values)
+                self._rank_file(rank).unlink()
+            files.write_atomically(self.folder / config.name, config.read_bytes())
+            files.write_atomically(self.folder / "path.txt", f"{self.final}\n")
+            for name in (config.name, "path.txt"):
+                entries[name] = CheckpointFile((self.folder / name).stat().st_size)
+        return RankFiles(entries, rows)
+
+    def publish(self, contents: CheckpointContents) -> None:
+        """Write contents.json, give the folder its final name, and write `done`."""
+        with files.storage_errors(self.folder):
+            files.write_json(
+                self.folder / contents_file.CONTENTS, files.with_checksum(schema.to_json(contents))
+            )
+            # What is there is rejected or unfinished: training would have resumed from a usable checkpoint.
+            if self.final.is_dir() and not self.final.is_symlink():
+                (self.final / "done").unlink(missing_ok=True)
+            files.remove_path(self.final)
+            self.folder.rename(self.final)
+            files.fsync_dir(self.final.parent)
+        files.write_atomically(self.final / "done", "")
+
+
+def _entry(path: Path) -> CheckpointFile:
+    return CheckpointFile(path.stat().st_size, files.sha256_file(path))
+
+
+def prune_checkpoints(
+    output: OutputPaths, attempt: int, keep: int, best: Collection[Position] = ()
+) -> list[str]:
+    """Remove old checkpoints of a run that training could resume from.
+
+    The newest `keep` and those at the positions `best` stay, and those that a kept incremental checkpoint
+    continues. Checkpoints that training cannot resume from are neither counted nor removed.
+
+    Returns:
+        The folder names of the removed checkpoints.
+    """
+    removed = []
+    with files.storage_errors(output.root):
+        chains = {
+            at: chain for at in finished_checkpoints(output.root) if (chain := _chain(output, at)) is not None
+        }
+        intact = {at.folder for at in chains}
+        usable = {at: chain for at, chain in chains.items() if intact.issuperset(m.name for m in chain)}
+        kept = {*list(usable)[:keep], *(at for at in best if at in usable)}
+        needed = {member.name for at in kept for member in usable[at]}
+        # The newest first: an incremental checkpoint is removed before those that it continues.
+        for at in [at for at in usable if at not in kept and at.folder not in needed]:
+            doomed = output.unfinished(at, attempt)  # an interrupted removal must not leave a partial folder
+            output.checkpoint(at).rename(doomed)
+            shutil.rmtree(doomed)
+            removed.append(at.folder)
+    return removed
+
+
+def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
+    """Return the folders of the checkpoints that a finished one continues; None when it cannot be used.
+
+    The files of the continued checkpoints are not checked.
+    """
+    folder = output.checkpoint(at)
+    try:
+        contents = contents_file.read_checked_contents(folder)
+    except CheckpointError:
+        return None
+    if contents_file.broken_chain_reason(folder, contents):
+        return None
+    return contents_file.chain_folders(folder, contents)
+
+
+def check_files(folder: Path, names: list[str], contents: CheckpointContents) -> str | None:
+    """Return what is wrong with the files `names` of a checkpoint; None if all have their recorded sha256."""
+    for name in names:
+        entry = contents.files.get(name)
+        if entry is None:
+            return f"{name} is not listed in {contents_file.CONTENTS}"
+        try:
+            found = files.retry_storage(folder / name, functools.partial(files.sha256_file, folder / name))
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != entry.sha256:
+            return f"the content of {name} has changed since it was saved (its sha256 differs)"
+    return None
+
+
+def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
+    """Mark a checkpoint as unusable forever, by writing `refused.json` with the reason into its folder.
+
+    Returns:
+        The error to raise. It ends this attempt; the next attempt resumes from the checkpoint before.
+    """
+    about = {"reason": reason, "attempt": attempt, "time": time.time()}
+    files.write_json(folder / contents_file.REFUSED, about)
+    return StorageFailedError(
+        f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
+        f"{folder.name}/{contents_file.REFUSED}; the next attempt resumes from the checkpoint before it."
+    )
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file that `CheckpointFolder.write_arrays` wrote, by name."""
+    with files.storage_errors(path), np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the hex sha256 of names, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(f"{name}{arrays[name].shape}".encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()

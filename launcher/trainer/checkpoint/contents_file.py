@@ -1,0 +1,181 @@
+"""Read and check `contents.json` of a checkpoint, without reading the checkpoint's other files.
+
+The launcher's supervisor imports this module too, so it must not import numpy or Paddle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+from launcher import schema
+from launcher.errors import CheckpointError
+from launcher.io import files, run_record
+from launcher.paths import OutputPaths, Position, position
+from launcher.schema import ChainLink, CheckpointContents
+
+CONTENTS = "contents.json"
+VERSION = 3
+"""Version of contents.json. Version 2 had a number of shards that depended on the number of servers."""
+INCREMENTAL_VERSION = 4
+"""Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
+reject it, because they would take the checkpoint for a full one."""
+REFUSED = "refused.json"
+
+
+def read_contents(folder: Path) -> CheckpointContents:
+    """Return a checkpoint's `contents.json`.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, of another version, or of another checkpoint.
+        StorageError, StorageFailedError: the storage cannot be read.
+    """
+    content = files.read_bytes(folder / CONTENTS)
+    if content is None:
+        raise CheckpointError(f"{CONTENTS} is missing")
+    try:
+        value = files.parse_json_object(CONTENTS, content)
+        version = value.get("version")
+        if version not in (VERSION, INCREMENTAL_VERSION):
+            raise CheckpointError(
+                f"{CONTENTS} was written by another version of the launcher (format {version}, not {VERSION})"
+            )
+        contents = schema.from_json(CheckpointContents, value)
+    except files.UnreadableError as error:
+        raise CheckpointError(str(error)) from error
+    except ValueError as error:
+        raise CheckpointError(f"{CONTENTS} is damaged: {error}") from error
+    at = Position(contents.position.passes, contents.position.batch)
+    if at != position(folder.name):
+        raise CheckpointError(
+            f"{CONTENTS} describes {at}, not {position(folder.name)}: the folder was copied or renamed"
+        )
+    scores = contents.scores.passes if contents.scores else []
+    plausible = {
+        "chain": all(position(link.folder) for link in contents.chain),
+        "rows": all(len(rows.ids) == len(rows.values) for rows in contents.rows.values()),
+        "shards": contents.shards > 0,
+        "scores": all(len(score) == 2 and score[0] is not None for score in scores),
+    }
+    if wrong := [key for key, fits in plausible.items() if not fits]:
+        raise CheckpointError(f"{CONTENTS} is damaged: the value of {wrong[0]!r} is impossible")
+    return contents
+
+
+def read_checked_contents(folder: Path) -> CheckpointContents:
+    """Return a checkpoint's `contents.json` after checking that all listed files exist with their sizes.
+
+    The content of the files is not read, and the checkpoints that an incremental one continues are not
+    checked.
+
+    Raises:
+        CheckpointError: the checkpoint was rejected by an earlier load, belongs to another output, or a file
+            is missing or has another size; and as `read_contents`.
+        StorageError, StorageFailedError: the storage cannot be read.
+    """
+    if (reason := rejection_reason(folder)) is not None:
+        raise CheckpointError(reason)
+    contents = read_contents(folder)
+    recorded, present = contents.output_id, read_output_id(folder.parent)
+    if recorded and present and recorded != present:
+        raise CheckpointError(
+            f"{CONTENTS} belongs to output {recorded}, but run.json to {present}: the checkpoint was copied "
+            "from another run"
+        )
+    with files.storage_errors(folder):
+        for name, entry in contents.files.items():
+            try:
+                size = (folder / name).stat().st_size
+            except files.NOT_FOUND:
+                raise CheckpointError(f"{name} is missing") from None
+            if size != entry.bytes:
+                raise CheckpointError(f"{name} has {size} bytes, but was saved with {entry.bytes}")
+    return contents
+
+
+def unusable_reason(folder: Path) -> str | None:
+    """Return why training cannot resume from a finished checkpoint, None when it can.
+
+    The reasons are those of `read_checked_contents`, for the checkpoint itself and for each checkpoint that
+    an incremental one continues.
+    """
+    try:
+        contents = read_checked_contents(folder)
+    except CheckpointError as error:
+        return str(error)
+    if (reason := broken_chain_reason(folder, contents)) is not None:
+        return reason
+    for member in chain_folders(folder, contents):
+        try:
+            read_checked_contents(member)
+        except CheckpointError as error:
+            return f"it continues {member.name}: {error}"
+    return None
+
+
+def chain_folders(folder: Path, contents: CheckpointContents) -> list[Path]:
+    """Return the checkpoints that an incremental one continues: the full one first, then in saving order.
+
+    Args:
+        folder: the incremental checkpoint.
+        contents: contents.json of `folder`.
+
+    Returns:
+        Folders next to `folder`; empty for a full checkpoint.
+    """
+    return [folder.with_name(link.folder) for link in contents.chain]
+
+
+def chain_link(folder: Path) -> ChainLink:
+    """Return the entry by which later incremental checkpoints refer to the checkpoint in `folder`."""
+    content = files.read_bytes(folder / CONTENTS) or b""
+    return ChainLink(folder.name, hashlib.sha256(content).hexdigest())
+
+
+def broken_chain_reason(folder: Path, contents: CheckpointContents) -> str | None:
+    """Return why an incremental checkpoint cannot be applied to the checkpoints that it continues, or None.
+
+    Of those checkpoints, only `done`, `refused.json` and `contents.json` are looked at.
+    """
+    for member, link in zip(chain_folders(folder, contents), contents.chain, strict=True):
+        with files.storage_errors(member):
+            usable = (member / "done").is_file() and not (member / REFUSED).exists()
+        if not usable:
+            return f"it continues {member.name}, which is missing, unfinished or rejected"
+        if chain_link(member) != link:
+            return f"it continues {member.name}, but another checkpoint has replaced it"
+    return None
+
+
+def rejection_reason(folder: Path) -> str | None:
+    """Return why no file of a checkpoint may be used (a symbolic link, or rejected earlier), or None."""
+    try:
+        with files.storage_errors(folder):
+            if folder.is_symlink():
+                return "it is a symbolic link"
+        refused = files.read_json(folder / REFUSED)
+    except files.UnreadableError as error:
+        return f"rejected by an earlier load, and {error}"
+    return None if refused is None else f"rejected by an earlier load: {refused.get('reason')}"
+
+
+def read_output_id(output_dir: Path) -> str | None:
+    """Return `outputId` of the run record; None when the record is missing or damaged (rank 0 repairs it)."""
+    return (run_record.read(OutputPaths(output_dir))[0] or {}).get("outputId")
+
+
+def checkpoint_bytes(folder: Path) -> int:
+    """Return the total size in bytes of a checkpoint's files, without those that it continues."""
+    return sum(entry.bytes for entry in read_contents(folder).files.values())
+
+
+def scores_by(contents: CheckpointContents, metric: str) -> list[tuple[int, float]]:
+    """Return a checkpoint's scores of `metric` as (finished passes, value); NaN for a pass without a value.
+
+    The list is empty when the checkpoint was saved with another `training.keepBest`.
+    """
+    if not metric or contents.scores is None or contents.scores.metric != metric:
+        return []
+    passes = [(at, value) for at, value in contents.scores.passes if at is not None]
+    return [(int(at), math.nan if value is None else float(value)) for at, value in passes]

@@ -1,0 +1,317 @@
+"""Start training with the parameters of an earlier run (`training.initModelPath`).
+
+The earlier model is read from the output folder of a run, or from its export in an S3 bucket. Tables are read
+in place, a chunk of rows at a time; each rank reads the rows of its own servers.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import DataError, GangError, SettingsError, setting_message
+from launcher.io import files, s3
+from launcher.paths import OutputPaths
+from launcher.schema import CheckpointContents, CheckpointTable
+from launcher.serving import download
+from launcher.serving.paddle_served import model as served_model
+from launcher.serving.paddle_served.errors import ServedError
+from launcher.serving.paddle_served.mapped_table import MappedTable
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file, selection, table_files
+from launcher.trainer.checkpoint.table_files import TableRows
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.training_log import TrainerLog
+
+if TYPE_CHECKING:  # both import Paddle
+    from launcher.trainer.graph.network_builder import BuiltNetwork, EmbeddingTable
+    from launcher.trainer.pserver_client import PserverClient
+
+KEY = "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)"
+Values = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class InitialTable:
+    """An embedding table of the earlier run, which is read from its files in chunks of rows."""
+
+    width: int
+    read: Callable[[int, Collection[int]], Iterator[TableRows]]
+    """`read(shards, own)` yields at least the rows whose id modulo `shards` is in `own`, each id once. Raises
+    `DataError` for a file that changed since it was saved."""
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """All trained parameters of the earlier run, by name."""
+
+    values: Values
+    """Dense parameters."""
+    tables: dict[str, InitialTable]
+    """Embedding tables: only the rows that were trained."""
+    source: str
+    """Where the model was found, for messages."""
+
+    @classmethod
+    def find(cls, settings: ProcessSettings) -> InitialModel:
+        """Return the model or the newest checkpoint that training.initModelPath refers to.
+
+        Raises:
+            SettingsError: there is no complete model and no usable checkpoint.
+            DataError: the files are damaged.
+        """
+        given = settings.init_model
+        if given.startswith(s3.SCHEME):
+            folder = download.download_model(given, settings.work_dir / "init", KEY)
+            try:
+                return cls(*_read_model(folder), given)
+            finally:
+                shutil.rmtree(folder.parent, ignore_errors=True)  # mapped files stay readable
+        path = PurePosixPath(given)
+        if path.is_absolute() or ".." in path.parts:
+            raise _invalid(given, "the path must be relative to JOB_PATH, without ..")
+        output = OutputPaths(settings.job_path / path)
+        if selection.is_model_complete(output.model):
+            return cls(*_read_model(output.model), f"{given}/model")
+        newest = selection.newest_checkpoint(output.root)
+        if newest is None:
+            raise _invalid(given, f"there is neither a complete model nor a checkpoint in {output.root}")
+        return cls(*_read_checkpoint(output.checkpoint(newest)), f"{given}/{newest.folder}")
+
+    def check(self, network: BuiltNetwork) -> None:
+        """Raise `SettingsError` when parameters or tables differ in name or shape from the program's."""
+        wanted = {table.name: f"a table of width {table.width}" for table in network.tables}
+        for name in network.dense():
+            wanted[name] = str(tuple(network.main.global_block().var(name).shape))
+        found = {name: str(values.shape) for name, values in self.values.items()}
+        found |= {name: f"a table of width {table.width}" for name, table in self.tables.items()}
+        differences = [
+            f"{name} is {found.get(name, 'absent')} there and {wanted.get(name, 'absent')} in the program"
+            for name in sorted({*wanted, *found})
+            if found.get(name) != wanted.get(name)
+        ]
+        if differences:
+            raise _invalid(self.source, f"its network differs: {'; '.join(differences)}")
+
+    def table_array(self, table: EmbeddingTable) -> NDArray[np.float32]:
+        """Return a table as an array [rows, width], which each trainer has with training.mode geo.
+
+        Raises:
+            SettingsError: an id is not below the program's number of rows.
+        """
+        values = np.zeros((table.rows or 0, table.width), np.float32)
+        for ids, vectors in self.tables[table.name].read(1, (0,)):
+            if len(ids) and ids.max() >= len(values):
+                raise _invalid(
+                    self.source,
+                    f"its table {table.name} has the id {ids.max()}, but the program's has {table.rows} rows",
+                )
+            values[ids] = vectors
+        return values
+
+
+def _invalid(value: str, reason: str) -> SettingsError:
+    return SettingsError(
+        setting_message(
+            KEY,
+            value,
+            "an earlier run of the same network: its folder below JOB_PATH (for example other-job/output or "
+            "other-job/runs/ID), or s3://BUCKET/PREFIX of its export",
+            reason,
+            "Specify such a run, or remove training.initModelPath",
+        )
+    )
+
+
+def _read_model(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
+    """Return the parameters of an exported model. Its tables are memory-mapped."""
+    import paddle
+
+    scope = paddle.static.Scope()
+    try:
+        about = served_model.read_description(folder)
+        tables = {
+            name: MappedTable(served_model.table_folder(folder, name), **shape)
+            for name, shape in about["tables"].items()
+        }
+    except ServedError as error:
+        raise DataError(f"training.initModelPath: {error}") from error
+    with paddle.static.scope_guard(scope):
+        exe = paddle.static.Executor(paddle.CPUPlace())
+        try:
+            program, *_ = paddle.static.load_inference_model(str(folder / "network"), exe)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise DataError(
+                f"training.initModelPath: cannot read the model in {folder}: {error}. Fix: copy it again, or "
+                "specify another run."
+            ) from error
+        names = [p.name for p in program.list_vars() if p.persistable and p.name not in ("feed", "fetch")]
+        values = {name: np.array(scope.find_var(name).get_tensor()) for name in names}
+    return values, {name: _in_memory(TableRows(table.ids, table.vectors)) for name, table in tables.items()}
+
+
+def _in_memory(rows: TableRows) -> InitialTable:
+    return InitialTable(rows.vectors.shape[1], lambda *_: rows.chunks())
+
+
+def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
+    """Return the parameters of a checkpoint."""
+    contents = contents_file.read_contents(folder)
+    _require_unchanged(folder, [checkpoint_folder.PARAMETERS], contents)
+    values = checkpoint_folder.load_arrays(folder / checkpoint_folder.PARAMETERS)
+    chain = reversed(contents_file.chain_folders(folder, contents))
+    members = [(folder, contents), *((member, contents_file.read_contents(member)) for member in chain)]
+    tables = {}
+    for name, table in contents.tables.items():
+        if name in values:  # with training.mode geo, params.npz holds the tables too
+            tables[name] = _in_memory(TableRows.from_array(values.pop(name)))
+        else:
+            tables[name] = _overlay([_checkpoint_table(*member, table) for member in members])
+    return values, tables
+
+
+def _checkpoint_table(folder: Path, contents: CheckpointContents, table: CheckpointTable) -> InitialTable:
+    place = f"{checkpoint_folder.TABLES}/{table.folder}/"
+    every = sorted(name for name in contents.files if name.startswith(place))
+
+    def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
+        same_shards = shards == contents.shards
+        names = [name for name in every if table_files.shard_of(name) in own] if same_shards else every
+        _require_unchanged(folder, names, contents)
+        return table_files.read_rows((folder / name for name in names), table.width, table.rule)
+
+    return InitialTable(table.width, read)
+
+
+def _overlay(members: list[InitialTable]) -> InitialTable:
+    """Return one table from that of each checkpoint of a chain; of each row, the newest checkpoint's values.
+
+    Args:
+        members: the table in each checkpoint, the newest first.
+    """
+    if len(members) == 1:
+        return members[0]
+
+    def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
+        seen: set[int] = set()
+        for member in members:
+            for ids, vectors in member.read(shards, own):
+                unseen = [n for n, id_ in enumerate(ids.tolist()) if id_ not in seen]
+                yield TableRows(ids[unseen], vectors[unseen])
+                if member is not members[-1]:  # the full checkpoint may be large, and is read last
+                    seen.update(ids.tolist())
+
+    return InitialTable(members[0].width, read)
+
+
+def _require_unchanged(folder: Path, names: list[str], contents: CheckpointContents) -> None:
+    if reason := checkpoint_folder.check_files(folder, names, contents):
+        raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
+
+
+def prepare(settings: ProcessSettings, trainer: PserverClient) -> InitialModel | None:
+    """Read the initial model before the trainers' rendezvous, and set trainer 0's dense parameters.
+
+    The rendezvous passes trainer 0's parameters to the servers; with training.mode geo they include all
+    tables.
+
+    Returns:
+        None without training.initModelPath, and with mode geo on all ranks but trainer 0.
+    """
+    geo = settings.mode == "geo"
+    if not settings.init_model or (geo and settings.rank != 0):
+        return None
+    initial = InitialModel.find(settings)
+    initial.check(trainer.network)
+    if geo:
+        arrays = {table.name: initial.table_array(table) for table in trainer.network.tables}
+        initial = replace(initial, values=initial.values | arrays)
+    if settings.rank == 0:
+        trainer.set_parameters(initial.values)
+    return initial
+
+
+def load(
+    settings: ProcessSettings, trainer: PserverClient, initial: InitialModel | None, log: TrainerLog
+) -> None:
+    """Load the tables of the initial model into the servers, after the trainers' rendezvous, and verify.
+
+    Args:
+        settings: this trainer's settings.
+        trainer: this trainer.
+        initial: what `prepare` returned.
+        log: this trainer's log.
+
+    Raises:
+        GangError: the servers or the ranks do not have the values of the initial model.
+    """
+    began = time.monotonic()
+    if initial is not None:
+        loaded = {} if settings.mode == "geo" else _load_tables(settings, trainer, initial)
+        _verify(trainer, initial, loaded)
+    total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
+    totals = trainer.gather([total])[:, 0]
+    if not np.allclose(totals, totals[0], rtol=table_files.TOLERANCE):
+        raise GangError(
+            "training.initModelPath: the ranks start with different parameters; their sums of absolute values "
+            f"are {totals.tolist()}. Fix: see the server logs of all ranks."
+        )
+    took = time.monotonic() - began
+    log.line(f"started with the parameters of {settings.init_model} ({took:.2f} s)")
+
+
+def _load_tables(
+    settings: ProcessSettings, trainer: PserverClient, initial: InitialModel
+) -> dict[str, TableRows]:
+    """Write the tables as files that this rank's servers load; load them. Return some rows by table name."""
+    temp = settings.output_dir / f".init.attempt-{settings.attempt}.tmp"
+    if settings.rank == 0:
+        with files.storage_errors(temp):
+            shutil.rmtree(temp, ignore_errors=True)
+            temp.mkdir()
+    trainer.barrier()
+    shards, servers = trainer.shards, len(trainer.servers)
+    server_of_shard = {
+        shard: server
+        for server in trainer.own_servers
+        for shard in table_files.shards_of_server(shards, servers, server)
+    }
+    samples = {}
+    with files.storage_errors(temp):
+        for table in trainer.network.tables:
+            folder, rule = temp / trainer.table_folder(table.name), trainer.rules[table.name]
+            rows = initial.tables[table.name].read(shards, server_of_shard)
+            samples[table.name] = table_files.write_table(
+                folder, rows, rule, server_of_shard, width=table.width, shards=shards
+            )
+    trainer.barrier()
+    if settings.rank == 0:
+        for table in trainer.network.tables:
+            trainer.load_table(table.name, temp)
+        with files.storage_errors(temp):
+            shutil.rmtree(temp)
+    trainer.barrier()
+    trainer.pull_dense()
+    return samples
+
+
+def _verify(trainer: PserverClient, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
+    """Raise `GangError` unless the servers have the values that were loaded."""
+    given = trainer.parameters() | (trainer.tables() if trainer.mode == "geo" else {})
+    wrong = [
+        name for name, values in given.items() if table_files.values_differ(values, initial.values[name])
+    ]
+    for name, (ids, vectors) in samples.items():
+        if table_files.values_differ(trainer.rows(name, ids.view(np.int64)), vectors):
+            wrong.append(name)
+    if wrong:
+        raise GangError(
+            f"training.initModelPath: the servers have other values of {', '.join(wrong)} than "
+            f"{initial.source}. Fix: see the server logs of all ranks."
+        )

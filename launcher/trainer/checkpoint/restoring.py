@@ -1,0 +1,223 @@
+"""Restore a checkpoint into the servers. All trainers call the methods of `CheckpointRestorer` together.
+
+Paddle only logs a load that fails, and continues with the values it has. So the files' sha256 are verified
+before a load; after the load, rows of every table and the dense parameters are compared with those that the
+servers answered when the checkpoint was saved.
+
+With training.mode geo, all ranks start with trainer 0's copy of the parameters. An incremental checkpoint is
+restored by loading the full checkpoint of its chain first, then the incremental ones in saving order.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from launcher.errors import SettingsError
+from launcher.io import files
+from launcher.paths import OutputPaths, Position
+from launcher.schema import CheckpointContents
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file, initial_model, table_files
+from launcher.trainer.checkpoint.checkpoint_folder import PARAMETERS, TABLES
+from launcher.trainer.checkpoint.initial_model import InitialModel
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.training_log import PassTotals, TrainerLog
+
+LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail twice to load it
+KEYS = {"width": "the width", "rule": "the optimizer"}
+
+
+@dataclass
+class RestoredState:
+    """What training resumes with in addition to the parameters; the defaults are those of a new run."""
+
+    totals: PassTotals = field(default_factory=PassTotals)
+    """This rank's sums of the unfinished pass."""
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    """(finished passes, score) by training.keepBest of the run's passes so far."""
+    full_bytes: int = 0
+    """Size of the newest full checkpoint."""
+
+
+class CheckpointRestorer:
+    """Loads checkpoints into the servers. Each trainer has one, and all trainers call it together."""
+
+    def __init__(self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog) -> None:
+        self.settings, self.trainer, self.log = settings, trainer, log
+        self.first = settings.rank == 0
+        self.geo = settings.mode == "geo"
+
+    def size(self, at: Position) -> int:
+        """Return the bytes that a restore of this checkpoint reads."""
+        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        chain = contents_file.chain_folders(folder, contents_file.read_contents(folder))
+        return sum(map(contents_file.checkpoint_bytes, [*chain, folder]))
+
+    def prepare(self) -> InitialModel | None:
+        """Verify the checkpoint to resume from, before the trainers' rendezvous; or read the initial model.
+
+        With training.mode geo this also sets this trainer's variables, because the rendezvous passes trainer
+        0's parameters to the servers.
+
+        Returns:
+            The model of training.initModelPath, in a new run that has one.
+
+        Raises:
+            SettingsError: the program's tables are not those of the checkpoint.
+            StorageFailedError: the checkpoint is damaged, and was rejected.
+        """
+        at = self.settings.resume
+        if at is None:
+            return initial_model.prepare(self.settings, self.trainer)
+        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        contents = contents_file.read_contents(folder)
+        if reason := self._table_mismatch(contents):
+            raise SettingsError(
+                f"training cannot resume from {folder.name}: {reason}. Fix: restore the earlier program and "
+                "training.extraArgs, or set a new runId to start from scratch."
+            )
+        self._verify_files(folder, contents)
+        if self.geo:
+            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / PARAMETERS))
+            own = f"optimizer-{self.settings.rank}.npz"
+            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / own))
+        return None
+
+    def load(self, initial: InitialModel | None) -> RestoredState:
+        """Load the checkpoint or the initial model into the servers, after the trainers' rendezvous.
+
+        Args:
+            initial: what `prepare` returned.
+
+        Raises:
+            StorageFailedError: the servers did not load what was saved; the checkpoint was rejected.
+        """
+        at = self.settings.resume
+        if at is None:
+            if self.settings.init_model:
+                initial_model.load(self.settings, self.trainer, initial, self.log)
+            return RestoredState()
+        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        contents = contents_file.read_contents(folder)
+        if not self.geo:
+            self._load_servers(folder, contents)
+        elif reason := self._dense_mismatch(folder, contents):
+            raise checkpoint_folder.reject(folder, reason, self.settings.attempt)
+        self.trainer.barrier()
+        self.log.line(f"resumed from {folder.name}; the servers' values are verified")
+        return RestoredState(
+            PassTotals(*contents.ranks[self.settings.rank]),
+            contents_file.scores_by(contents, self.settings.keep_best),
+            contents_file.checkpoint_bytes([*contents_file.chain_folders(folder, contents), folder][0]),
+        )
+
+    def restore(self, at: Position) -> None:
+        """Load an earlier checkpoint of this run into the running servers (geo: trainer 0) for the export.
+
+        Rows of the servers that the checkpoint does not have stay there; the model only has the
+        checkpoint's ids.
+        """
+        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        contents = contents_file.read_contents(folder)
+        self._verify_files(folder, contents)
+        self.trainer.barrier()
+        if self.geo:
+            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / PARAMETERS))
+        else:
+            self._load_servers(folder, contents)
+        self.log.line(f"restored {folder.name}, the best by {self.settings.keep_best}, for the model")
+
+    def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
+        """Reject the checkpoint and raise if a file changed since the save; each rank checks a share."""
+        names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
+        for member in [*contents_file.chain_folders(folder, contents), folder]:
+            listed = contents_file.read_contents(member)
+            if not self.geo:
+                # Each rank verifies a share, whichever servers will load it.
+                tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
+                names = tables[self.settings.rank :: self.settings.trainers]
+                names += [PARAMETERS] if self.first else []
+            if reason := checkpoint_folder.check_files(member, names, listed):
+                raise checkpoint_folder.reject(member, reason, self.settings.attempt)
+
+    def _table_mismatch(self, contents: CheckpointContents) -> str | None:
+        """Return how the program's tables differ from those of the checkpoint, or None."""
+        saved, present = contents.tables, {table.name: table for table in self.trainer.network.tables}
+        if list(saved) != list(present):
+            return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
+        for name, table in present.items():
+            was = {"width": saved[name].width, "rule": saved[name].rule}
+            now = {"width": table.width, "rule": self.trainer.rules[name].kind}
+            for key, value in now.items():
+                if was[key] != value:
+                    return f"its table {name} has {KEYS[key]} {was[key]}, but the program's has {value}"
+            if self.geo and saved[name].rows != table.rows:
+                return f"its table {name} has rows={saved[name].rows}, but the program's has {table.rows}"
+        return None
+
+    def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
+        if self.first:
+            self._load_and_compare(folder, contents)
+        self.trainer.barrier()
+        self.trainer.pull_dense()
+
+    def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
+        """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
+        for _ in range(LOAD_TRIES):
+            for member in contents_file.chain_folders(folder, contents):
+                for table in self.trainer.network.tables:
+                    self.trainer.load_table(table.name, member / TABLES)
+            self._load_tables(folder, contents.servers)
+            self.trainer.pull_dense()
+            reason = self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)
+            if reason is None:
+                return
+            self.log.line(f"after the load of {folder.name} the servers' values differ: {reason}")
+        raise checkpoint_folder.reject(folder, reason or "", self.settings.attempt)
+
+    def _load_tables(self, folder: Path, saved_by: int) -> None:
+        """Load embedding tables and the dense table, which `saved_by` servers wrote."""
+        trainer, servers = self.trainer, len(self.trainer.servers)
+        if saved_by == servers:
+            trainer.load_tables(folder / TABLES)
+            return
+        temp = self.settings.output_dir / f".dense.attempt-{self.settings.attempt}.tmp"
+        with files.storage_errors(temp):
+            shutil.rmtree(temp, ignore_errors=True)
+            name = trainer.dense_folder
+            table_files.redistribute_dense(folder / TABLES / name, temp / name, trainer.rule, servers)
+            trainer.load_dense(temp)
+            for table in trainer.network.tables:
+                trainer.load_table(table.name, folder / TABLES)
+            shutil.rmtree(temp)
+
+    def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:
+        """Return how the servers' dense parameters differ from the checkpoint's, or None."""
+        given = self.trainer.parameters()
+        found = checkpoint_folder.load_arrays(folder / PARAMETERS)
+        saved = {name: found[name] for name in given if name in found}
+        if checkpoint_folder.digest(saved) != contents.dense:
+            return f"{PARAMETERS} does not hold the parameters that the servers had at the save"
+        if self.geo:
+            given |= self.trainer.tables()
+            saved = found
+        wrong = [name for name, values in given.items() if table_files.values_differ(values, saved[name])]
+        return f"after the load the servers have other values of {', '.join(wrong)}" if wrong else None
+
+    def _rows_mismatch(self, contents: CheckpointContents) -> str | None:
+        """Return how the servers' rows differ from those that they had at the save, or None."""
+        for name, saved in contents.rows.items():
+            given = self.trainer.rows(name, np.array(saved.ids, np.int64))
+            expected = np.array(saved.values, np.float32)
+            wrong = [n for n in range(len(given)) if table_files.values_differ(given[n], expected[n])]
+            if wrong:
+                ids = ", ".join(str(saved.ids[n] % 2**64) for n in wrong[:5])
+                return (
+                    f"after the load {len(wrong)} of {len(given)} compared rows of table {name} have other "
+                    f"values, for example those of the ids {ids}"
+                )
+        return None

@@ -1,0 +1,86 @@
+"""Decide when to save a checkpoint inside a pass, at the same batch on every rank.
+
+The reasons are `training.checkpointEvery` (batches or minutes) and a user's request for a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+MEASURED_SECONDS = 5.0
+"""Seconds of training after which minutes are converted to batches: the first batches are slow."""
+ASK_SECONDS = 10.0
+"""Seconds of training between two checks for a request."""
+
+
+class SaveSchedule:
+    """Decides after which batches of a pass a checkpoint is saved, by counting batches since the last one.
+
+    Every rank calls the methods at the same batches and gets the same answers.
+    """
+
+    def __init__(
+        self,
+        batches: int,
+        minutes: float,
+        slowest: Callable[[float], float],
+        ask: Callable[[int, int], tuple[bool, int]],
+    ) -> None:
+        """Create the schedule of one attempt.
+
+        Args:
+            batches: batches between two checkpoints; 0 for none.
+            minutes: minutes between two checkpoints; 0 for none.
+            slowest: returns the greatest of all ranks' values; every rank must call it.
+            ask: `ask(step, proposed)` returns whether a checkpoint is requested after `step` batches of this
+                attempt, and the batch at which to ask again. All ranks get the answer to the first one that
+                asks, so none waits for another.
+        """
+        self.every = batches
+        self._ask = ask
+        self._ask_at = 1
+        self._requested = False
+        self._seconds = minutes * 60
+        self._slowest = slowest
+        self._steps = 0
+        self._since = 0
+
+    def next_span(self, most: int) -> int:
+        """Return how many batches, at most `most`, to train before the next call of `record`."""
+        most = min(most, self._ask_at - self._steps)
+        if self.every:
+            most = min(most, max(1, self.every - self._since))
+        if self._seconds:  # the 1st, 2nd, 4th, 8th… batch
+            most = min(most, (1 << self._steps.bit_length()) - self._steps)
+        return most
+
+    def record(self, batches: int, seconds: float) -> bool:
+        """Record trained batches. Return whether to save a checkpoint now.
+
+        Args:
+            batches: the batches since the last call, as `next_span` returned them.
+            seconds: the duration of all batches of this attempt.
+        """
+        self._since += batches
+        self._steps += batches
+        if self._steps == self._ask_at:
+            ahead = int(self._steps * min(1.0, ASK_SECONDS / max(seconds, 1e-3)))
+            requested, self._ask_at = self._ask(self._steps, self._steps + max(1, ahead))
+            self._requested = self._requested or requested
+        # The ranks exchange their durations until these are long enough to agree on a speed.
+        if self._seconds and self._steps & (self._steps - 1) == 0:
+            spent = self._slowest(seconds)
+            if spent >= min(MEASURED_SECONDS, self._seconds / 2):
+                batches = max(1, int(self._seconds * self._steps / spent))
+                self.every = min(batches, self.every or batches)
+                self._seconds = 0.0
+        return self.is_due
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether a checkpoint is due: `every` batches since the last one, or a user's request."""
+        return self._requested or 0 < self.every <= self._since
+
+    def reset(self) -> None:
+        """Count batches from here on; called after every checkpoint, also after one at the end of a pass."""
+        self._since, self._requested = 0, False

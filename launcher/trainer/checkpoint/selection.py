@@ -1,0 +1,92 @@
+"""Choose the checkpoint to resume from, and the one that the exported model is made of.
+
+The launcher's supervisor imports this module too, so it must not import numpy or Paddle.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launcher import metrics
+from launcher.errors import DataError
+from launcher.io import files
+from launcher.paths import OutputPaths, Position, position
+from launcher.trainer.checkpoint.contents_file import unusable_reason
+
+MODEL_FILES = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
+
+
+def finished_checkpoints(output_dir: Path) -> list[Position]:
+    """Return the positions of all checkpoints that have the file `done`, the newest first."""
+    with files.storage_errors(output_dir):
+        if not output_dir.is_dir():
+            return []
+        found = {at for path in output_dir.iterdir() if (at := position(path.name))}
+        output = OutputPaths(output_dir)
+        return [at for at in sorted(found, reverse=True) if (output.checkpoint(at) / "done").is_file()]
+
+
+def newest_checkpoint(output_dir: Path) -> Position | None:
+    """Return the newest checkpoint that training can resume from; None when none was ever finished.
+
+    Raises:
+        DataError: there are finished checkpoints, but training can resume from none of them.
+    """
+    reasons = []
+    for at in finished_checkpoints(output_dir):
+        folder = OutputPaths(output_dir).checkpoint(at)
+        reason = unusable_reason(folder)
+        if reason is None:
+            return at
+        reasons.append(f"{folder.name}: {reason}")
+    if reasons:
+        raise DataError(
+            f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
+            + "\n  ".join(reasons)
+            + "\nFix: restore one of these folders from a copy; or, to start from scratch, remove them."
+        )
+    return None
+
+
+def is_model_complete(folder: Path) -> bool:
+    """Return whether the folder has a complete exported model. Its name appears in one step."""
+    with files.storage_errors(folder):
+        return all((folder / name).is_file() for name in MODEL_FILES)
+
+
+def model_checkpoint(folder: Path) -> str | None:
+    """Return the folder name of the checkpoint that a model was made from.
+
+    Returns:
+        None when there is no complete model; "" when an older launcher, which did not record it, made it.
+    """
+    try:
+        about = files.read_json(folder / "model.json") if is_model_complete(folder) else None
+    except files.UnreadableError:  # the model is exported again
+        return None
+    return None if about is None else str(about.get("checkpoint") or "")
+
+
+def choose_model_checkpoint(
+    output_dir: Path, metric: str, scored: metrics.Scores, passes: int, made: str = ""
+) -> Position | None:
+    """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
+
+    A checkpoint that is unusable or was removed is skipped, unless the model was already made from it.
+
+    Args:
+        output_dir: the run's output folder.
+        metric: `training.keepBest`; empty for the last pass.
+        scored: the score of each pass, as `launcher/metrics.py` takes them.
+        passes: the number of finished passes.
+        made: the folder name of the checkpoint that the present model was made from.
+
+    Returns:
+        None when no such checkpoint is left.
+    """
+    finished = finished_checkpoints(output_dir)
+    for at in map(Position, [*metrics.rank_passes(metric, scored), passes]):
+        usable = at in finished and unusable_reason(OutputPaths(output_dir).checkpoint(at)) is None
+        if made == at.folder or usable:
+            return at
+    return None

@@ -1,0 +1,105 @@
+"""Calculate the program's metrics on a test set.
+
+Trainer 0 alone predicts a small test set; of a large one every trainer predicts a share. Staging decides
+which: it copies a large test set to all pods, a small one to rank 0's pod only
+(launcher/supervisor/shared_storage/input_staging.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.records.record_files import Records
+from launcher.trainer.records.row_parsing import Arrays
+
+CHUNK = 65536  # rows that are predicted at once
+
+
+def calculate_metrics(
+    program: TrainingProgram, predictions: NDArray[np.float32], labels: NDArray[Any]
+) -> dict[str, float]:
+    """Return what the program's metrics() returns: metric → value.
+
+    Args:
+        program: the user's program.
+        predictions: shape [rows, …].
+        labels: shape [rows, width].
+
+    Raises:
+        SettingsError: metrics() failed.
+    """
+    with program.calling("metrics()"):
+        found = program.module.metrics(predictions, labels)
+        return {name: float(value) for name, value in found.items()}
+
+
+def evaluate(
+    program: TrainingProgram, predict: Callable[[Arrays], NDArray[np.float32]], blocks: Iterable[Arrays]
+) -> dict[str, float]:
+    """Return the program's metrics of the rows in `blocks`.
+
+    Args:
+        program: the user's program.
+        predict: returns the predictions of a block.
+        blocks: the rows, with their labels.
+    """
+    predictions, labels = [], []
+    for block in blocks:
+        predictions.append(predict(block))
+        labels.append(block[program.label])
+    return calculate_metrics(program, np.concatenate(predictions), np.concatenate(labels))
+
+
+class EvaluatedTrainer(Protocol):
+    """The methods of a trainer that an `Evaluator` needs; see `PserverClient`."""
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the predictions of these rows."""
+
+    def gather(self, values: list[float]) -> NDArray[np.float64]:
+        """Return every rank's values, shape [trainers, len(values)]."""
+
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of all ranks' arrays."""
+
+
+class Evaluator:
+    """Calculates the program's metrics on the test set. Each trainer has one; all call `score` together."""
+
+    def __init__(
+        self, program: TrainingProgram, trainer: EvaluatedTrainer, rank: int, test: Records | None
+    ) -> None:
+        """Take the whole test set, or None where this trainer has none. Trainer 0 must have it."""
+        self._program, self._trainer, self._rank, self._test = program, trainer, rank, test
+        self._is_shared: bool | None = None
+
+    def score(self) -> dict[str, float]:
+        """Evaluate the present parameters. Return {metric: value} on trainer 0, and {} on the others."""
+        test = self._test
+        if self._is_shared is None:
+            self._is_shared = bool(self._trainer.gather([float(test is not None)]).all())
+        if self._is_shared and test is not None:
+            predictions = self._predict_together(test)
+            if self._rank:
+                return {}
+            labels = np.concatenate([block[self._program.label] for block in test.blocks(CHUNK)])
+            return calculate_metrics(self._program, predictions, labels)
+        if self._rank or test is None:
+            return {}
+        return evaluate(self._program, self._trainer.predict, test.blocks(CHUNK))
+
+    def _predict_together(self, test: Records) -> NDArray[np.float32]:
+        """Return the predictions of all rows, of which each trainer predicts a share."""
+        trainers = len(self._trainer.gather([0.0]))
+        first, last = (test.rows * rank // trainers for rank in (self._rank, self._rank + 1))
+        # With fewer rows than trainers this share may be empty: predict one row, only for the shape.
+        blocks = test.blocks(CHUNK, first, max(last, first + 1))
+        mine = np.concatenate([self._trainer.predict(block) for block in blocks])[: last - first]
+        every = np.zeros((test.rows, *mine.shape[1:]))
+        every[first:last] = mine
+        return self._trainer.total(every).astype(np.float32)

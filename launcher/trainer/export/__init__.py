@@ -1,0 +1,1 @@
+"""The exported model: written by all trainers, read without any server."""

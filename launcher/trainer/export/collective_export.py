@@ -1,0 +1,118 @@
+"""Export the trained model from the servers. All trainers call `ModelExporter.export` together after the last save."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from launcher.paths import OutputPaths, Position
+from launcher.schema import ModelTable
+from launcher.serving.paddle_served.model import table_folder
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file
+from launcher.trainer.checkpoint.table_files import TableRows
+from launcher.trainer.export import table_writer
+from launcher.trainer.export.model_writer import ModelWriter, ScoreModel, export_from_memory
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.training_log import TrainerLog
+
+
+@dataclass(frozen=True)
+class ModelExporter:
+    """Writes the exported model, `output/model/`. Each trainer has one, and all call `export` together."""
+
+    settings: ProcessSettings
+    program: TrainingProgram
+    trainer: PserverClient
+    log: TrainerLog
+
+    @property
+    def is_writer(self) -> bool:
+        """Return whether this rank writes a part of the model; with training.mode geo only trainer 0 does."""
+        return self.settings.mode != "geo" or self.settings.rank == 0
+
+    def export(self, at: Position, score: ScoreModel) -> None:
+        """Write the model; all trainers call this together.
+
+        Args:
+            at: the checkpoint whose values the servers have.
+            score: returns the metrics of the model in a folder; only rank 0 calls it.
+
+        Raises:
+            StorageError, StorageFailedError: the volume is full, or a file of the checkpoint is damaged.
+            DataError: the model cannot be scored.
+        """
+        settings, trainer, began = self.settings, self.trainer, time.monotonic()
+        folder = OutputPaths(settings.output_dir).model
+        writer = ModelWriter(folder, settings.attempt, at.folder)
+        scores: dict[str, float] = {}
+        if settings.mode == "geo":
+            # Each trainer holds all tables, and they differ a little: the model is trainer 0's, as checkpoints
+            # are.
+            if settings.rank == 0:
+                arrays = trainer.tables()
+                rows = {name: TableRows.from_array(values) for name, values in arrays.items()}
+                scores = export_from_memory(writer, self.program, trainer.parameters(), rows, score)
+        else:
+            ids = self._map_ids(at)
+            shapes = {
+                table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
+                for table in trainer.network.tables
+            }
+            if settings.rank == 0:
+                writer.create(shapes)
+            trainer.barrier()
+            for name, shape in shapes.items():
+                self._write_share(table_folder(writer.temp, name), name, shape, ids[name])
+            trainer.barrier()
+            if settings.rank == 0:
+                scores = writer.finish(self.program, trainer.parameters(), shapes, score)
+        if settings.rank == 0:
+            shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
+            self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
+        trainer.barrier()
+
+    def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids]) -> None:
+        """Look up this rank's range of a table's rows, and write it to the table's folder in the model."""
+        began = time.process_time()
+        first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers)
+        look_up = functools.partial(self.trainer.rows, name)
+        transfer = table_writer.look_up_rows(folder, first, own, shape.width, look_up)
+        rest = time.process_time() - began - transfer
+        self.log.line(
+            f"{name}: wrote {len(own)} of {shape.rows} rows; CPU seconds: {transfer:.2f} to look "
+            f"them up, {rest:.2f} for the rest"
+        )
+
+    def _map_ids(self, at: Position) -> dict[str, list[table_writer.Ids]]:
+        """Return the ids of each table that every rank's servers saved, memory-mapped.
+
+        Raises:
+            StorageFailedError: a file has changed since it was saved; the checkpoint was rejected.
+        """
+        settings = self.settings
+        folder = OutputPaths(settings.output_dir).checkpoint(at)
+        contents = contents_file.read_contents(folder)
+        names = {
+            table: sorted(name for name in contents.files if name.startswith(f"ids/{about.folder}-"))
+            for table, about in contents.tables.items()
+        }
+        every = [name for own in names.values() for name in own]
+        own_share = every[settings.rank :: settings.trainers]  # each rank verifies a share of the files
+        if reason := checkpoint_folder.check_files(folder, own_share, contents):
+            raise checkpoint_folder.reject(folder, reason, settings.attempt)
+        return {
+            table.name: [_map_array(folder / name) for name in names[table.name]]
+            for table in self.trainer.network.tables
+        }
+
+
+def _map_array(path: Path) -> table_writer.Ids:
+    # numpy cannot map an array without items; a small file is read instead.
+    is_small = path.stat().st_size < table_writer.HEADER_BYTES
+    return np.asarray(np.load(path, mmap_mode=None if is_small else "r"))

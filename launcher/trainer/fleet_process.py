@@ -1,0 +1,185 @@
+"""`FleetProcess`, the base class of pserver and trainer processes, for PaddlePaddle 2.6.2's fleet.
+
+Paddle's training modes are incomplete when a program is run one batch (step) at a time; `pserver_client` adds
+what is missing:
+
+- async: operators of the program push the gradients to the servers, but nothing pulls the dense parameters
+  (all except embedding tables) from them again.
+- sync: the program's operator send_barrier dereferences a communicator that exists in geo only. It is
+  removed, and each step waits for all trainers and for the servers' barrier table.
+- geo: each trainer has a copy of all parameters, and exchanges its changes with the servers every `geo_steps`
+  steps.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+import paddle
+from paddle.base import core
+from paddle.distributed import fleet
+
+from launcher.errors import DeadlineError, SettingsError, setting_message
+from launcher.paths import OutputPaths
+from launcher.trainer.checkpoint import contents_file
+from launcher.trainer.checkpoint.table_files import choose_shard_count, every_server_has_shards
+from launcher.trainer.graph.network_builder import prepare_paddle
+from launcher.trainer.graph.training_graph import TrainingGraph
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+
+CONNECT_SECONDS = (
+    600  # until all pservers listen and all trainers have joined, after the launchers' rendezvous
+)
+BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
+
+
+class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
+    """Gives Paddle this process' role and addresses from environment variables; gloo uses `gloo_store`."""
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+        super().__init__(is_collective=False)
+
+    def _gloo_init(self) -> None:
+        if not self._is_worker():
+            return  # pservers do not join the trainers' barriers
+        host, port = self._settings.gloo_endpoint
+        await_ports([(host, port)], "gloo's store on rank 0")
+        address = socket.gethostbyname(host)  # gloo's client resolves no names
+        gloo = core.Gloo()
+        gloo.set_rank(self._role_id())
+        gloo.set_size(self._worker_num())
+        gloo.set_prefix(f"attempt-{self._settings.attempt}")
+        gloo.set_iface(self._settings.nic)
+        gloo.set_timeout_seconds(CONNECT_SECONDS, BARRIER_SECONDS)
+        gloo.set_http_store(address, port, "worker")
+        gloo.init()
+        self._gloo._worker_comm = gloo
+        self._gloo._is_initialized = True
+
+
+def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
+    """Wait until all addresses accept connections.
+
+    Args:
+        addresses: (host, port) of each.
+        what: what listens there, for the message.
+
+    Raises:
+        DeadlineError: some addresses do not accept after CONNECT_SECONDS; the message lists them.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    waiting = addresses
+    while waiting := [a for a in waiting if not _accepts(*a)]:
+        if time.monotonic() > deadline:
+            missing = ", ".join(f"{host}:{port}" for host, port in waiting)
+            raise DeadlineError(
+                f"waited {CONNECT_SECONDS} s for {what}, but nothing listens on {missing}. Fix: see "
+                "server.log of "
+                "those ranks: python -m launcher logs --server"
+            )
+        time.sleep(0.05)
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+class FleetProcess(TrainingGraph):
+    """One pserver or trainer, with the program's network built for its role."""
+
+    def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
+        self.settings = settings
+        prepare_paddle(int(program.common_options["seed"]))
+        self.role = GlooRoleMaker(settings)
+        super().__init__(
+            program,
+            self.role,
+            mode=settings.mode,
+            batch_size=settings.batch_size,
+            incremental_checkpoints=settings.incremental_checkpoints,
+            shards=self._shards(),
+        )
+
+    def _shards(self) -> int:
+        """Return the number of shards of each table: as in the checkpoint to resume from, else a new number.
+
+        Each pserver holds some shards of every table, and a checkpoint has one file per table and shard.
+
+        Raises:
+            SettingsError: there are so many pservers that one would get no shard.
+        """
+        servers = len(self.servers)
+        at = self.settings.resume
+        if at is None:
+            return choose_shard_count(servers)
+        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        found = contents_file.read_contents(folder).shards
+        if not every_server_has_shards(found, servers) and self.settings.mode != "geo":
+            fit = [
+                n
+                for n in range(max(1, servers - 20), min(found, servers + 20) + 1)
+                if every_server_has_shards(found, n)
+            ]
+            raise SettingsError(
+                setting_message(
+                    "the number of pservers (portsNum x trainers)",
+                    servers,
+                    "such as " + " or ".join(map(str, sorted(fit, key=lambda n: abs(n - servers))[:2])),
+                    f"{folder.name} has {found} shards of each table; with {-(-found // servers)} "
+                    "for each pserver, "
+                    "one pserver would have none",
+                    "Set portsNum so that the product is one of these numbers",
+                )
+            )
+        return found
+
+    @property
+    def servers(self) -> list[tuple[str, int]]:
+        """Return (host, port) of every pserver of the job, in the same order in all processes."""
+        pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
+        return [(host, int(port)) for host, port in pairs]
+
+    @property
+    def own_servers(self) -> range:
+        """Return the indexes in `servers` of the pservers that run in this rank's pod."""
+        each = len(self.servers) // self.settings.trainers
+        return range(self.settings.rank * each, (self.settings.rank + 1) * each)
+
+    def serve(self) -> None:
+        """Run this process as a pserver; return when trainer 0 stops the servers."""
+        if self.mode == "geo":
+            self._open_barrier()
+        with paddle.static.program_guard(self.network.main, self.network.startup):
+            fleet.init_server()
+            number = self.own_servers[self.settings.server]
+            host, port = self.servers[number]
+            shown = f"pserver {number + 1} of {len(self.servers)} serves on {host}:{port}"
+            print(shown, flush=True)  # noqa: T201 - this is the process' log
+            fleet.run_server()
+
+    @staticmethod
+    def _open_barrier() -> None:
+        """Disable the server's barrier; `PserverClient.join` makes the trainers wait for each other instead.
+
+        The start of mode geo uses this barrier once for the dense parameters and once for each table. Two
+        uses in a row can hang: a trainer that is already at the second use closes the barrier before another
+        trainer wakes up at the first use. A start on a busy machine was seen to hang for ever.
+        """
+        from paddle.distributed.ps import the_one_ps
+
+        described = the_one_ps.BarrierTable._set
+
+        def set_for_one_trainer(table: Any, description: Any) -> None:
+            described(table, description)
+            description.common.trainer_num = 1
+
+        the_one_ps.BarrierTable._set = set_for_one_trainer

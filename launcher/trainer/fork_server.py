@@ -1,0 +1,151 @@
+"""`python -m launcher.trainer fork-server`: imports Paddle once per pod, and forks the pod's processes.
+
+The launcher's side is `ForkServer` in launcher/supervisor/child_processes.py. Each process is forked twice.
+The process between exits at once, so that the launcher becomes the parent of the forked process:
+
+    launcher ── line ──▶ fork server ── fork ──▶ between ── fork ──▶ the process, in its own session
+        ◀── its id, once `between` has exited ──┘      ◀── its id ──────┘
+                                               └── "go", or end of file ──▶ becomes the process, or exits
+
+A process whose id could not be sent to the launcher exits. After the import of Paddle 2.6.2 one thread is
+left, the sampler of bvar (a library of counters in Paddle). It restarts in a forked process, but a lock that
+it held at the fork stays locked: a trainer was seen to wait for such a lock for ever when it left the
+servers. So `fork_while_alone` forks only while no other thread runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import EXIT_GANG, EXIT_OK
+
+QUIET_SECONDS = 5.0
+_WATCHED = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+
+
+def fork_while_alone() -> int:
+    """Call `os.fork()` at a moment when no other thread of this process runs.
+
+    A lock that another thread holds is never released in the child. Whether a thread ran meanwhile is known
+    only after the fork; then the child is killed, and the fork is repeated.
+
+    Returns:
+        The child's process id; 0 in the child.
+
+    Raises:
+        OSError: other threads ran all the time for QUIET_SECONDS.
+    """
+    deadline = time.monotonic() + QUIET_SECONDS
+    while time.monotonic() < deadline:
+        before = _other_threads()
+        if all(state[0].split()[1] == "S" for state in before.values()):
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(writer)
+                if not os.read(reader, 1):
+                    os._exit(EXIT_GANG)
+                os.close(reader)
+                return 0
+            os.close(reader)
+            alone = _other_threads() == before
+            if alone:
+                os.write(writer, b"!")
+            os.close(writer)
+            if alone:
+                return pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        time.sleep(0.001)
+    raise OSError(f"other threads of this process ran all the time for {QUIET_SECONDS:g} s")
+
+
+def _other_threads() -> dict[str, list[str]]:
+    """Return the state and the number of context switches of each other thread, by thread id."""
+    own = str(threading.get_native_id())
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        if task.name != own:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has exited
+                lines = (task / "status").read_text().splitlines()
+                found[task.name] = [line for line in lines if line.startswith(_WATCHED)]
+    return found
+
+
+def serve(import_all: Callable[[], object]) -> None:
+    """Call `import_all`, then fork a process for each line of stdin; exit when stdin ends.
+
+    Each line is JSON with the environment, working folder and log file of the new process. The function
+    returns only in the new processes.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)  # what a library prints at its import must not reach the launcher
+    import_all()
+    sys.stdout.flush()
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to shared memory, and so copy it
+    os.write(answers, b"ready\n")
+    for line in sys.stdin:
+        ours, theirs = socket.socketpair()
+        try:
+            between = fork_while_alone()
+        except OSError:
+            between = -1
+        if between == 0:
+            ours.close()
+            os.close(answers)
+            _fork_again(theirs)
+            _become_process(json.loads(line))
+            return
+        theirs.close()
+        pid = ours.recv(20) or b"0"
+        if between > 0:
+            os.waitpid(between, 0)
+        os.write(answers, pid + b"\n")
+        with ours, contextlib.suppress(OSError):  # it may have been killed
+            ours.send(b"go")
+    os._exit(EXIT_OK)
+
+
+def _fork_again(server: socket.socket) -> None:
+    """Fork the new process from this process between, which exits here; return in the new process only.
+
+    The new process sends its id through `server`, and returns after the launcher has got the id.
+    """
+    try:
+        if fork_while_alone():
+            os._exit(EXIT_OK)
+    except OSError:
+        os._exit(EXIT_GANG)
+    os.setsid()
+    with server:
+        server.send(str(os.getpid()).encode())
+        if not server.recv(2):
+            os._exit(EXIT_GANG)
+
+
+def _become_process(task: Mapping[str, Any]) -> None:
+    """Give this forked process the environment, the working folder and the log file that `task` contains."""
+    import numpy as np
+
+    os.environ.clear()
+    os.environ.update(task["env"])
+    os.chdir(task["cwd"])
+    log = os.open(task["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for one, stream in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(one, stream)
+    os.close(log)
+    os.close(nothing)
+    np.random.seed()  # otherwise all forked processes would draw the same numbers

@@ -1,0 +1,1 @@
+"""Builds the network of a training program for pservers, trainers and the exported model, and checks it."""

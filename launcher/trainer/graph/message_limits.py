@@ -1,0 +1,78 @@
+"""Raise Paddle's limit for messages between trainers and servers, and check that a program stays below it.
+
+brpc, Paddle's network library, drops a message that is too long. The receiver only logs it, and Paddle
+continues as if nothing had happened. The limit of 64 MiB is compiled in: some 66,000 ids of width 16 per
+batch and server. No function of Paddle sets the limit, so it is set in the memory of trainers and servers, to
+brpc's maximum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+import paddle
+
+from launcher.errors import SettingsError, setting_message
+from launcher.trainer.graph.network_builder import BuiltNetwork
+
+DEFAULT_BYTES = 64 << 20
+MAX_BYTES = (1 << 31) - 1
+MERGED = 12  # async sends the gradients of so many batches in one message (pserver_push_sparse_merge_limit)
+_SYMBOL = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
+
+
+def raise_limit(limit: int = MAX_BYTES) -> int:
+    """Set this process' longest message to `limit` bytes. Return the limit that applies now."""
+    library = Path(paddle.base.__file__).parent / "libpaddle.so"
+    try:
+        flag = ctypes.c_uint64.in_dll(ctypes.CDLL(str(library), os.RTLD_NOLOAD | os.RTLD_NOW), _SYMBOL)
+    except (OSError, ValueError):
+        return DEFAULT_BYTES  # a build of Paddle that does not export the symbol
+    flag.value = limit
+    return limit
+
+
+def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:
+    """Check that no message of a network can be longer than `limit`.
+
+    Args:
+        network: the network of a trainer.
+        batch_size: rows of a batch.
+        mode: training.mode.
+        limit: in bytes.
+
+    Raises:
+        SettingsError: a message could be longer.
+    """
+    if mode == "geo":
+        for table in network.tables:
+            size = (table.rows or 0) * (8 + 4 * table.width)
+            if size > limit:
+                raise SettingsError(
+                    setting_message(
+                        f"rows of the table {table.name} (network() of the program)",
+                        table.rows,
+                        f"at most {limit // (8 + 4 * table.width)}",
+                        "with training.mode geo each trainer sends the whole table in one message "
+                        f"of {size} bytes, "
+                        f"and {limit} is the maximum",
+                        "Set training.mode to async or sync, where no trainer has the whole table",
+                    )
+                )
+        return
+    for table in network.tables:
+        row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
+        if batch_size * row > limit:
+            raise SettingsError(
+                setting_message(
+                    "training.batchSize (PADDLE_LAUNCHER_BATCH_SIZE)",
+                    batch_size,
+                    f"at most {limit // row}",
+                    f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
+                    f"{table.width}, "
+                    f"a message to a server could be longer than {limit} bytes",
+                    "Set a smaller training.batchSize",
+                )
+            )

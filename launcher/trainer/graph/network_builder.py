@@ -1,0 +1,213 @@
+"""Build a program's network from its network() function, in one of three kinds.
+
+- `remote`: embedding tables are on the parameter servers only, which add a row when its id is first trained
+  on.
+- `copied`: each trainer has whole tables and exchanges differences (geo).
+- `served`: there are no tables, and looked-up vectors are inputs. For the exported model and one process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import paddle
+
+from launcher.errors import SettingsError
+from launcher.program import Ids
+from launcher.serving.paddle_served import mkl_kernels
+from launcher.trainer.graph import shape_checks
+from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.program_loader import TrainingProgram
+
+Kind = Literal["remote", "copied", "served"]
+
+
+def prepare_paddle(seed: int) -> None:
+    """Set up Paddle before a process builds its network: fast kernels, static graphs, random seed."""
+    mkl_kernels.prefer_avx2()
+    paddle.enable_static()
+    paddle.seed(seed)
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """One float32 embedding table, with the arguments of `Job.embedding`."""
+
+    name: str
+    width: int
+    rows: int | None
+    """Number of rows, which geo needs; None: not given."""
+    spread: float
+    rule: OptimizerRule | None
+    """The table's own optimizer; None: that of the program's optimizer()."""
+    admit: int
+    evict: int | None
+
+
+@dataclass
+class BuiltNetwork:
+    """A network as Paddle's static programs, with the variables that other modules need."""
+
+    main: Any
+    startup: Any
+    prediction: Any
+    loss: Any
+    tables: list[EmbeddingTable] = field(default_factory=list)
+    ids: Mapping[str, int] = field(default_factory=dict)
+    """Number of ids that a row looks up in each table, with padding."""
+    lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
+    """`served` only: (table's name, variable of the ids, input for the vectors) of each look-up."""
+    bounds: list[tuple[EmbeddingTable, Any]] = field(default_factory=list)
+    """`copied` only: (table, variable with the least and the greatest id of a batch) of each look-up."""
+
+    def dense(self) -> list[str]:
+        """Return the names of the trained parameters that are not embedding tables."""
+        tables = {table.name for table in self.tables}
+        return [p.name for p in self.main.all_parameters() if p.name not in tables]
+
+
+def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
+    """Build a network by calling the program's network(). Parameters have the same names in every kind.
+
+    Raises:
+        SettingsError: network() failed, or what it built cannot be trained.
+    """
+    main, startup = paddle.static.Program(), paddle.static.Program()
+    tables: dict[str, EmbeddingTable] = {}
+    lookups: list[tuple[str, Any, Any]] = []
+    asked: Counter[str] = Counter()
+    bounds: list[tuple[EmbeddingTable, Any]] = []
+
+    def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
+        rows, spread, weights, pool, optimizer, admit, evict = more
+        rule = None if optimizer is None else OptimizerRule.of(optimizer)
+        table = EmbeddingTable(name, width, rows, spread, rule, admit, evict)
+        if name not in tables and name in main.global_block().vars:
+            what = "an input" if name in program.inputs else "a parameter or variable"
+            raise ValueError(
+                f"embedding {name!r} has the same name as {what} of the network. Fix: give the "
+                "table another name"
+            )
+        _check(table, tables.setdefault(name, table), kind)
+        asked[name] += ids.shape[1]
+        if kind == "served":
+            vectors = paddle.static.data(f"vectors@{len(lookups)}", [None, ids.shape[1], width], "float32")
+            vectors.stop_gradient = False  # launcher/trainer/single_process trains these vectors
+            lookups.append((name, ids, vectors))
+            return _pool(vectors, ids, weights, pool)
+        attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-spread, spread))
+        flat = paddle.reshape(ids, [-1, 1])  # the servers' look-up needs a last dimension of 1
+        if kind == "remote":
+            found = paddle.static.nn.sparse_embedding(flat, [1, width], padding_idx=0, param_attr=attr)
+        else:
+            # For an id beyond the table Paddle would read arbitrary memory, so the ids are clipped; the
+            # trainer checks `bounds` and fails.
+            bounds.append((table, paddle.stack([paddle.min(flat), paddle.max(flat)])))
+            flat = paddle.clip(flat, 0, rows - 1)
+            # Paddle's Adam steps through all rows of the table together with the rows of the batch's
+            # gradient, and after the last row of the gradient it reads arbitrary memory: a gradient was NaN,
+            # and so was the next loss. With the table's last row in each gradient (as zeros) it reads nothing
+            # after that.
+            flat = paddle.concat([flat, paddle.full([1, 1], rows - 1, "int64")])
+            found = paddle.static.nn.embedding(
+                flat, [rows, width], is_sparse=True, padding_idx=0, param_attr=attr
+            )[:-1]
+        return _pool(paddle.reshape(found, [-1, ids.shape[1], width]), ids, weights, pool)
+
+    program.job.embed = embed
+    try:
+        with paddle.static.program_guard(main, startup), paddle.utils.unique_name.guard():
+            variables = {}
+            for name, shape in program.inputs.items():
+                if isinstance(shape, Ids):
+                    variables[name] = paddle.static.data(name, [None, shape.length], "int64")
+                else:
+                    variables[name] = paddle.static.data(name, [None, shape.width], "float32")
+            with program.calling("network()"):
+                returned = program.module.network(variables, program.job)
+                prediction, loss = shape_checks.check_outputs(program, returned)
+    finally:
+        program.job.embed = None
+    shape_checks.check_broadcasts(program, main)
+    network = BuiltNetwork(main, startup, prediction, loss, list(tables.values()), asked, lookups, bounds)
+    if not network.dense():
+        raise SettingsError(
+            f"network() of the program {program.path} has no parameter except its embeddings, but Paddle's "
+            "servers need at least one. Fix: add a bias, as "
+            "launcher/programs/quick_start/trainer_config.py does"
+        )
+    return network
+
+
+def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
+    """Raise `ValueError` for a table with invalid arguments, or other ones than in its first use."""
+    if table != first:
+        raise ValueError(
+            f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. "
+            "Fix: use the same "
+            "arguments, or two names"
+        )
+    for key, value in (
+        ("width", table.width),
+        ("rows", table.rows),
+        ("admit", table.admit),
+        ("evict", table.evict),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(
+                f"embedding {table.name!r} has {key}={value}, but must have at least 1. Fix: set "
+                f"{key} to 1 or more"
+            )
+    if kind != "copied":
+        return
+    if table.rows is None:
+        raise ValueError(
+            f"embedding {table.name!r} has no rows=…, but with training.mode geo each trainer holds "
+            "the whole "
+            "table. Fix: set rows to a number above all ids, or set training.mode to async or sync"
+        )
+    for key, given in (
+        ("optimizer", table.rule is not None),
+        ("admit", table.admit > 1),
+        ("evict", table.evict is not None),
+    ):
+        if given:
+            raise ValueError(
+                f"embedding {table.name!r} has {key}, which training.mode geo does not support, since each "
+                f"trainer holds the table itself. Fix: leave {key} out, or set training.mode to async or sync"
+            )
+
+
+def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
+    """Multiply vectors by their weights, and pool them.
+
+    Args:
+        vectors: [batch, length, width].
+        ids: [batch, length]; 0 is padding.
+        weights: [batch, length], or None.
+        pool: "sum", "mean" or None.
+
+    Returns:
+        [batch, width]; without `pool` [batch, length, width].
+    """
+    if pool not in (None, "sum", "mean"):
+        raise ValueError(
+            f"embedding() has pool={pool!r}, but must have 'sum', 'mean' or None. Fix: set pool to "
+            "one of them"
+        )
+    if weights is not None:
+        vectors = paddle.multiply(vectors, paddle.unsqueeze(weights, -1))
+    if pool is None:
+        return vectors
+    total = paddle.sum(vectors, axis=1)
+    if pool == "sum":
+        return total
+    each = paddle.cast(ids != 0, "float32")
+    if weights is not None:
+        each = paddle.multiply(each, weights)
+        count = paddle.sum(each, axis=1, keepdim=True)
+        return paddle.divide(total, paddle.where(count == 0, paddle.ones_like(count), count))
+    return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))

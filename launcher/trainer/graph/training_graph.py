@@ -1,0 +1,156 @@
+"""The training graph of pservers and trainers, built by PaddlePaddle's fleet without any communication.
+
+`FleetProcess` adds the communication. `launcher/trainer/single_process/program_check.py` builds the same
+graph on a user's machine, to check a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import paddle
+from paddle.distributed import fleet
+
+from launcher.errors import SettingsError, setting_message
+from launcher.trainer.graph import message_limits
+from launcher.trainer.graph.network_builder import BuiltNetwork, build_network
+from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.program_loader import TrainingProgram
+
+MODES = (WHOLE, COUNTING) = (0, 3)
+"""Paddle's modes of a full save: write all rows; the same, and count one more save for untrained rows."""
+DELTAS = (DELTA, BASE) = (1, 2)
+"""Paddle's modes of a save with training.incrementalCheckpoints: rows that were pushed since the last save in
+one of these modes; all rows."""
+COMPRESSION = ("gzip -1", "gzip -dc")
+"""Shell commands through which servers write and read a table's files. A row of width 16 with Adam's state
+takes 613 bytes as text; 263 at level 1, for 8 CPU seconds per million rows; 225 at Paddle's own level 6, for
+40 s."""
+
+
+class TrainingGraph:
+    """A program's network with the operators and tables that `training.mode` needs."""
+
+    def __init__(
+        self,
+        program: TrainingProgram,
+        role: Any,
+        *,
+        mode: str,
+        batch_size: int,
+        incremental_checkpoints: int,
+        shards: int,
+    ) -> None:
+        """Build the network, after `launcher.trainer.graph.network_builder.prepare_paddle`.
+
+        Args:
+            program: the user's program.
+            role: one of Paddle's role makers.
+            mode: async, sync or geo.
+            batch_size: rows of a batch.
+            incremental_checkpoints: the most deltas after a full checkpoint; 0: all checkpoints are full.
+            shards: files of each table in a checkpoint, over all servers.
+
+        Raises:
+            SettingsError: the program cannot be trained by Paddle's servers.
+        """
+        self.mode, self.shards, self.incremental_checkpoints = mode, shards, incremental_checkpoints
+        limit = message_limits.raise_limit()
+        self.network: BuiltNetwork = build_network(program, "copied" if mode == "geo" else "remote")
+        message_limits.check_message_sizes(self.network, batch_size, mode, limit)
+        self._check_deltas()
+        fleet.init(role)
+        with program.calling("optimizer()"):
+            optimizer = program.module.optimizer(program.job)
+        if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
+            raise SettingsError(
+                f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, "
+                "but must return "
+                "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. "
+                "Fix: use one of them; a table can have its own optimizer (embedding's optimizer=…)"
+            )
+        with program.calling("optimizer()"):
+            self.rule = OptimizerRule.of(
+                optimizer
+            )  # of dense parameters, and of tables that have none of their own
+        self.rules = {table.name: table.rule or self.rule for table in self.network.tables}
+        if mode != "geo":
+            self._describe_tables()
+        guard = paddle.static.program_guard(self.network.main, self.network.startup)
+        quiet = contextlib.redirect_stdout(io.StringIO())  # Paddle prints twenty lines on its tables
+        with guard, quiet, program.calling("training of network()"):
+            fleet.distributed_optimizer(optimizer, self._strategy(program)).minimize(
+                self.network.loss, self.network.startup
+            )
+            # Paddle does not change the program, it puts another in its place.
+            self.network.main = paddle.static.default_main_program()
+            self.network.startup = paddle.static.default_startup_program()
+
+    def _strategy(self, program: TrainingProgram) -> Any:
+        strategy = fleet.DistributedStrategy()
+        strategy.a_sync = self.mode != "sync"
+        configs: dict[str, Any] = {
+            "launch_barrier": False
+        }  # Paddle's own wait polls every 3 s; await_ports() has waited before
+        if self.mode == "geo":
+            configs["k_steps"] = int(program.common_options["geo_steps"])
+        strategy.a_sync_configs = configs
+        if self.mode != "geo":
+            for table in self.network.tables:
+                config = strategy.sparse_table_configs.add()
+                config.table_name = table.name
+                config.table_class = "MemorySparseTable"
+                config.shard_num = self.shards
+        return strategy
+
+    def _check_deltas(self) -> None:
+        """Raise `SettingsError` for a table with evict: incremental checkpoints record no deletions."""
+        evicting = [table.name for table in self.network.tables if table.evict is not None]
+        if evicting and self.incremental_checkpoints:
+            raise SettingsError(
+                setting_message(
+                    "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
+                    self.incremental_checkpoints,
+                    "0 with a table that has evict",
+                    f"the table {', '.join(evicting)} of the program has evict; restoring an "
+                    "incremental checkpoint "
+                    "would bring deleted rows back",
+                    "Remove training.incrementalCheckpoints, or evict from the program",
+                )
+            )
+
+    def _describe_tables(self) -> None:
+        """Give each table on the servers its optimizer, admission, eviction and compression."""
+        from paddle.distributed.ps import the_one_ps
+
+        described = the_one_ps.SparseTable._set
+
+        def set_table(of: Any, description: Any) -> None:
+            described(of, description)
+            table = next((t for t in self.network.tables if t.name == description.common.table_name), None)
+            if table is None:
+                return
+            accessor = description.accessor
+            for part in (accessor.embed_sgd_param, accessor.embedx_sgd_param):
+                self.rules[table.name].describe(part, table.spread)
+            counting = accessor.ctr_accessor_param
+            counting.zero_init = False  # w[0] starts with a random value, too
+            counting.nonclk_coeff = 1.0  # an occurrence counts 1; Paddle's default is 0.1
+            accessor.embedx_threshold = table.admit if table.admit > 1 else 0
+            if table.evict is not None:
+                counting.delete_after_unseen_days = (
+                    table.evict - 1
+                )  # Paddle deletes after more than this number
+            if self.incremental_checkpoints:
+                counting.base_threshold = 0.0
+                counting.delta_threshold = 0.5  # a push counts at least 1; with 0 every row would be written
+                counting.delta_keep_days = float(1 << 30)
+            description.compress_in_save = False
+            for mode in (*MODES, *DELTAS) if self.incremental_checkpoints else MODES:
+                way = accessor.table_accessor_save_param.add()
+                way.param = mode
+                way.converter, way.deconverter = COMPRESSION
+
+        the_one_ps.SparseTable._set = set_table

@@ -1,0 +1,95 @@
+"""Settings of one pserver or trainer process: those of its pod, and those of the current attempt.
+
+An attempt is one start of a run's processes; a restart after a failure is the next attempt.
+
+The pod's settings are read from the environment, as the launcher itself does. What only the launcher knows
+(rank, addresses, attempt, where to resume) is in a small JSON file that the launcher writes for each process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.errors import SettingsError
+from launcher.io import files
+from launcher.paths import Position
+from launcher.settings import TrainSettings
+
+VARIABLE = "PADDLE_LAUNCHER_PROCESS_FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessSettings(TrainSettings):
+    """All settings of one pserver or trainer process."""
+
+    rank: int
+    server: int
+    """Number of this pserver in its pod, from 0; -1 in a trainer."""
+    hosts: tuple[str, ...]
+    """Address of each rank, in rank order."""
+    attempt: int
+    """0 for the first start of a run, 1 more for each restart."""
+    resume: Position | None
+    """Position of the checkpoint to resume from; None: start from scratch."""
+
+    @property
+    def gloo_endpoint(self) -> tuple[str, int]:
+        """Return host and port of gloo's store: rank 0's address, and the first port after its pservers."""
+        return self.hosts[0], self.sparse_ports[0]
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the staged shard, on the pod's own disk."""
+        return self.work.data
+
+    @property
+    def program_file(self) -> Path:
+        """The staged training program."""
+        return self.work.program / self.config_file
+
+    @property
+    def output_dir(self) -> Path:
+        """The job's `output` folder, on the shared storage."""
+        return self.layout.output
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> ProcessSettings:
+        """Read the pod's settings and the JSON file whose path is in PADDLE_LAUNCHER_PROCESS_FILE.
+
+        Raises:
+            SettingsError: a setting is invalid, or there is no such file.
+        """
+        environ = os.environ if environ is None else environ
+        path = environ.get(VARIABLE, "")
+        part = files.read_json(Path(path)) if path else None
+        if part is None:
+            raise SettingsError(
+                f"{VARIABLE} is {path!r}, but must be the path of the JSON file that the launcher writes for "
+                "each pserver and trainer, which cannot run without it. Fix: start `python -m "
+                "launcher train`, "
+                "which starts them."
+            )
+        pod = TrainSettings.from_environ(environ)
+        return cls(
+            **{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)},
+            rank=part["rank"],
+            server=part["server"],
+            hosts=tuple(part["hosts"]),
+            attempt=part["attempt"],
+            resume=None if part["resume"] is None else Position(*part["resume"]),
+        )
+
+
+def write_process_file(
+    path: Path, *, rank: int, server: int, hosts: tuple[str, ...], attempt: int, resume: Position | None
+) -> None:
+    """Write the JSON file that `ProcessSettings.from_environ` reads; the arguments are its fields."""
+    position = None if resume is None else [resume.passes, resume.batches]
+    files.write_json(
+        path,
+        {"rank": rank, "server": server, "hosts": list(hosts), "attempt": attempt, "resume": position},
+    )

@@ -1,0 +1,211 @@
+"""Load a user's training program and check its interface (launcher/programs/README.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from launcher.errors import LauncherError, SettingsError
+from launcher.io import files, spelling
+from launcher.program import Ids, Job, Real
+
+FUNCTIONS = {
+    "inputs": "inputs(job) -> {name: Ids(length) or Real(width)}",
+    "parse": "parse(row, job) -> {input's name: value} or None to skip the row",
+    "network": "network(data, job) -> (prediction, loss)",
+    "metrics": "metrics(prediction, label) -> {name: number}",
+    "optimizer": "optimizer(job) -> paddle.optimizer.Adam or SGD",
+}
+VALUES = {
+    "COLUMNS": 'COLUMNS = ("…", …): the names of a line\'s fields, in order',
+    "LABEL": 'LABEL = "…": the input that is to be predicted',
+}
+COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
+"""Options that every program has, with their defaults; `training.extraArgs` sets them."""
+TEXT_BYTES = 128 << 10
+"""Longest text of a program's files in program.json."""
+
+
+@dataclass(frozen=True)
+class TrainingProgram:
+    """A loaded training program. Call its functions inside `calling`: a failure becomes one message."""
+
+    module: ModuleType
+    path: Path
+    job: Job
+    inputs: Mapping[str, Ids | Real]
+    columns: tuple[str, ...]
+    label: str
+    common_options: Mapping[str, Any]
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the inputs without the label, in the order of inputs()."""
+        return [name for name in self.inputs if name != self.label]
+
+    @contextlib.contextmanager
+    def calling(self, function: str) -> Iterator[None]:
+        """Turn an exception in the block into a `SettingsError` with program, function and failing line."""
+        try:
+            yield
+        except LauncherError:
+            raise
+        except Exception as error:
+            raise self.failed(function, error) from error
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of program.json: all options with their values, and the texts of its files.
+
+        Files that would make the texts longer than TEXT_BYTES together are left out.
+        """
+        texts, left = {}, TEXT_BYTES
+        for path in files.folder_files(self.path.parent):
+            if path.suffix == ".py" and path.stat().st_size <= left:
+                name = path.relative_to(self.path.parent).as_posix()
+                texts[name] = path.read_text("utf-8", "replace")
+                left -= path.stat().st_size
+        options = {**self.common_options, **self.job.options}
+        return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
+
+    def failed(self, function: str, error: Exception) -> SettingsError:
+        """Return the error to raise for an exception in a function of the program, with the failing line."""
+        where = self.line_of(error)
+        return SettingsError(
+            f"{function} of the program {self.path} failed{where and f' at {where}'}: {error_text(error)}"
+        )
+
+    def line_of(self, error: Exception) -> str:
+        """Return `file:line: code` of the program's innermost line in an error's traceback, or ""."""
+        # The text of Paddle's errors contains the lines that built a failing operator.
+        return innermost_line(self.path, "".join(traceback.format_tb(error.__traceback__)) + str(error))
+
+
+def innermost_line(path: Path, stack: str) -> str:
+    """Return `file:line: code` of a printed stack's innermost line in the folder of `path`, or ""."""
+    pattern = rf'File "{re.escape(str(path.parent))}/([^"/]+)", line (\d+).*\n\s*(.*)'
+    found = re.findall(pattern, stack)
+    return "{}:{}: `{}`".format(*found[-1]) if found else ""
+
+
+def error_text(error: Exception) -> str:
+    """Return the type and text of an error, without the stack trace and the hints that Paddle adds."""
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            f"the module {error.name} is not installed here. Fix: put a pure Python module next to the "
+            "program; for others install it here, and build an image with it for the cluster: see "
+            "launcher/programs/README.md#more-python-packages"
+        )
+    text = re.sub(r"\s*\n\s*\[(Hint:|operator ).*", "", str(error), flags=re.DOTALL)
+    if paddles := re.search(r"^\s*(\w+Error: .*)", text, re.MULTILINE | re.DOTALL):
+        return re.sub(r" \(at /paddle/\S+\)$", "", paddles[1].strip())
+    return f"{type(error).__name__}: {text}"
+
+
+def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) -> TrainingProgram:
+    """Import a program, check its interface, set its options, and call prepare() and inputs().
+
+    Args:
+        path: the program's file.
+        tables_dir: folder of the side tables (data.tables: further files of the source, copied unchanged).
+        arguments: `--name=value`, which set options.
+
+    Raises:
+        SettingsError: the program is invalid; one message lists everything that is missing.
+    """
+    module = _import(path)
+    missing = [text for name, text in VALUES.items() if not getattr(module, name, None)]
+    missing += [text for name, text in FUNCTIONS.items() if not callable(getattr(module, name, None))]
+    if missing:
+        raise SettingsError(
+            f"the program {path} lacks {len(missing)} of the {len(VALUES) + len(FUNCTIONS)} things that a "
+            "program needs:\n  " + "\n  ".join(missing) + "\nFix: add them, see launcher/programs/README.md."
+        )
+    defaults = dict(getattr(module, "OPTIONS", {}))
+    options, common_options = _options(path, defaults, arguments)
+    tables = {p.name: p for p in sorted(tables_dir.iterdir()) if p.is_file()} if tables_dir.is_dir() else {}
+    if absent := [name for name in getattr(module, "TABLES", ()) if name not in tables]:
+        raise SettingsError(
+            f"the program {path} needs the tables {', '.join(absent)}, but there are "
+            f"{', '.join(tables) or 'none'} with the data. Fix: add them to data.tables."
+        )
+    job = Job(options=options, tables=tables)
+    program = TrainingProgram(module, path, job, {}, tuple(module.COLUMNS), module.LABEL, common_options)
+    if hasattr(module, "prepare"):
+        with program.calling("prepare()"):
+            job.side = module.prepare(job)
+    with program.calling("inputs()"):
+        inputs = dict(module.inputs(job))
+    _check_inputs(program, inputs)
+    return TrainingProgram(module, path, job, inputs, program.columns, program.label, common_options)
+
+
+def _check_inputs(program: TrainingProgram, inputs: Mapping[str, Any]) -> None:
+    wrong = [n for n, kind in inputs.items() if not isinstance(kind, Ids | Real)]
+    if wrong or program.label not in inputs or len(inputs) < 2:
+        raise SettingsError(
+            f"inputs() of the program {program.path} returned {inputs!r}, but must return the label "
+            f"{program.label!r} and at least one more input, each an Ids(length) or a Real(width). Fix: see "
+            "launcher/programs/README.md"
+        )
+
+
+def _import(path: Path) -> ModuleType:
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # so that a program can import files of its folder
+    spec = importlib.util.spec_from_file_location(f"program_{path.stem.replace('.', '_')}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise SettingsError(
+            f"there is no Python program {path}. Fix: set training.config to <folder>/<file>.py"
+        )
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise SettingsError(
+            f"the program {path} has a syntax error in line {error.lineno}: {error.msg}. Fix: "
+            "correct that line"
+        ) from error
+    except Exception as error:
+        where = innermost_line(path, "".join(traceback.format_tb(error.__traceback__)))
+        raise SettingsError(
+            f"the program {path} cannot be loaded{where and f' ({where})'}: {error_text(error)}"
+        ) from error
+    return module
+
+
+def _options(
+    path: Path, defaults: Mapping[str, Any], arguments: tuple[str, ...]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    options, own = dict(defaults), dict(COMMON_OPTIONS)
+    for argument in arguments:
+        key, _, text = argument.removeprefix("--").partition("=")
+        key = key.replace("-", "_")
+        target = options if key in defaults else own
+        if key not in target:
+            known = ", ".join(f"--{name}={value}" for name, value in {**own, **defaults}.items())
+            raise SettingsError(
+                f"training.extraArgs has {argument!r}, but the program {path} has only these "
+                "options (with their "
+                f"defaults): {known}. {spelling.meant(key, {**own, **defaults})}".rstrip()
+            )
+        kind = type(target[key])
+        try:
+            target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise SettingsError(
+                f"training.extraArgs has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
+                f"as its default {target[key]!r} is. Fix: correct the argument"
+            ) from None
+    return options, own
+
+
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -1,0 +1,359 @@
+"""One trainer's client of the parameter servers: join, train, look up rows, save and load tables, leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.distributed import fleet
+
+from launcher.errors import DataError
+from launcher.trainer.fleet_process import FleetProcess, await_ports
+from launcher.trainer.graph.training_graph import BASE, COUNTING, DELTA, WHOLE
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.trainer_threads import OnBatch, TrainerThreads
+
+POLL_SECONDS = 0.2  # between two checks whether geo's exchange is over; it waits 0.05 s for more to send
+POLLS = 15
+STABLE = 1e-3  # relative change of the sum of all values; the exchange's own rounding is smaller
+CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
+PUSHING = ("distributed_push_sparse", "send", "send_barrier")
+
+
+class PserverClient(FleetProcess):
+    """A trainer's connection to the parameter servers.
+
+    "All trainers together" marks methods that wait until every trainer has called them.
+    """
+
+    def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
+        super().__init__(settings, program)
+        self.scope = paddle.static.global_scope()
+        # Run a step's operators one after another, as `train_from_dataset` does. By default four threads of
+        # each executor share them, for 5 to 7 % more CPU. `trainerCount` is the way to more threads.
+        paddle.set_flags({"FLAGS_new_executor_serial_run": True})
+        self.exe = paddle.static.Executor(paddle.CPUPlace())
+        self.exe.run(self.network.startup)
+        self.feeds = list(program.inputs)
+        self.features = program.features
+        self.label = program.label
+        self.bounds = [variable.name for _, variable in self.network.bounds]
+        self.test = self._test_program()
+        self._unscale()
+        apply = {"async": self.pull_dense, "sync": self._apply_step, "geo": lambda: None}[self.mode]
+        self.threads = TrainerThreads(settings.trainer_count, self.scope, self._step, apply)
+        self.runtime: Any = None
+
+    def join(self) -> None:
+        """Connect to the servers; all trainers together. Every trainer then has trainer 0's parameters."""
+        await_ports(self.servers, "all pservers of the job")
+        if self.mode == "geo":
+            self._take_turns()
+        fleet.init_worker()
+        self.runtime = fleet.fleet._runtime_handle
+        from paddle.distributed.ps.utils.public import get_the_one_recv_context
+
+        self._dense_tables = get_the_one_recv_context(self.runtime.context, split_dense_table=False)
+        if self.mode == "sync":
+            self._prepare_sync()
+
+    def _take_turns(self) -> None:
+        """In mode geo, let trainer 0 send its parameters to the servers before other trainers read them."""
+        from paddle.distributed.communicator import Communicator
+
+        init_params = Communicator.init_params
+
+        def in_turn(communicator: Any, context: Any) -> None:
+            if self.settings.rank != 0:
+                self.barrier()
+            init_params(communicator, context)
+            if self.settings.rank == 0:
+                self.barrier()
+
+        Communicator.init_params = in_turn
+
+    def _prepare_sync(self) -> None:
+        """In mode sync, make the client of the servers' barrier; remove the operator that would crash."""
+        from paddle.distributed.communicator import Communicator
+        from paddle.distributed.ps.the_one_ps import PsDescBuilder
+        from paddle.distributed.ps.utils.public import DistributedMode
+
+        runtime = self.runtime
+        builder = PsDescBuilder(runtime.context)
+        text = builder.build_worker_desc()
+        arguments = {
+            "need_global_step": "0",
+            "trainer_id": self.settings.rank,
+            "trainers": self.settings.trainers,
+            "barrier_table_id": builder.barrier_table_id,
+            "pserver_endpoints": self.role._get_pserver_endpoints(),
+        }
+        # Never started: it is only needed to reach the servers' barrier.
+        self._communicator = Communicator(
+            DistributedMode.SYNC, arguments, runtime.context["trainer"].get_communicator_flags()
+        )
+        self._communicator.init_with_ctx(
+            runtime._send_ctx, self._dense_tables, text, runtime.string_hosts, self.scope
+        )
+        block = self.network.main.global_block()
+        for index in reversed([i for i, op in enumerate(block.ops) if op.type == "send_barrier"]):
+            block._remove_op(index)
+
+    def _test_program(self) -> Any:
+        """Return the network for predictions, without the operators that push gradients."""
+        clone = self.network.main.clone(for_test=True)
+        block = clone.global_block()
+        for index in reversed([i for i, op in enumerate(block.ops) if op.type in PUSHING]):
+            block._remove_op(index)
+        return clone
+
+    def _unscale(self) -> None:
+        """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.
+
+        Paddle does so when all ids of a push have the same shape, and no option disables it. So each push
+        gets padding ids of two more shapes, which the push skips.
+        """
+        block = self.network.main.global_block()
+        for push in [op for op in block.ops if op.type == "distributed_push_sparse"]:
+            ids, gradients = push.input("Ids"), push.output("Outputs")
+            width = block.var(gradients[0]).shape[-1]
+            for rows in (1, 2):
+                ids.append(self._zeros(rows, 1, "int64"))
+                gradients.append(self._zeros(rows, width, "float32"))
+            push.desc.set_input("Ids", ids)
+            push.desc.set_output("Outputs", gradients)
+            push._set_attr("slots", [*push.attr("slots"), 0, 0])
+
+    def _zeros(self, rows: int, width: int, dtype: str) -> str:
+        """Add a constant of zeros to the network, and return its name."""
+        block = self.network.main.global_block()
+        name = f"zeros.{rows}.{width}.{dtype}"
+        if not block.has_var(name):
+            block.create_var(name=name, shape=[rows, width], dtype=dtype)
+            kind = paddle.base.framework.convert_np_dtype_to_dtype_(dtype)
+            attributes = {"shape": [rows, width], "dtype": kind, "value": 0.0}
+            block._insert_op(0, type="fill_constant", outputs={"Out": [name]}, attrs=attributes)
+        return name
+
+    def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
+        """Train the next `count` batches, and call `on_batch` with each batch and its mean loss."""
+        train = self.threads.train_in_steps if self.mode == "sync" else self.threads.train
+        train(batches, count, on_batch)
+
+    def _apply_step(self) -> None:
+        """In mode sync, wait until the servers applied all trainers' gradients, and pull the parameters."""
+        self.runtime._worker.client_flush()  # sleeps 100 ms; otherwise a gradient may count for the next step
+        self.barrier()  # two server barriers in a row can hang when a fast trainer enters the next one
+        self.runtime._worker.barrier(0)
+        self.pull_dense()
+
+    def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
+        """Train one batch, and return its mean loss."""
+        wanted = [self.network.loss, *self.bounds]
+        loss, *bounds = exe.run(self.network.main, feed=batch, fetch_list=wanted, scope=scope)
+        self._check_ids(bounds)
+        return float(np.asarray(loss).reshape(-1)[0])
+
+    def _check_ids(self, bounds: list[Any]) -> None:
+        """In mode geo, raise `DataError` if the least or greatest id of a batch is not in its table.
+
+        Args:
+            bounds: for each look-up, the array (least id, greatest id) of the batch.
+        """
+        for (table, _), (least, greatest) in zip(self.network.bounds, bounds, strict=True):
+            if least < 0 or greatest >= table.rows:
+                wrong = least % 2**64 if least < 0 else greatest
+                raise DataError(
+                    f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the "
+                    "program's network(); with training.mode geo all ids must be from 0 to below "
+                    "that number. "
+                    "Fix: raise rows, or check the ids that parse() returns"
+                )
+
+    def pull_dense(self) -> None:
+        """Replace this trainer's dense parameters by those of the servers."""
+        self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
+
+    def settle(self, last: bool, barrier: Callable[[], None] | None = None) -> None:
+        """Wait until the updates of all trainers have arrived at the servers; all trainers together.
+
+        Args:
+            last: no batch follows in this attempt. In mode geo the exchange between trainers and servers ends
+                here, so that the same parameters are tested, saved and exported.
+            barrier: called instead of `self.barrier`.
+        """
+        if self.mode == "geo":
+            if last:
+                self.runtime._communicator.stop()
+            (barrier or self.barrier)()
+            if not last:
+                self._await_exchange()
+            return
+        self.runtime._worker.client_flush()
+        (barrier or self.barrier)()
+        self.pull_dense()
+
+    def _await_exchange(self) -> None:
+        """In mode geo, wait until no rank's parameters change any more, so that each has the updates of all.
+
+        Paddle's thread sends what it has after 50 ms without new updates, and was seen to be done after
+        0.3 s. It gives no signal, so the parameters are compared every POLL_SECONDS, at most POLLS times.
+        """
+        before = np.full(self.settings.trainers, np.inf)
+        for _ in range(POLLS):  # a number instead of a deadline: all ranks must call gather() equally often
+            time.sleep(POLL_SECONDS)
+            values = [*self.parameters().values(), *self.tables().values()]
+            now = self.gather([float(sum(np.abs(v).sum(dtype=np.float64) for v in values))])[:, 0]
+            if np.allclose(now, before, rtol=STABLE):
+                return
+            before = now
+
+    def optimizer_state(self) -> dict[str, NDArray[Any]]:
+        """Return this trainer's optimizer state by variable name; mode geo only, else the servers have it."""
+        parameters = {p.name for p in self.network.main.all_parameters()}
+        state = {}
+        for variable in self.network.main.list_vars():
+            found = self.scope.find_var(variable.name) if variable.persistable else None
+            if variable.name in parameters or found is None or not found.get_tensor()._is_initialized():
+                continue
+            state[variable.name] = np.array(found.get_tensor())
+        return state
+
+    def barrier(self) -> None:
+        """Wait until all trainers have called this."""
+        fleet.barrier_worker()
+
+    def gather(self, values: list[float]) -> NDArray[np.float64]:
+        """Return every rank's values, shape [trainers, len(values)], on every rank; all trainers together."""
+        mine = np.zeros((self.settings.trainers, len(values)))
+        mine[self.settings.rank] = values
+        return self.total(mine)
+
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of all ranks' arrays, which have the same shape; all trainers together."""
+        return np.asarray(self.role._all_reduce(values, "sum")).reshape(values.shape)
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the network's prediction of some rows, shape [rows, …], with the servers' current tables."""
+        feed = {name: arrays[name] for name in self.feeds}
+        wanted = [self.network.prediction.name, *self.bounds]
+        found, *bounds = self.exe.run(self.test, feed=feed, fetch_list=wanted)
+        self._check_ids(bounds)
+        return np.asarray(found)
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """Return all dense parameters by name."""
+        return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
+
+    def tables(self) -> dict[str, NDArray[np.float32]]:
+        """Return this trainer's copy of each embedding table by name, shape [rows, width]; mode geo only."""
+        return {t.name: self.rows(t.name, np.arange(t.rows, dtype=np.int64)) for t in self.network.tables}
+
+    def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the current vectors of some ids in table `name`, shape [ids, width]; zeros for unknown ids.
+
+        The servers send the vectors; in mode geo they are read from this trainer's copy of the table.
+        """
+        if self.mode == "geo":
+            return np.array(self.scope.find_var(name).get_tensor())[ids]
+        source = self.test.global_block()
+        operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
+        width = next(table.width for table in self.network.tables if table.name == name)
+        lookup = paddle.static.Program()
+        block = lookup.global_block()
+        asked = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
+        weight = source.var(name)
+        block.create_var(
+            name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True
+        )
+        found = block.create_var(name="found", dtype="float32", shape=[-1, width])
+        attributes = {
+            k: operator.attr(k) for k in operator.attr_names if k not in ("op_callstack", "op_device")
+        }
+        attributes["is_test"] = True
+        block.append_op(
+            type=operator.type,
+            inputs={"Ids": [asked], "W": [name]},
+            outputs={"Outputs": [found]},
+            attrs=attributes,
+        )
+        given = np.zeros((len(ids), width), np.float32)
+        for first in range(0, len(ids), CHUNK):
+            feed = {"ids": ids[first : first + CHUNK].reshape(-1, 1)}
+            [values] = self.exe.run(lookup, feed=feed, fetch_list=["found"])
+            given[first : first + CHUNK] = np.asarray(values).reshape(-1, width)
+        return given
+
+    def _table(self, name: str) -> int:
+        """Return the number by which the servers know table `name`; "" stands for the dense parameters."""
+        contexts = self.runtime._send_ctx.values()
+        if name:
+            return int(next(c.table_id() for c in contexts if f"{name}@GRAD" in c.origin_varnames()))
+        return int(next(c.table_id() for c in contexts if not c.is_sparse()))
+
+    def table_folder(self, name: str) -> str:
+        """Return the name of a table's folder inside the folder that `save_tables` writes, such as `001`."""
+        return f"{self._table(name):03d}"
+
+    @property
+    def dense_folder(self) -> str:
+        """Return the name of the dense parameters' folder inside the folder that `save_tables` writes."""
+        return self.table_folder("")
+
+    def save_tables(self, folder: Path, *, delta: bool = False) -> None:
+        """Let every server write its part of all tables to files; call `settle` first.
+
+        Before they write, the servers delete rows that were not trained on during the last `evict`
+        checkpoints (an argument of `Job.embedding`).
+
+        Args:
+            folder: the folder on the shared storage; each table gets a folder in it.
+            delta: write only rows of embedding tables that were trained on since the last call.
+        """
+        if self.settings.incremental_checkpoints:  # no table evicts then
+            self.runtime._worker.save_all_model(str(folder), DELTA if delta else BASE)
+            return
+        evicting = [table.name for table in self.network.tables if table.evict is not None]
+        for name in evicting:
+            self.runtime._worker.shrink_sparse_table(self._table(name), 0)
+        self.runtime._worker.save_all_model(str(folder), COUNTING if evicting else WHOLE)
+
+    def load_tables(self, folder: Path) -> None:
+        """Let every server load its part of all tables, with the optimizer state, from a checkpoint's folder.
+
+        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
+        """
+        self.runtime._worker.load_model(str(folder), 0)
+
+    def load_dense(self, folder: Path) -> None:
+        """Let the servers load the dense parameters from `folder`; as `load_table`."""
+        self.load_table("", folder)
+
+    def load_table(self, name: str, folder: Path) -> None:
+        """Let every server load its part of table `name` from the files in `folder`.
+
+        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
+        """
+        self.runtime._worker.load_one_table(self._table(name), str(folder), 0)
+
+    def set_parameters(self, values: dict[str, NDArray[Any]]) -> None:
+        """Set parameters in this trainer's memory; `values` has the array of each by name."""
+        for name, value in values.items():
+            self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
+
+    def leave(self) -> None:
+        """Disconnect from the servers; all trainers together. Trainer 0 then stops the servers."""
+        self.barrier()
+        if self.mode == "geo":
+            self.runtime._worker.stop_worker()  # the communicator has been stopped by settle()
+        else:
+            fleet.stop_worker()
+        if self.settings.rank == 0:
+            self.runtime._worker.stop_server()

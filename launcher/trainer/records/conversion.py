@@ -1,0 +1,252 @@
+"""Convert staged text to record files: every row goes through the program's parse() once, in parallel.
+
+The launcher runs it as a helper process (launcher/io/helper_protocol.py) after staging. A trainer that finds
+no records converts the text itself. Records are reused as long as text, program, options and side tables are
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import time
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep import row_positions
+from launcher.errors import DataError, LauncherError, UnfitError
+from launcher.io import cgroup_memory, disk_space, files
+from launcher.io.helper_protocol import main
+from launcher.trainer import program_loader
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.records.record_files import RecordFile, Records, rows_per_file
+from launcher.trainer.records.record_writer import finish_records, write_record_file
+from launcher.trainer.records.row_parsing import RowLocator, locate_in, parse_records, record_dtype
+from launcher.trainer.records.text_ranges import TextRange, divide_text
+
+REPORT_SECONDS = 5.0
+PROCESS_BYTES = 200 << 20
+"""Memory that one parsing process may need: a file's records twice, and what the program itself holds."""
+CHECKSUMS = "sums.json"
+"""File name → sha256 of the files next to it, as staging found them. Files it does not list are hashed here."""
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """A text file to convert."""
+
+    path: Path
+    name: str
+    """For messages."""
+    locate: RowLocator
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What all parsing processes need; they are forked, and read it from the module's variable `_job`."""
+
+    source: TextSource
+    program: TrainingProgram
+    folder: Path
+
+    def convert(self, part: TextRange) -> tuple[RecordFile, int]:
+        """Parse the lines of `part` to one record file. Return the file and the number of skipped rows."""
+        with files.storage_errors(self.source.path):
+            lines = part.read_lines(self.source.path)
+            found, skipped = parse_records(lines, self.program, self.source.locate, part.first)
+        return write_record_file(self.folder, part.number, found), skipped
+
+
+_job: _Job | None = None
+
+
+def _convert(part: TextRange) -> tuple[RecordFile, int]:
+    assert _job is not None  # noqa: S101 - set before the processes are forked
+    return _job.convert(part)
+
+
+def convert_text(
+    program: TrainingProgram,
+    source: TextSource,
+    folder: Path,
+    *,
+    report: Report = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+    processes: int | None = None,
+) -> Records:
+    """Return the records of a text file: those in `folder` if they are up to date, else new ones.
+
+    Args:
+        program: the user's program.
+        source: the text file.
+        folder: where the records are.
+        report: gets a line about the progress every REPORT_SECONDS.
+        check: called now and then; may raise to stop.
+        processes: parsing processes; None to choose by cores and memory.
+
+    Raises:
+        DataError: a row is invalid (the message has file, row and column), or there is no usable row.
+        StorageError: the disk has not enough free space; raised before anything is parsed.
+        UnfitError: a parsing process was killed.
+    """
+    dtype = record_dtype(program.inputs)
+    text, name = source.path, source.name
+    checksums = files.read_json(text.parent / CHECKSUMS) or {}
+    with files.storage_errors(text):
+        if not text.is_file():
+            raise DataError(f"{text} is missing: the data Job did not write it, or it was not staged")
+        key = _origin_digest(program, checksums.get(text.name) or files.sha256_file(text, check))
+    found = Records.open(folder, dtype, key)
+    if found is not None:
+        report(f"{name}: using {found.rows:,} rows that were parsed before")
+        return found
+    with files.storage_errors(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        parts = list(divide_text(text, rows_per_file(dtype), check))
+    rows = sum(part.rows for part in parts)
+    what = f"parsing {name} ({rows:,} rows of {dtype.itemsize} bytes each)"
+    disk_space.require_space(folder, rows * dtype.itemsize, what, disk_space.ENLARGE_WORK_VOLUME)
+    began = time.monotonic()
+    written: list[RecordFile] = []
+    skipped = 0
+    converted = _run_job(_Job(source, program, folder), parts, processes or _process_count(len(parts)))
+    with contextlib.closing(converted):
+        report_at = began + REPORT_SECONDS
+        for file, left_out in converted:
+            check()
+            skipped += left_out
+            if file.rows:
+                written.append(file)
+            now = time.monotonic()
+            if now >= report_at:
+                report_at = now + REPORT_SECONDS
+                report(_progress(name, sum(f.rows for f in written) + skipped, rows, now - began))
+    records = finish_records(program, folder, written, name, skipped)
+    records.write_index(key)
+    seconds = time.monotonic() - began
+    report(f"{name}: parsed {rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s)")
+    return records
+
+
+def _progress(name: str, done: int, rows: int, seconds: float) -> str:
+    speed = done / seconds
+    return (
+        f"parsing {name}: {100 * done / rows:.0f} % ({done:,} of {rows:,} rows), {speed:,.0f} rows/s, about "
+        f"{(rows - done) / speed:.0f} s left"
+    )
+
+
+def _origin_digest(program: TrainingProgram, text: str) -> str:
+    """Return the digest of everything that decides the records. `text`: sha256 of the text file."""
+    about = {
+        "text": text,
+        "program": files.folder_sha256(program.path.parent),
+        "config": program.path.name,
+        "options": {key: repr(value) for key, value in program.job.options.items()},
+        "tables": {name: files.sha256_file(path) for name, path in program.job.tables.items()},
+    }
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _process_count(files_to_write: int) -> int:
+    """Return one process per core and file, as long as they fit in a quarter of the pod's memory."""
+    fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
+    return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
+
+
+def _run_job(
+    job: _Job, parts: list[TextRange], processes: int
+) -> Generator[tuple[RecordFile, int], None, None]:
+    """Yield what `_Job.convert` returns for each range, in order, so that the first invalid row is reported."""
+    global _job  # noqa: PLW0603 - how forked processes get what cannot be pickled: the user's module
+    if processes == 1 or len(parts) < 2:
+        yield from map(job.convert, parts)
+        return
+    _job = job
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"))
+    try:
+        yield from pool.map(_convert, parts)
+    except BrokenProcessPool as error:
+        raise UnfitError(
+            f"a process that parsed {job.source.name} was killed, most likely because the pod's memory is too "
+            f"small for {processes} of them. Fix: increase resources.limits.memory."
+        ) from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+        _job = None
+
+
+def convert_staged(
+    program: TrainingProgram,
+    data: Path,
+    folder: Path,
+    rank: int,
+    *,
+    test: bool,
+    report: Report = lambda _: None,
+    check: Callable[[], None] = lambda: None,
+) -> list[Records]:
+    """Return the records of a staged shard, then those of the test set.
+
+    Args:
+        program: the user's program.
+        data: the folder with the staged train.txt and test.txt.
+        folder: the parent folder of the records.
+        rank: this pod's rank, for messages.
+        test: whether to convert the test set too.
+        report: as in `convert_text`.
+        check: as in `convert_text`.
+    """
+    shard = partial(_locate, data, f"{rank}/data/train.txt", rank)
+    sources = {"train": TextSource(data / "train.txt", f"{rank}/data/train.txt", shard)}
+    if test:
+        sources["test"] = TextSource(data / "test.txt", "test.txt", partial(_locate, data, "test.txt", None))
+    return [
+        convert_text(program, source, folder / kind, report=report, check=check)
+        for kind, source in sources.items()
+    ]
+
+
+def _locate(data: Path, name: str, shard: int | None, row: int) -> str:
+    """Return where a staged row is in the source; in the staged file when the data Job did not record it."""
+    with contextlib.suppress(LauncherError, LookupError, TypeError, ValueError):
+        if rows := files.read_json(data / "rows.json"):
+            return row_positions.find_row(rows, shard, row)
+    return locate_in(name)(row)
+
+
+def convert(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert a pod's staged shard to records, in the helper process that the launcher started for it.
+
+    Args:
+        request: paths of program, data and records, the rank, and options; `FleetRuntime.conversion` made it.
+
+    Returns:
+        {}: the result is the record files.
+
+    Raises:
+        LauncherError: as `convert_staged`.
+    """
+    data = Path(request["data"])
+    program = program_loader.load_program(Path(request["config"]), data / "tables", tuple(request["options"]))
+    report = partial(print, flush=True)  # the process's log
+    convert_staged(
+        program, data, Path(request["records"]), request["rank"], test=request["test"], report=report
+    )
+    return {}
+
+
+if __name__ == "__main__":
+    main(convert)

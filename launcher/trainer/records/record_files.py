@@ -1,0 +1,217 @@
+"""Read memory-mapped record files: a shard's parsed rows on the pod's own disk, in shuffled batches.
+
+<work dir>/records/<train|test>/
+├── 00000.rec, 00001.rec, …    at most FILE_ROWS records each; a record holds all inputs of one row
+└── index.json                 written last: what the records were made of, and each file's rows, bytes, CRC32
+
+The memory that iterating takes depends on WINDOW_FILES and the batch size, not on the number of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import UnfitError
+from launcher.io import files
+from launcher.trainer.records.row_parsing import Arrays, split_inputs
+
+Bytes = NDArray[np.uint8]
+"""Records as they are in a file, shape [rows, bytes per record]."""
+VERSION = 1
+INDEX = "index.json"
+FILE_ROWS = 100_000
+FILE_BYTES = 32 << 20
+"""Limit of a file's size, for wide records: the parsing process holds a file in memory."""
+WINDOW_FILES = 4
+"""Files that are shuffled together. A file holds consecutive rows of the source, which may be similar."""
+
+
+def rows_per_file(record: np.dtype[Any]) -> int:
+    """Return how many records of this type one file holds."""
+    return max(1, min(FILE_ROWS, FILE_BYTES // max(1, record.itemsize)))
+
+
+@dataclass(frozen=True)
+class RecordFile:
+    """One record file."""
+
+    name: str
+    rows: int
+    bytes: int
+    crc32: int
+
+
+class Records:
+    """The parsed rows of one text file."""
+
+    def __init__(
+        self, folder: Path, dtype: np.dtype[Any], record_files: tuple[RecordFile, ...], skipped: int
+    ) -> None:
+        self._folder, self._dtype, self._files = folder, dtype, record_files
+        self.rows = sum(file.rows for file in record_files)
+        """Without those that the program skipped."""
+        self.skipped = skipped
+        """Rows that the program skipped."""
+        self._checked: set[str] = set()
+
+    @classmethod
+    def open(cls, folder: Path, dtype: np.dtype[Any], key: str) -> Records | None:
+        """Return the records in `folder`; None when they are incomplete or were made of something else.
+
+        Args:
+            folder: where index.json is.
+            dtype: the type of one record.
+            key: the digest that `write_index` got.
+        """
+        try:
+            index = files.read_json(folder / INDEX)
+        except files.UnreadableError:
+            return None
+        if index is None or index.get("version") != VERSION or index.get("key") != key:
+            return None
+        found = tuple(RecordFile(**file) for file in index["files"])
+        with files.storage_errors(folder):
+            for file in found:
+                path = folder / file.name
+                if not path.is_file() or path.stat().st_size != file.bytes:
+                    return None
+        return cls(folder, dtype, found, int(index["skipped"]))
+
+    def write_index(self, key: str) -> None:
+        """Write index.json, so that a later start can open the records.
+
+        Args:
+            key: digest of what the records were made of: text, program, options and side tables.
+        """
+        entries = [asdict(file) for file in self._files]
+        index = {"version": VERSION, "key": key, "skipped": self.skipped, "files": entries}
+        files.write_json(self._folder / INDEX, files.with_checksum(index))
+
+    def batches(self, steps: int, seed: tuple[int, ...], done: int = 0) -> Iterator[Arrays]:
+        """Yield the rows of one pass in a shuffled order, as exactly `steps` batches.
+
+        The files come in a shuffled order, and rows are shuffled within each WINDOW_FILES of them. Every row
+        comes once, and the sizes of batches differ by at most one row. All ranks take the same number of
+        steps, because a synchronous step waits for all of them; a rank with fewer rows than steps repeats
+        rows. A thread reads the next batch while the present one is used; with a small network, reading took
+        7 % of a single thread's time.
+
+        Args:
+            steps: batches of the pass.
+            seed: decides the order, alone.
+            done: the first batches, which are left out.
+
+        Yields:
+            Input's name → array [batch, length or width], a copy.
+        """
+        ahead = ThreadPoolExecutor(1, "read-ahead")
+        try:
+            read = self._read_batches(steps, seed, done)
+            coming = ahead.submit(next, read, None)
+            while (batch := coming.result()) is not None:
+                coming = ahead.submit(next, read, None)
+                yield batch
+        finally:
+            ahead.shutdown(wait=False, cancel_futures=True)
+
+    def _read_batches(self, steps: int, seed: tuple[int, ...], done: int) -> Iterator[Arrays]:
+        even, more = divmod(max(self.rows, steps), steps)
+        windows = self._windows(seed, done * even + min(done, more))
+        for step in range(done, steps):
+            missing = even + (step < more)
+            taken = []
+            while missing:
+                taken.append(next(windows).take(missing))
+                missing -= len(taken[-1])
+            raw = taken[0] if len(taken) == 1 else np.concatenate(taken)
+            yield split_inputs(raw.view(self._dtype)[:, 0])
+
+    def _windows(self, seed: tuple[int, ...], start: int) -> Iterator[_Window]:
+        """Yield the window (WINDOW_FILES files, shuffled together) to take rows from, again and again.
+
+        When a window is empty, the next one follows; after the last one, the first. Skip `start` rows.
+        """
+        order = [self._files[i] for i in np.random.default_rng(seed).permutation(len(self._files))]
+        windows = [order[first : first + WINDOW_FILES] for first in range(0, len(order), WINDOW_FILES)]
+        start %= self.rows
+        for number in itertools.cycle(range(len(windows))):
+            rows = sum(file.rows for file in windows[number])
+            if start >= rows:
+                start -= rows
+                continue
+            shuffled = np.random.default_rng((*seed, number)).permutation(rows)[start:]
+            start = 0
+            window = _Window([self._map(file) for file in windows[number]], shuffled)
+            while not window.empty:
+                yield window
+            del window  # unmaps its files before the next ones are mapped
+
+    def blocks(self, rows: int, first: int = 0, last: int | None = None) -> Iterator[Arrays]:
+        """Yield rows `first` to `last` (exclusive) in the order of the text, at most `rows` at a time."""
+        at = 0
+        for file in self._files:
+            low, high = max(0, first - at), min(file.rows, (self.rows if last is None else last) - at)
+            at += file.rows
+            if low < high:
+                mapped = self._map(file)
+                for start in range(low, high, rows):
+                    yield split_inputs(mapped[start : min(high, start + rows)].view(self._dtype)[:, 0])
+
+    def _map(self, file: RecordFile) -> Bytes:
+        """Return a file's records, memory-mapped. The first use in this process verifies the checksum.
+
+        Raises:
+            UnfitError: the file is damaged.
+        """
+        path = self._folder / file.name
+        with files.storage_errors(path):
+            mapped: Bytes = np.memmap(path, np.uint8, mode="r", shape=(file.rows, self._dtype.itemsize))
+        if file.name not in self._checked:
+            if zlib.crc32(mapped.data) != file.crc32:
+                with contextlib.suppress(OSError):
+                    (self._folder / INDEX).unlink()  # the next start parses the rows again
+                raise UnfitError(
+                    f"{path} does not read back as it was written: this pod's own disk is faulty. The next "
+                    "start parses the rows again. Fix: if this repeats, delete the pod, so that it may run "
+                    "on another node."
+                )
+            self._checked.add(file.name)
+        return mapped
+
+
+class _Window:
+    """The rows of some record files in one shuffled order, taken piece by piece."""
+
+    def __init__(self, mapped: list[Bytes], order: NDArray[np.int64]) -> None:
+        self._mapped, self._order = mapped, order
+        self._ends = np.cumsum([len(rows) for rows in mapped])
+        self._at = 0
+
+    @property
+    def empty(self) -> bool:
+        """Return whether all rows were taken."""
+        return self._at >= len(self._order)
+
+    def take(self, rows: int) -> Bytes:
+        """Return the next rows, at most `rows`, sorted by file and position, which is faster."""
+        wanted = np.sort(self._order[self._at : self._at + rows])
+        self._at += len(wanted)
+        found = np.empty((len(wanted), self._mapped[0].shape[1]), np.uint8)
+        low = 0
+        for mapped, end in zip(self._mapped, self._ends, strict=True):
+            high = int(np.searchsorted(wanted, end))
+            if low < high:
+                places = wanted[low:high] - (end - len(mapped))
+                np.take(mapped, places, axis=0, out=found[low:high], mode="clip")  # "raise" would copy twice
+            low = high
+        return found

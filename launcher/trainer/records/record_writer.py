@@ -1,0 +1,78 @@
+"""Write record files, and let the program check all labels once they are written."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import DataError
+from launcher.io import files
+from launcher.trainer.records.record_files import RecordFile, Records
+from launcher.trainer.records.row_parsing import no_usable_rows, record_dtype
+
+if TYPE_CHECKING:
+    from launcher.trainer.program_loader import TrainingProgram
+
+
+def write_record_file(folder: Path, number: int, records: NDArray[Any]) -> RecordFile:
+    """Write records to `<folder>/<number>.rec`.
+
+    Args:
+        folder: created if missing.
+        number: counts the files of the folder, from 0.
+        records: shape [rows] of `record_dtype`.
+    """
+    path = folder / f"{number:05d}.rec"
+    raw = records.view(np.uint8).data
+    with files.storage_errors(path):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(raw)
+    return RecordFile(path.name, len(records), records.nbytes, zlib.crc32(raw))
+
+
+def finish_records(
+    program: TrainingProgram, folder: Path, written: list[RecordFile], name: str, skipped: int
+) -> Records:
+    """Return the written records after the program's check_labels(), if it has one, accepted all labels.
+
+    Args:
+        program: the user's program.
+        folder: the folder of the record files.
+        written: the files, in the order of the text.
+        name: the text file, for messages.
+        skipped: rows that the program skipped.
+
+    Raises:
+        DataError: there are no records, or check_labels() rejected the labels.
+    """
+    dtype = record_dtype(program.inputs)
+    if not written:
+        raise no_usable_rows(name, program, skipped)
+    check_labels = getattr(program.module, "check_labels", None)
+    if check_labels is not None:
+        try:
+            check_labels(_collect_labels(program.label, folder, written, dtype))
+        except ValueError as error:
+            raise DataError(f"{name}: {error}") from error
+    return Records(folder, dtype, tuple(written), skipped)
+
+
+def _collect_labels(
+    label: str, folder: Path, written: list[RecordFile], dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """Return the labels of all rows, shape [rows, width], in a memory-mapped file that is already deleted."""
+    path = folder / "labels.tmp"
+    with files.storage_errors(path):
+        try:
+            with path.open("wb") as file:
+                for part in written:
+                    mapped = np.memmap(folder / part.name, dtype, mode="r")
+                    file.write(np.ascontiguousarray(mapped[label]).data)
+            one = dtype[label]
+            return np.memmap(path, one.base, mode="r").reshape(-1, *one.shape)
+        finally:
+            path.unlink()  # the mapping stays valid

@@ -1,0 +1,167 @@
+"""Parse lines of text with the program's parse() into records of a fixed size: one record per row."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.dataprep.csv_records import split_fields
+from launcher.errors import DataError, SettingsError
+from launcher.program import Ids, Real
+from launcher.serving.paddle_served import input_columns
+
+if TYPE_CHECKING:
+    from launcher.trainer.program_loader import TrainingProgram
+
+Arrays = dict[str, NDArray[Any]]
+"""Some rows: input's name → array of shape [rows, length or width]."""
+RowLocator = Callable[[int], str]
+"""Returns file and row, for messages, of a row number that counts from 1."""
+SHOWN_CHARACTERS = 120  # of a row in a message
+
+
+@dataclass(frozen=True)
+class ParsedRows:
+    """Rows in memory."""
+
+    arrays: Arrays
+    rows: int
+    skipped: int
+    """Rows for which the program's parse() returned None."""
+
+
+def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
+    """Return the type of one record: int64 [length] per `Ids`, float32 [width] per `Real`, in order."""
+    return np.dtype(
+        [
+            (name, "<i8", (kind.length,)) if isinstance(kind, Ids) else (name, "<f4", (kind.width,))
+            for name, kind in inputs.items()
+        ]
+    )
+
+
+def split_inputs(records: NDArray[Any]) -> Arrays:
+    """Return one contiguous array per input, copied from the records."""
+    return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
+
+
+def locate_in(name: str) -> RowLocator:
+    """Return a function that describes a row number (from 1) for messages: `<name>, row <number>`."""
+    return lambda number: f"{name}, row {number}"
+
+
+def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> ParsedRows:
+    """Parse a few lines in memory.
+
+    Args:
+        lines: the rows.
+        name: the file, for messages.
+        program: the user's program.
+
+    Raises:
+        DataError, SettingsError: as `parse_records`, and when the program skips every row.
+    """
+    found, skipped = parse_records(lines, program, locate_in(name))
+    if not len(found):
+        raise no_usable_rows(name, program, skipped)
+    return ParsedRows(split_inputs(found), len(found), skipped)
+
+
+def parse_file(path: Path, program: TrainingProgram) -> ParsedRows:
+    """Parse a whole file in memory, for example a test set. Raises as `parse_lines`."""
+    with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+        return parse_lines(file, str(path), program)
+
+
+def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
+    """Return the error for a file of which the program uses no row."""
+    return DataError(
+        f"{name}: the program {program.path.name} uses no row of it (parse() skipped {skipped} of {skipped} "
+        "rows). Fix: check the data, or parse()."
+    )
+
+
+def parse_records(
+    lines: Iterable[str], program: TrainingProgram, locate: RowLocator, first: int = 1
+) -> tuple[NDArray[Any], int]:
+    """Parse lines to records.
+
+    Args:
+        lines: the rows.
+        program: the user's program.
+        locate: names a row in messages.
+        first: the row number of the first line.
+
+    Returns:
+        The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
+
+    Raises:
+        DataError: a row cannot be parsed; the message has file, row and column.
+        SettingsError: the program failed.
+    """
+    module, job, columns = program.module, program.job, program.columns
+    inputs = {key: input_columns.new_column(kind) for key, kind in program.inputs.items()}
+    numbers = array("Q")  # row numbers of the records
+    skipped = 0
+    for number, line in enumerate(lines, first):
+        try:
+            parts = split_fields(line)
+        except ValueError as error:
+            raise DataError(f"{locate(number)}: {error}. Fix: set data.format to csv") from error
+        if len(parts) != len(columns):
+            raise _wrong_column_count(line, len(parts), locate(number), program)
+        try:
+            sample = module.parse(dict(zip(columns, parts, strict=True)), job)
+        except ValueError as error:
+            at = program.line_of(error)
+            shown = f"{error}{at and f' ({at})'}. The row: {_quote(line)}"
+            raise DataError(f"{locate(number)}: {_with_fix(shown)}") from error
+        except Exception as error:
+            failed = program.failed(f"parse() on {locate(number)}", error)
+            raise SettingsError(_with_fix(f"{failed}. The row: {_quote(line)}")) from error
+        if sample is None:
+            skipped += 1
+            continue
+        key = ""
+        try:
+            for key, column in inputs.items():
+                column.add(sample[key])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            why = f"{key!r} is missing" if isinstance(error, KeyError) else error
+            raise DataError(
+                f"{locate(number)}: parse() of {program.path} returned an invalid value for input {key}: "
+                f"{_with_fix(f'{why}. The row: {_quote(line)}')}"
+            ) from error
+        numbers.append(number)
+    found = np.zeros(len(numbers), record_dtype(program.inputs))
+    for key, column in inputs.items():
+        bad = column.fill(found[key])
+        if bad is not None:
+            raise DataError(
+                f"{locate(numbers[bad])}: parse() of {program.path} returned {found[key][bad].tolist()} for "
+                f"{_with_fix(f'input {key}: it is NaN, infinite, or too large for float32')}"
+            )
+    return found, skipped
+
+
+def _with_fix(message: str) -> str:
+    """Return a message about an invalid row with a fix at its end, unless it already contains one."""
+    return message if "Fix: " in message else f"{message}. Fix: correct the row, or parse()."
+
+
+def _quote(line: str) -> str:
+    return repr(line.rstrip("\n")[:SHOWN_CHARACTERS].encode(errors="replace").decode())
+
+
+def _wrong_column_count(line: str, count: int, where: str, program: TrainingProgram) -> DataError:
+    return DataError(
+        f"{where} has {count} columns, but the program {program.path.name} reads {len(program.columns)}: "
+        f"{', '.join(program.columns)}. Fix: check data.format, data.delimiter and data.columns. "
+        f"The row: {_quote(line)}"
+    )

@@ -1,0 +1,154 @@
+"""Training of a program in one process, without servers: for `python -m launcher try` and for comparisons.
+
+The network is that of the exported model, with looked-up vectors as inputs. The tables are in this process'
+memory, and are trained by the servers' rules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+
+from launcher.trainer.evaluation import evaluate
+from launcher.trainer.graph.network_builder import build_network, prepare_paddle
+from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.records.record_files import Records
+from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.single_process.memory_table import MemoryTable
+from launcher.trainer.training_log import ReportTimer, diverged_error
+
+CHUNK = 8192  # rows of one prediction
+
+
+class SingleProcessTrainer:
+    """Trains a program in this process, which holds its network, embedding tables and parameters."""
+
+    def __init__(self, program: TrainingProgram) -> None:
+        """Build the network.
+
+        Raises:
+            SettingsError: the program cannot be trained.
+        """
+        self.program = program
+        self.seed = int(program.common_options["seed"])
+        prepare_paddle(self.seed)
+        self.network = build_network(program, "served")
+        self.test_program = self.network.main.clone(for_test=True)
+        with program.calling("optimizer()"):
+            optimizer = program.module.optimizer(program.job)
+            rule = OptimizerRule.of(optimizer)
+        self.tables = {
+            table.name: MemoryTable(table.width, table.spread, table.rule or rule, self.seed + number)
+            for number, table in enumerate(self.network.tables)
+        }
+        guard = paddle.static.program_guard(self.network.main, self.network.startup)
+        with guard, program.calling("training of network()"):
+            optimizer.minimize(self.network.loss)
+            has = self.network.main.global_block().has_var
+            for table, _, vectors in self.network.lookups:
+                if not has(f"{vectors.name}@GRAD"):
+                    raise ValueError(
+                        f"the loss does not depend on embedding {table!r}. Fix: use it in the loss, "
+                        "or remove it"
+                    )
+        self.scope = paddle.static.Scope()
+        self.exe = paddle.static.Executor(paddle.CPUPlace())
+        self.exe.run(self.network.startup, scope=self.scope)
+        self._gradients = [f"{vectors.name}@GRAD" for _, _, vectors in self.network.lookups]
+        self._computed = [ids for _, ids, _ in self.network.lookups if ids.name not in program.inputs]
+        needed = {ids.name for ids in self._computed}
+        for operator in reversed(self.network.main.global_block().ops):
+            if needed.intersection(operator.output_arg_names):
+                needed.update(operator.input_arg_names)
+        self._needed = needed.intersection(program.inputs)
+
+    def _look_up(self, batch: Arrays, train: bool) -> tuple[list[NDArray[np.int64]], Arrays]:
+        """Return the ids of each look-up, and the network's inputs with the looked-up vectors."""
+        known = batch
+        if self._computed:
+            # With use_prune only the ids are computed; the rest of the network has no vectors yet.
+            feed = {name: batch[name] for name in self._needed}
+            found = self.exe.run(
+                self.test_program, feed=feed, fetch_list=self._computed, scope=self.scope, use_prune=True
+            )
+            known = batch | {variable.name: ids for variable, ids in zip(self._computed, found, strict=True)}
+        ids, feed = [], dict(batch)
+        for table, asked, vectors in self.network.lookups:
+            ids.append(known[asked.name])
+            feed[vectors.name] = self.tables[table].look_up(ids[-1], train)
+        return ids, feed
+
+    def step(self, batch: Arrays) -> float:
+        """Train one batch, and return its mean loss."""
+        ids, feed = self._look_up(batch, train=True)
+        fetch = [self.network.loss, *self._gradients]
+        loss, *gradients = self.exe.run(self.network.main, feed=feed, fetch_list=fetch, scope=self.scope)
+        gradients_by_table: dict[str, tuple[list[Any], list[Any]]] = {}
+        for (table, _, _), asked, gradient in zip(self.network.lookups, ids, gradients, strict=True):
+            parts = gradients_by_table.setdefault(table, ([], []))
+            parts[0].append(asked.reshape(-1))
+            parts[1].append(gradient.reshape(-1, gradient.shape[-1]))
+        for table, (asked_of, gradients_of) in gradients_by_table.items():
+            self.tables[table].step(np.concatenate(asked_of), np.concatenate(gradients_of))
+        return float(np.asarray(loss).reshape(-1)[0])
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the network's prediction of some rows, shape [rows, …]."""
+        _, feed = self._look_up(arrays, train=False)
+        name = self.network.prediction.name
+        [found] = self.exe.run(self.test_program, feed=feed, fetch_list=[name], scope=self.scope)
+        return np.asarray(found)
+
+    def score(self, test: Records) -> dict[str, float]:
+        """Return the program's metrics of a test set."""
+        return evaluate(self.program, self.predict, test.blocks(CHUNK))
+
+    def passes(
+        self,
+        train: Records,
+        test: Records,
+        passes: int,
+        batch_size: int,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Iterator[dict[str, float]]:
+        """Train `passes` passes (epochs), and yield the results of each.
+
+        Args:
+            train: the training set.
+            test: the test set.
+            passes: number of passes.
+            batch_size: rows of a batch.
+            say: called with a progress line every few seconds.
+
+        Yields:
+            {"pass", "samples", "seconds", "loss", and each metric} after each pass.
+
+        Raises:
+            DivergedError: a loss is NaN or infinite.
+        """
+        steps = max(1, -(-train.rows // batch_size))
+        for number in range(passes):
+            began = time.monotonic()
+            total, rows, pace = 0.0, 0, ReportTimer()
+            for step, batch in enumerate(train.batches(steps, (self.seed, number, 0)), 1):
+                loss = self.step(batch)
+                if not np.isfinite(loss):
+                    raise diverged_error(loss, number, step)
+                rows += len(batch[self.program.label])
+                total += loss * len(batch[self.program.label])
+                if pace.due():
+                    rate = rows / (time.monotonic() - began)
+                    shown = f"{step:,} of {steps:,} batches, {rate:,.0f} samples/s, loss={total / rows:.4f}"
+                    say(f"pass {number + 1}: {shown}")
+            done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}
+            yield {"pass": number, **done, **self.score(test)}
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """Return all dense parameters by name."""
+        return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}

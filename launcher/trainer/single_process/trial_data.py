@@ -1,0 +1,197 @@
+"""The data of `launcher try` and of the checks of `launcher run`: read rows of a file, and write records.
+
+The rows are read as the data Job reads them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+import numpy as np
+
+from launcher.dataprep import archives, text_lines
+from launcher.dataprep.byte_streams import PeekableStream, Readable
+from launcher.dataprep.csv_records import split_fields
+from launcher.dataprep.row_positions import RowPositions
+from launcher.errors import DataError
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.records import row_parsing
+from launcher.trainer.records.record_files import RecordFile, Records, rows_per_file
+from launcher.trainer.records.record_writer import finish_records, write_record_file
+from launcher.trainer.training_log import ReportTimer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """The format of a file of rows; the fields are those of the chart's `data` values."""
+
+    csv: bool = False
+    delimiter: str = ","
+    header: bool = True
+    columns: tuple[str | int, ...] = ()
+    encoding: str = "utf-8"
+
+
+def read_rows(
+    file: Path,
+    form: RowFormat,
+    found: RowPositions | None = None,
+    limit: int | None = None,
+    say: Say | None = None,
+) -> Iterator[str]:
+    """Yield the rows of a plain or .gz file as the data Job would write them to shards.
+
+    Args:
+        file: the file.
+        form: its format.
+        found: gets the line of the file at which each row starts, for messages.
+        limit: yield at most this many rows.
+        say: called with a progress line every few seconds.
+
+    Raises:
+        DataError: the file is missing, damaged, or not in this format.
+    """
+    try:
+        with file.open("rb") as raw:
+            stream = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
+            rows = _rows(cast("Readable", stream), str(file), form, found or RowPositions(str(file)))
+            size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
+            for count, row in enumerate(itertools.islice(rows, limit), 1):
+                yield row
+                if say is not None and pace.due():
+                    share = max(raw.tell() / size, count / limit if limit else 0.0)
+                    rate = count / max(time.monotonic() - began, 1e-9)
+                    say(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
+    except FileNotFoundError:
+        raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(
+            f"{file} is not a complete gzip file ({error}). Fix: copy or download it again"
+        ) from error
+
+
+def _rows(stream: Readable, name: str, form: RowFormat, found: RowPositions) -> Iterator[str]:
+    blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
+    if form.csv:
+        reader = text_lines.CsvReader(form.delimiter, form.header, form.columns)
+        blocks = reader.line_blocks(blocks, name, found)
+    for block in blocks:
+        yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
+
+
+def read_first_rows(
+    file: Path,
+    form: RowFormat,
+    places: RowPositions,
+    rows: int,
+    *,
+    member: str,
+    tables: Sequence[str],
+    into: Path,
+) -> list[str]:
+    """Return the first rows of a source file, which may be plain, compressed or an archive.
+
+    Args:
+        file: the source (`data.source`) on this machine.
+        form: its format.
+        places: gets the line of the file at which each row starts, for messages.
+        rows: return at most this many rows.
+        member: path inside the archive (`data.member`); empty: the file itself.
+        tables: side tables (`data.tables`): paths of further files in the archive.
+        into: folder to which the side tables are copied.
+
+    Raises:
+        DataError: the file is damaged, or not in this format.
+    """
+    found: list[str] = []
+    into.mkdir(parents=True, exist_ok=True)
+    for part in _parts(file, member, tables):
+        if part.table:
+            with (into / part.table).open("wb") as copy:
+                shutil.copyfileobj(cast("IO[bytes]", part.stream), copy)
+        else:
+            places.name = part.name
+            found = list(itertools.islice(_rows(part.stream, part.name, form, places), rows))
+            if not tables:
+                break
+    return found
+
+
+def _parts(file: Path, member: str, tables: Sequence[str]) -> Iterator[archives.SourceFile]:
+    with file.open("rb") as stream:
+        peeked = PeekableStream(cast("Readable", stream))
+        if not member:
+            yield archives.decompress(peeked, file.name, None)
+        elif archives.is_zip(peeked):
+            yield from archives.zip_files(file, file.name, member, tables)
+        else:
+            yield from archives.tar_files(peeked, file.name, member, tables)
+
+
+def write_records(
+    program: TrainingProgram,
+    file: Path,
+    form: RowFormat,
+    folder: Path,
+    held_out: float,
+    *,
+    limit: int | None = None,
+    say: Say | None = None,
+) -> dict[str, Records]:
+    """Parse a file, and write its rows to record files in `<folder>/train` and `<folder>/test`.
+
+    Args:
+        program: the user's program.
+        file: the rows.
+        form: the file's format.
+        folder: where the records are written.
+        held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
+        limit: as for `read_rows`.
+        say: as for `read_rows`.
+
+    Returns:
+        The records by name: train, test, or one of both when `held_out` is 0 or 1.
+
+    Raises:
+        DataError: a row is invalid (the message has row and column), or there are no rows.
+    """
+    names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
+    written: dict[str, list[RecordFile]] = {name: [] for name in names}
+    random = np.random.default_rng(int(program.common_options["seed"]))
+    places = RowPositions(str(file))
+    rows = read_rows(file, form, places, limit, say)
+    chunk_rows = rows_per_file(row_parsing.record_dtype(program.inputs))
+    read = skipped = 0
+    while True:
+        chunk = itertools.islice(rows, chunk_rows)
+        found, left_out = row_parsing.parse_records(chunk, program, places.describe, read + 1)
+        if not len(found) + left_out:
+            break
+        read, skipped = read + len(found) + left_out, skipped + left_out
+        is_test = random.random(len(found)) < held_out
+        for name, record_files in written.items():
+            chosen = found[is_test if name == "test" else ~is_test]
+            if len(chosen):
+                record_files.append(write_record_file(folder / name, len(record_files), chosen))
+    return {
+        name: finish_records(program, folder / name, record_files, str(file), skipped)
+        for name, record_files in written.items()
+    }
+
+
+def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> dict[str, str]:
+    """Return {column: text} of the first row in `file` that the program's parse() does not skip."""
+    for line in read_rows(file, form):
+        if len(row_parsing.parse_records([line], program, row_parsing.locate_in(str(file)))[0]):
+            return dict(zip(program.columns, split_fields(line), strict=True))
+    raise row_parsing.no_usable_rows(str(file), program, 0)

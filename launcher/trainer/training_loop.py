@@ -1,0 +1,301 @@
+"""The passes of one trainer: training, evaluation, checkpoints, and at the end the exported model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from launcher import metrics
+from launcher.errors import DataError
+from launcher.io import files
+from launcher.paths import OutputPaths, Position
+from launcher.trainer import gloo_store
+from launcher.trainer.checkpoint import selection
+from launcher.trainer.checkpoint.restoring import CheckpointRestorer
+from launcher.trainer.checkpoint.save_schedule import SaveSchedule
+from launcher.trainer.checkpoint.saving import CheckpointSaver
+from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.export.collective_export import ModelExporter
+from launcher.trainer.export.scoring_process import ScoringProcess
+from launcher.trainer.graph import shape_checks
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.records import conversion
+from launcher.trainer.records.record_files import Records
+from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.training_log import PassMeter, PassTotals, ProgressFile, TrainerLog, write_metrics
+
+
+class TrainingLoop:
+    """Runs all passes of one trainer. Steps that all trainers must do together contain a barrier."""
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        program: TrainingProgram,
+        log: TrainerLog,
+        progress: ProgressFile,
+        scorer: ScoringProcess | None,
+    ) -> None:
+        """Read the shard's rows and build the network.
+
+        Args:
+            settings: of this process.
+            program: the user's program.
+            log: this trainer's log.
+            progress: this trainer's progress.json.
+            scorer: scores the exported model; rank 0 only.
+        """
+        self.settings = settings
+        self.scorer = scorer
+        self.program = program
+        self.log = log
+        self.progress = progress
+        self.first = settings.rank == 0
+        self.train, *self.test = self._read()
+        self.start = settings.resume or Position(0)
+        self.seed = int(program.common_options["seed"])
+        self.trainer = PserverClient(settings, program)
+        log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
+        # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone: the model has its
+        # parameters.
+        tests = self.test and (self.first or settings.mode != "geo")
+        self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if tests else None)
+        self.config = settings.program_file
+        self.saver = CheckpointSaver(settings, self.trainer, log, self.config, self.seed)
+        self.restorer = CheckpointRestorer(settings, self.trainer, log)
+        self.scores: list[tuple[int, float]] = []
+        """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
+        self.schedule = SaveSchedule(
+            settings.checkpoint_every_batches, settings.checkpoint_every_minutes, self._slowest, self._ask
+        )
+        self.spent = 0.0
+        """Training seconds of this attempt so far."""
+
+    def _slowest(self, value: float) -> float:
+        """Return the greatest of all trainers' values."""
+        return float(self.trainer.gather([value]).max())
+
+    def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
+        """Ask rank 0 whether a user requested a checkpoint; arguments, result: see `SaveSchedule`'s `ask`."""
+        s = self.settings
+        return gloo_store.ask_checkpoint_decision(*s.gloo_endpoint, f"/ask/{s.attempt}/{step}", proposed)
+
+    def _read(self) -> list[Records]:
+        """Return the training set and, if it was copied to this pod (always on rank 0), the test set."""
+        settings = self.settings
+        return conversion.convert_staged(
+            self.program,
+            settings.data_dir,
+            settings.work.records,
+            settings.rank,
+            test=(settings.data_dir / "test.txt").is_file(),
+            report=self.log.line,
+            check=self.progress.write,
+        )
+
+    def run(self) -> None:
+        """Join the servers, train all passes, export the model, and leave the servers."""
+        trainer, start, passes = self.trainer, self.start, self.settings.passes
+        totals = self._join()
+        rows = trainer.gather([self.train.rows])[:, 0]
+        self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
+        self.log.line(
+            f"training starts at pass {start.passes + 1}, batch {start.batches}: {self.steps} batches "
+            f"per pass, {self.settings.trainer_count} thread(s) per trainer"
+        )
+        metric = self.settings.keep_best
+        if self.first and (self.settings.resume is None or (metric and not self.scores)):
+            sample = next(self.train.blocks(shape_checks.ROWS))
+            found = shape_checks.check_batch(self.program, trainer.predict, sample)
+            shape_checks.check_metric(self.program, metric, found)
+        if self.settings.init_model and self.settings.resume is None:
+            self._evaluate_initial_model()
+        done = start.passes
+        while done < passes and not self._stops_early():
+            self._train_pass(done, start.batches if done == start.passes else 0, totals)
+            done, totals = done + 1, PassTotals()
+        if self._stops_early():
+            self.log.line(f"stopped early after pass {done}: training.patience is {self.settings.patience}")
+        if done < passes or done == start.passes:
+            trainer.settle(last=True)  # not done yet after a last pass that was not known to be the last
+        if (source := self._model_source(done)) is not None:
+            if source.passes != done or (done == start.passes and start.batches):
+                self.progress.set(state="loading", bytes=self.restorer.size(source))
+                self.restorer.restore(source)
+            self._export(source)
+        self.progress.set(state="done")
+        trainer.leave()
+        self.log.line("done")
+
+    def _stops_early(self) -> bool:
+        """Return whether `training.patience` passes have brought no better score."""
+        return metrics.stops_early(self.settings.keep_best, self.scores, self.settings.patience)
+
+    def _join(self) -> PassTotals:
+        """Connect to the servers and restore the checkpoint to resume from; return its totals of the pass."""
+        size = None if self.settings.init_model else 0
+        if self.settings.resume is not None:
+            size = self.restorer.size(self.settings.resume)
+        self.progress.set(
+            **{"pass": self.start.passes}, batch=self.start.batches, state="joining", bytes=size
+        )
+        initial = self.restorer.prepare()
+        self.trainer.join()
+        self.progress.mark("joined", state="loading")
+        restored = self.restorer.load(initial)
+        self.scores, self.saver.full_bytes = restored.scores, restored.full_bytes
+        self.progress.mark("loaded")
+        if self.settings.resume is not None:
+            self._report_checkpoint(self.settings.resume)
+        return restored.totals
+
+    def _report_checkpoint(self, at: Position) -> None:
+        """Write the newest checkpoint to progress.json, and count batches to the next one from here on."""
+        self.progress.set(saved={"pass": at.passes, "batch": at.batches})
+        self.schedule.reset()
+
+    def _train_pass(self, number: int, done: int, totals: PassTotals) -> None:
+        """Train pass `number` (from 0) after its first `done` batches, whose totals are `totals`."""
+        batches = self._report_position(number, done)
+        meter = PassMeter(self.log, self.progress, number, done, totals)
+        self.progress.resume_training()
+        while meter.batch < self.steps:
+            span = self.schedule.next_span(self.steps - meter.batch)
+            meter.start_clock()
+            self.trainer.train(batches, span, meter.add_batch)
+            self.spent += meter.stop_clock()
+            if self.schedule.record(span, self.spent) and meter.batch < self.steps:
+                self._settle(False, "saving")
+                self._save(Position(number, meter.batch), totals)
+                self.progress.resume_training()
+        self._finish_pass(number, totals)
+
+    def _report_position(self, number: int, done: int) -> Iterator[Arrays]:
+        """Yield the batches of a pass after the first `done`; write each one's number to progress.json."""
+        seed = (self.seed, number, self.settings.rank)
+        batches = self.train.batches(self.steps, seed, done)
+        for batch, arrays in enumerate(batches, done + 1):
+            # If this batch fails, the launcher knows its position.
+            self.progress.note(**{"pass": number}, batch=batch, batches=self.steps)
+            yield arrays
+
+    def _finish_pass(self, number: int, totals: PassTotals) -> None:
+        """Evaluate after pass `number` (from 0), write metrics.csv, and save a checkpoint if one is due."""
+        last = number == self.settings.passes - 1
+        self._settle(last, "testing")
+        loss = totals.loss / totals.samples
+        ranks = [
+            (int(a), float(b), float(c))
+            for a, b, c in self.trainer.gather([totals.samples, totals.seconds, loss])
+        ]
+        shown = ""
+        tests = self.evaluator.score()
+        if self.first:
+            shown = _format_scores(tests)
+            write_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
+        self.log.line(
+            f"Pass={number + 1} samples={int(totals.samples)} AvgCost={loss:.6g} "
+            f"seconds={totals.seconds:.2f}{shown}"
+        )
+        improved = bool(self.settings.keep_best) and self._improves(number + 1, tests)
+        last = last or improved or self._stops_early()
+        if last or (number + 1) % self.settings.saving_period == 0 or self.schedule.is_due:
+            self._save(Position(number + 1), PassTotals())
+
+    def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
+        """Record the score of `training.keepBest` on every rank, and return whether it is the best so far.
+
+        Args:
+            done: number of finished passes.
+            tests: {metric: value}, on trainer 0. The recorded value is rounded as in metrics.csv.
+        """
+        metric, scores = self.settings.keep_best, self.scores
+        if self.first:  # the check before training may have had no scores
+            shape_checks.check_metric(self.program, metric, tests)
+        value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
+        scores.append((done, float(self.trainer.gather([value])[0, 0])))
+        return metrics.rank_passes(metric, scores)[:1] == [done]
+
+    def _settle(self, last: bool, state: str) -> None:
+        """Wait until the updates of all trainers have arrived at the servers.
+
+        While this trainer waits for others it reports the state `waiting`, since their training must not
+        count towards the deadline of `state`.
+
+        Args:
+            last: no batch follows in this attempt.
+            state: the state in progress.json after the wait, for example `testing`.
+        """
+
+        def barrier() -> None:
+            self.progress.set(state="waiting")
+            self.trainer.barrier()
+            self.progress.set(state=state)
+
+        self.progress.set(state=state)
+        self.trainer.settle(last, barrier)
+
+    def _evaluate_initial_model(self) -> None:
+        """Write before.json: scores of training.initModelPath's model on the test set, before training."""
+        self.progress.set(state="testing")
+        tests = self.evaluator.score()
+        if self.first:
+            source = self.settings.init_model
+            about = {"from": source, "attempt": self.settings.attempt, "score": tests}
+            files.write_json(OutputPaths(self.settings.output_dir).before_json, about)
+            self.log.line(f"before training, with the parameters of {source}:{_format_scores(tests)}")
+        self.trainer.barrier()
+
+    def _save(self, at: Position, totals: PassTotals) -> None:
+        """Save a checkpoint of the present state, and remove the file by which a user requested it."""
+        self.progress.set(state="saving")
+        self.saver.save(at, totals, self.steps, self.scores)
+        self.progress.note(
+            bytes=self.saver.full_bytes
+        )  # the launcher's deadline of the next checkpoint depends on it
+        self._report_checkpoint(at)
+        if self.first:
+            try:
+                OutputPaths(self.settings.output_dir).checkpoint_request.unlink(missing_ok=True)
+            except OSError as error:  # the checkpoint is complete; the user's command does not notice it
+                self.log.line(f"cannot remove the file of the checkpoint request: {error}")
+
+    def _model_source(self, done: int) -> Position | None:
+        """Return the checkpoint from which the model must still be exported; None if the model exists.
+
+        Raises:
+            DataError: there is no intact checkpoint of this pass.
+        """
+        output, passes = OutputPaths(self.settings.output_dir), 0
+        if self.first:
+            made = selection.model_checkpoint(output.model) if done == self.start.passes else None
+            metric, scores = self.settings.keep_best, self.scores
+            source = selection.choose_model_checkpoint(output.root, metric, scores, done, made or "")
+            passes = -1 if source is None else 0 if made == source.folder else source.passes
+        passes = int(self.trainer.gather([passes])[0, 0])
+        if passes < 0:
+            raise DataError(
+                f"cannot export a model: {output.root} has no intact checkpoint of pass {done}. Fix: restore "
+                "the folder from a copy, or set a new runId"
+            )
+        return Position(passes) if passes else None
+
+    def _export(self, at: Position) -> None:
+        """Export the model with the values of the checkpoint `at`."""
+        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log)
+        self.progress.set(state="writing" if exporter.is_writer else "waiting")
+
+        def score(folder: Path) -> dict[str, float]:
+            assert self.scorer is not None  # noqa: S101 - only rank 0 calls this, and has a scorer
+            return self.scorer.score(folder, self.settings.work.records / "test")
+
+        exporter.export(at, score)
+
+
+def _format_scores(tests: Mapping[str, float]) -> str:
+    return "".join(f" test_{name}={value:.4f}" for name, value in tests.items())

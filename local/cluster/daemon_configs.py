@@ -1,0 +1,293 @@
+"""Build configuration files and command lines of all daemons from the planned addresses and folders."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from local.cluster.certificates import PKI
+from local.cluster.node_addresses import (
+    API_PORT,
+    BRIDGE_ADDRESS,
+    ETCD_PEER_PORT,
+    ETCD_PORT,
+    POD_SUBNET,
+    SERVICE_SUBNET,
+    Node,
+)
+from local.paths import CONTEXT, STATE
+
+SERVER = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
+PAUSE_IMAGE = "localhost/pause:1"
+CNI_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
+
+
+def _to_json(value: object) -> str:
+    return json.dumps(value, indent=1) + "\n"  # all daemons accept JSON instead of YAML
+
+
+def kubeconfig(name: str, pki: Path = PKI) -> str:
+    """Return a self-contained kubeconfig (context `local`) that uses the client certificate `name`."""
+
+    def data(file: str) -> str:
+        return base64.b64encode((pki / file).read_bytes()).decode()
+
+    return _to_json(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [
+                {"name": CONTEXT, "cluster": {"server": SERVER, "certificate-authority-data": data("ca.crt")}}
+            ],
+            "users": [
+                {
+                    "name": CONTEXT,
+                    "user": {
+                        "client-certificate-data": data(f"{name}.crt"),
+                        "client-key-data": data(f"{name}.key"),
+                    },
+                }
+            ],
+            "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+            "current-context": CONTEXT,
+        }
+    )
+
+
+def etcd_command() -> list[str]:
+    """Return the command line of etcd."""
+    url, peer = f"https://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PEER_PORT}"
+    return [
+        "etcd",
+        f"--data-dir={STATE}/etcd",
+        f"--listen-client-urls={url}",
+        f"--advertise-client-urls={url}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        f"--cert-file={PKI}/etcd.crt",
+        f"--key-file={PKI}/etcd.key",
+        f"--trusted-ca-file={PKI}/ca.crt",
+        "--client-cert-auth",
+        "--auto-compaction-retention=1",
+        # limits the log that etcd reads at a start; with its default of 100,000 entries it is 0.5 GB
+        "--snapshot-count=10000",
+        # etcd has one member: elections need not be fast, and a busy disk must not cause one
+        "--heartbeat-interval=500",
+        "--election-timeout=5000",
+    ]
+
+
+def apiserver_command(binary: Path) -> list[str]:
+    """Return the command line of the API server."""
+    return [
+        str(binary),
+        f"--etcd-servers=https://127.0.0.1:{ETCD_PORT}",
+        f"--etcd-cafile={PKI}/ca.crt",
+        f"--etcd-certfile={PKI}/apiserver.crt",
+        f"--etcd-keyfile={PKI}/apiserver.key",
+        f"--bind-address={BRIDGE_ADDRESS}",  # not 0.0.0.0: unreachable from outside this machine
+        f"--advertise-address={BRIDGE_ADDRESS}",
+        f"--secure-port={API_PORT}",
+        f"--tls-cert-file={PKI}/apiserver.crt",
+        f"--tls-private-key-file={PKI}/apiserver.key",
+        f"--client-ca-file={PKI}/ca.crt",
+        f"--token-auth-file={PKI}/tokens.csv",
+        f"--service-account-key-file={PKI}/sa.pub",
+        f"--service-account-signing-key-file={PKI}/sa.key",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--service-cluster-ip-range={SERVICE_SUBNET}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        "--anonymous-auth=false",
+        "--kubelet-preferred-address-types=InternalIP",
+        f"--kubelet-client-certificate={PKI}/admin.crt",
+        f"--kubelet-client-key={PKI}/admin.key",
+        "--profiling=false",
+    ]
+
+
+def controller_manager_command(binary: Path, config: Path) -> list[str]:
+    """Return the command line of the controller manager; `config` is its kubeconfig."""
+    return [
+        str(binary),
+        f"--kubeconfig={config}",
+        "--bind-address=127.0.0.1",
+        f"--service-account-private-key-file={PKI}/sa.key",
+        f"--root-ca-file={PKI}/ca.crt",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--node-monitor-period=2s",
+        # A claim that is created before its volume is bound at the next sync, by default 15 s later.
+        "--pvclaimbinder-sync-period=1s",
+        "--node-monitor-grace-period=16s",
+        "--profiling=false",
+    ]
+
+
+def scheduler_command(binary: Path, config: Path) -> list[str]:
+    """Return the command line of the scheduler; `config` is its kubeconfig."""
+    return [
+        str(binary),
+        f"--kubeconfig={config}",
+        "--bind-address=127.0.0.1",
+        "--leader-elect=false",
+        "--profiling=false",
+    ]
+
+
+def corefile(config: Path, resolvers: list[str]) -> str:
+    """Return CoreDNS's configuration.
+
+    It resolves names of the cluster without caching, so that a new pod's name resolves at once, and forwards
+    other names to `resolvers`.
+
+    Args:
+        config: Kubeconfig of CoreDNS.
+        resolvers: Addresses of name servers; may be empty.
+    """
+    forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
+    return (
+        f".:53 {{\n  bind {BRIDGE_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
+        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa "
+        "ip6.arpa\n"
+        f"  }}\n{forward}}}\n"
+    )
+
+
+def parse_resolvers(resolv_conf: str) -> list[str]:
+    """Return the name servers of a resolv.conf except the local cluster's own."""
+    lines = (line.split() for line in resolv_conf.splitlines())
+    return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != BRIDGE_ADDRESS][:15]
+
+
+def cni_config(node: Node) -> str:
+    """Return the node's CNI configuration: a bridge with the node's pod subnet, and host ports."""
+    bridge: dict[str, Any] = {
+        "type": "bridge",
+        "bridge": "cni0",
+        "isGateway": True,
+        "ipMasq": False,  # the machine's NAT chain does that, so that pods see each other's real addresses
+        "hairpinMode": True,
+        "ipam": {
+            "type": "host-local",
+            "dataDir": str(node.folder / "ipam"),
+            "ranges": [[{"subnet": node.pod_subnet}]],
+            "routes": [{"dst": "0.0.0.0/0"}],
+        },
+    }
+    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
+    return _to_json({"cniVersion": "1.0.0", "name": node.netns, "plugins": [bridge, ports]})
+
+
+def containerd_config(node: Node) -> str:
+    """Return the configuration (TOML) of the node's containerd."""
+    return f"""\
+version = 2
+root = "{node.folder}/root"
+state = "{node.folder}/state"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs",
+  "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
+[grpc]
+  address = "{node.socket}"
+[plugins."io.containerd.grpc.v1.cri"]
+  # without CAP_SYS_RESOURCE runc cannot set a score below containerd's
+  restrict_oom_score_adj = true
+  sandbox_image = "{PAUSE_IMAGE}"
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{CNI_PLUGINS}"
+    conf_dir = "{node.folder}/cni"
+"""
+
+
+def kubelet_config(node: Node) -> str:
+    """Return the configuration of the node's kubelet."""
+    return _to_json(
+        {
+            "apiVersion": "kubelet.config.k8s.io/v1beta1",
+            "kind": "KubeletConfiguration",
+            "authentication": {
+                "anonymous": {"enabled": False},
+                "webhook": {"enabled": True},
+                "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+            },
+            "authorization": {"mode": "Webhook"},
+            "cgroupDriver": "cgroupfs",
+            "cgroupRoot": f"/{node.cgroup}",
+            "failCgroupV1": False,
+            "failSwapOn": False,
+            "containerRuntimeEndpoint": f"unix://{node.socket}",
+            "clusterDNS": [BRIDGE_ADDRESS],
+            "clusterDomain": "cluster.local",
+            "resolvConf": f"{STATE}/resolv.conf",
+            # in a shared folder the kubelets would delete each other's logs
+            "podLogsDir": f"{node.folder}/pod-logs",
+            # A rather full disk must not evict pods or collect images: `up` and the image import check the
+            # free space before.
+            "evictionHard": {
+                "memory.available": "100Mi",
+                "nodefs.available": "1%",
+                "imagefs.available": "1%",
+            },
+            "imageGCHighThresholdPercent": 100,
+            "imageGCLowThresholdPercent": 99,
+            "nodeStatusUpdateFrequency": "4s",
+            "registerWithTaints": [],
+            "serializeImagePulls": False,
+            "healthzBindAddress": "127.0.0.1",
+        }
+    )
+
+
+def kubelet_command(node: Node, binary: Path) -> list[str]:
+    """Return the command line of the node's kubelet."""
+    return [
+        *_nsenter(node),
+        str(binary),
+        f"--config={node.folder}/kubelet.json",
+        f"--kubeconfig={node.folder}/kubeconfig",
+        f"--hostname-override={node.name}",
+        f"--node-ip={node.address}",
+        f"--root-dir={node.folder}/kubelet",
+        f"--cert-dir={node.folder}/kubelet-pki",
+    ]
+
+
+def proxy_config(node: Node) -> str:
+    """Return the configuration of the node's kube-proxy."""
+    return _to_json(
+        {
+            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+            "kind": "KubeProxyConfiguration",
+            "mode": "iptables",
+            "clientConnection": {"kubeconfig": f"{STATE}/admin.kubeconfig"},
+            "clusterCIDR": POD_SUBNET,
+            "hostnameOverride": node.name,
+            # The machine has one connection table, which a node must not resize.
+            "conntrack": {
+                "maxPerCore": 0,
+                "min": 0,
+                "tcpEstablishedTimeout": "0s",
+                "tcpCloseWaitTimeout": "0s",
+            },
+        }
+    )
+
+
+def proxy_command(node: Node, binary: Path) -> list[str]:
+    """Return the command line of the node's kube-proxy."""
+    return [*_nsenter(node), str(binary), f"--config={node.folder}/proxy.json"]
+
+
+def containerd_command(node: Node) -> list[str]:
+    """Return the command line of the node's containerd."""
+    return [*_nsenter(node), "containerd", f"--config={node.folder}/containerd.toml"]
+
+
+def _nsenter(node: Node) -> list[str]:
+    # nsenter, not `ip netns exec`: the latter mounts a new /sys, in which the kubelet finds no cgroups.
+    return ["nsenter", f"--net={node.netns_file}"]

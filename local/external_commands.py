@@ -1,0 +1,79 @@
+"""Run external commands and turn their failures into LocalError with the last lines of their output."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from local.errors import LocalError
+
+
+def run_command(
+    argv: Sequence[str | Path],
+    *,
+    why: str,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    given: str | None = None,
+    seconds: float = 600,
+) -> str:
+    """Run the command `argv` and return its standard output.
+
+    Args:
+        argv: The program and its arguments.
+        why: What the command is run for; error messages begin with this text.
+        env: Environment variables to add to those of this process.
+        cwd: Working directory.
+        given: Text for the command's standard input; by default the command has none.
+        seconds: Timeout.
+
+    Raises:
+        LocalError: The program is missing, exited with another code than 0, or timed out. The message
+            contains the last lines of the program's output.
+    """
+    words = [str(word) for word in argv]
+    try:
+        ended = subprocess.run(
+            words,
+            env={**os.environ, **env} if env else None,
+            cwd=cwd,
+            input=given,
+            stdin=subprocess.DEVNULL if given is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LocalError(f"{why}: the program {words[0]} is not on PATH. Fix: make tools") from None
+    except subprocess.TimeoutExpired:
+        raise LocalError(f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s.") from None
+    if ended.returncode:
+        raise LocalError(
+            f"{why}: `{' '.join(words[:6])}` exited with "
+            f"{ended.returncode}:\n{indent_last_lines(ended.stderr or ended.stdout)}"
+        )
+    return ended.stdout
+
+
+def command_succeeds(argv: Sequence[str | Path], seconds: float = 60) -> bool:
+    """Return whether the command exits with 0 within `seconds`; its output is discarded."""
+    try:
+        ended = subprocess.run(
+            [str(w) for w in argv],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return False
+    return ended.returncode == 0
+
+
+def indent_last_lines(text: str, lines: int = 15) -> str:
+    """Return the last `lines` lines of `text`, indented by four spaces for use in a message."""
+    return "\n".join(f"    {line}" for line in text.strip().splitlines()[-lines:])

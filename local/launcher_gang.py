@@ -1,0 +1,179 @@
+"""A gang (all launchers of one training) on this machine: one process and one loopback address per rank.
+
+`make try` and the benchmarks start launchers with this module. It is also the program of one such process:
+`python -m local.launcher_gang ADDRESS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Self
+
+from launcher import runtimes
+from launcher.errors import LauncherError
+from launcher.settings import TrainSettings
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.timings import Timings
+from local.paths import CLONE
+
+STOP_SECONDS = 90
+"""For launchers that are asked to stop; a compiler that runs at the same time makes them slow."""
+
+
+def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:
+    """Return the environment that every pod of a job on loopback has, whatever it trains.
+
+    Args:
+        job_path: stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
+        job_name: the job's name, a DNS label.
+        trainers: number of ranks.
+    """
+    return {
+        "JOB_NAME": job_name,
+        "JOB_PATH": str(job_path),
+        "JOB_NAMESPACE": "loopback",
+        "PADDLE_LAUNCHER_RELEASE": "loopback",
+        "PADDLE_LAUNCHER_K8S_JOB": f"{job_name}-loopback",
+        "PADDLE_LAUNCHER_DATA_DIGEST": "loopback",
+        "PADDLE_LAUNCHER_SERVICE": "loopback",
+        "PADDLE_LAUNCHER_TRAINERS": str(trainers),
+        "CONF_PADDLE_NIC": "lo",
+    }
+
+
+class LoopbackNetwork(PodNetwork):
+    """The network of one rank: its own loopback address, and no host names.
+
+    Without names the launchers find rank 0 by the address in `run.lock`, as in a cluster whose DNS fails.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.bind_host = address
+
+    def resolve(self, name: str) -> list[str]:
+        """Return an address as it is; no host name resolves."""
+        return [name] if name[0].isdecimal() else []
+
+    def interfaces(self) -> dict[str, list[str]]:
+        """Return `lo` with this rank's address."""
+        return {"lo": [self.bind_host]}
+
+
+class LauncherGang:
+    """All launchers of one run. A context manager: after its block, all processes of the gang have exited."""
+
+    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+        """Prepare a gang of as many launchers as PADDLE_LAUNCHER_TRAINERS says.
+
+        Args:
+            folder: for the ranks' work folders, `rank-<i>.log` and `rank-<i>.end`.
+            environ: environment of all launchers, without what differs from rank to rank.
+        """
+        self.folder, self.environ = folder, environ
+        self.trainers = int(environ["PADDLE_LAUNCHER_TRAINERS"])
+        net = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"  # two gangs may run at once
+        self.addresses = [f"{net}.{rank + 1}" for rank in range(self.trainers)]
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, *ranks: int) -> Self:
+        """Start the launchers of these ranks, by default of all."""
+        for rank in ranks or range(self.trainers):
+            address = self.addresses[rank]
+            own = {
+                "JOB_COMPLETION_INDEX": str(rank),
+                "PADDLE_LAUNCHER_POD_NAME": f"rank-{rank}",
+                "PADDLE_LAUNCHER_POD_IP": address,
+                "PADDLE_LAUNCHER_NODE_NAME": "this machine",
+                "PADDLE_LAUNCHER_WORK_DIR": str(self.work_dir(rank)),
+                "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"rank-{rank}.end"),
+                "PYTHONPATH": str(CLONE),
+            }
+            self.work_dir(rank).mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"rank-{rank}.log").open("wb") as log:
+                argv = [sys.executable, "-m", "local.launcher_gang", address]
+                self.processes[rank] = subprocess.Popen(
+                    argv, env={**self.environ, **own}, stdout=log, stderr=log
+                )
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            for process in self.processes.values():
+                process.send_signal(signal.SIGTERM)
+            self.wait(STOP_SECONDS)
+        while left := self.alive():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self.processes.values():
+                process.wait()
+            time.sleep(0.02)
+
+    def wait(self, seconds: float) -> list[int]:
+        """Wait until all launchers have exited, and kill those that still run after `seconds`.
+
+        Returns:
+            The exit code of each rank; -9 of a launcher that was killed.
+        """
+        deadline = time.monotonic() + seconds
+        codes = []
+        for process in self.processes.values():
+            try:
+                codes.append(process.wait(max(0.1, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                codes.append(process.wait())
+        return codes
+
+    def failed(self) -> list[int]:
+        """Return the ranks whose launcher has exited with another code than 0."""
+        return [rank for rank, process in self.processes.items() if process.poll()]
+
+    def work_dir(self, rank: int) -> Path:
+        """Return the folder that stands for the pod's own disk."""
+        return self.folder / f"work-{rank}"
+
+    def pod_log(self, rank: int) -> str:
+        """Return what a launcher has written to stdout and stderr."""
+        return (self.folder / f"rank-{rank}.log").read_text(errors="replace")
+
+    def termination(self, rank: int) -> str:
+        """Return a launcher's termination message; empty before it has exited."""
+        path = self.folder / f"rank-{rank}.end"
+        return path.read_text() if path.exists() else ""
+
+    def alive(self) -> list[int]:
+        """Return the ids of all processes of this gang: launchers and what they started."""
+        mark = f"PADDLE_LAUNCHER_WORK_DIR={self.folder}/".encode()
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+        return found
+
+
+def main() -> int:
+    """Run the launcher of one rank; its address is the only argument. Return its exit code."""
+    try:
+        settings = TrainSettings.from_environ(dict(os.environ))
+        network = LoopbackNetwork(sys.argv[1])
+        return Agent(settings, runtimes.load_runtime(settings.runtime), network, Timings()).run()
+    except LauncherError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the rank's log
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

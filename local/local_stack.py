@@ -1,0 +1,177 @@
+"""The Pulumi stack `local`: its settings file in the clone and its state in a file backend.
+
+`Pulumi.local.yaml` is copied from `local/Pulumi.local.yaml` if it is missing, and is ignored by git. From
+then on it belongs to the user, like the file of any stack. Pulumi adds the salt of the stack's passphrase to
+it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from local.errors import LocalError
+from local.external_commands import run_command
+from local.filesystem import write_file_atomically
+from local.paths import CLONE, KUBECONFIG, PASSPHRASE, PULUMI, STATE, cache
+from local.toolchain import go_build, installed_tools
+
+STACK = "local"
+HOME = STATE / "pulumi-home"
+EXAMPLES = "charts/paddle-training/examples"
+_PREFIX = "paddle-training"
+_SALT = re.compile(r"^encryptionsalt: .*\n?", re.MULTILINE)
+
+
+def settings_file(clone: Path = CLONE) -> Path:
+    """Return the path of the stack's settings file in `clone`."""
+    return clone / f"Pulumi.{STACK}.yaml"
+
+
+def read_settings(clone: Path = CLONE) -> dict[str, Any]:
+    """Return the stack's settings; the keys have no `paddle-training:` prefix.
+
+    Raises:
+        LocalError: The file is not the YAML file of a stack.
+    """
+    path = (
+        settings_file(clone)
+        if settings_file(clone).is_file()
+        else clone / "local" / settings_file(clone).name
+    )
+    try:
+        config = yaml.safe_load(path.read_text())["config"]
+        return {str(key).removeprefix(f"{_PREFIX}:"): value for key, value in config.items()}
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError) as problem:
+        raise LocalError(
+            f"{path} is not a valid stack file: {problem!r}. Fix: correct it, or delete it to get the default"
+        ) from None
+
+
+def list_examples(clone: Path = CLONE) -> list[str]:
+    """Return the names of the chart's example values files."""
+    return sorted(file.stem for file in (clone / EXAMPLES).glob("*.yaml"))
+
+
+def configured_example(clone: Path = CLONE) -> str:
+    """Return the name of the example that the stack trains.
+
+    Raises:
+        LocalError: The stack uses other values files than one example.
+    """
+    files = read_settings(clone).get("valuesFiles") or []
+    known = {f"{EXAMPLES}/{name}.yaml": name for name in list_examples(clone)}
+    if len(files) == 1 and files[0] in known:
+        return known[files[0]]
+    raise LocalError(
+        f"valuesFiles in {settings_file(clone)} is {files or 'empty'}, but the demo trains one of the "
+        f"examples "
+        f"{', '.join(known.values())}. Fix: CONFIG=NAME to train an example and write that into the file, or "
+        f'`pulumi up -s {STACK}` (after eval "$(make -s env)") to train with your values files'
+    )
+
+
+def check_example_exists(name: str, clone: Path = CLONE) -> None:
+    """Raise LocalError unless `name` is one of the examples."""
+    if name not in list_examples(clone):
+        raise LocalError(
+            f"CONFIG={name} is not an example. Fix: use one of {', '.join(list_examples(clone))}; for a "
+            f"program "
+            "of your own see docs/how-to/own-model.md"
+        )
+
+
+def ensure_stack_files(clone: Path = CLONE) -> None:
+    """Create the backend's folder, its passphrase file and the stack's settings file if they are missing.
+
+    Raises:
+        LocalError: A state exists, but the file with its passphrase does not.
+    """
+    PULUMI.mkdir(parents=True, exist_ok=True)
+    PULUMI.chmod(0o700)
+    if not PASSPHRASE.is_file():
+        if (PULUMI / ".pulumi" / "stacks" / _PREFIX / f"{STACK}.json").is_file():
+            raise LocalError(
+                f"{PASSPHRASE}, the passphrase of the encrypted state in {PULUMI}, is missing. Fix: restore "
+                f"it, or "
+                "run `python3 local/bootstrap.py down --wipe`, which deletes the local cluster and the state"
+            )
+        write_file_atomically(PASSPHRASE, secrets.token_urlsafe(32) + "\n", 0o600)
+    path = settings_file(clone)
+    if not path.is_file():
+        shutil.copyfile(clone / "local" / path.name, path)
+    elif path.stat().st_mtime < PASSPHRASE.stat().st_mtime:
+        # The salt belongs to an earlier passphrase, whose state was wiped; Pulumi generates a new one.
+        path.write_text(_SALT.sub("", path.read_text()))
+
+
+def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
+    """Return the environment variables with which pulumi, helm and kubectl work on the stack `local`.
+
+    Args:
+        fitting: Path of each compatible tool that the user has installed; by default they are looked up.
+    """
+    folders = [
+        str(f)
+        for f in go_build.path_folders(
+            installed_tools.find_compatible_tools() if fitting is None else fitting
+        )
+    ]
+    python = str(Path(sys.executable).parent)
+    return {
+        "PATH": os.pathsep.join([python, *folders, installed_tools.path_without_cache()]),
+        "KUBECONFIG": (read_settings().get("kubeconfig") or {}).get("path") or str(KUBECONFIG),
+        "PULUMI_BACKEND_URL": f"file://{PULUMI}",
+        "PULUMI_CONFIG_PASSPHRASE_FILE": str(PASSPHRASE),
+        "PULUMI_HOME": str(HOME),  # keeps the user's own login and stack selection unchanged
+        "PULUMI_SKIP_UPDATE_CHECK": "true",
+        "PADDLE_TRAINING_CACHE": str(cache()),
+    }
+
+
+def ensure_stack_exists(env: Mapping[str, str], own_pulumi: bool, clone: Path = CLONE) -> None:
+    """Create the stack in the backend if it does not exist."""
+    if own_pulumi and not (clone / "venv").is_dir():
+        # An official language host uses the environment that Pulumi.yaml specifies; git ignores the folder.
+        run_command(
+            ["pulumi", "install"], why="installing the program's packages", env=env, cwd=clone, seconds=900
+        )
+    select = ["pulumi", "stack", "select", "--create", STACK, "--non-interactive"]
+    run_command(select, why="creating the stack", env=env, cwd=clone)
+
+
+def write_settings(
+    env: Mapping[str, str], chosen: Mapping[str, str | list[str]], clone: Path = CLONE
+) -> None:
+    """Write settings to the stack's file with `pulumi config`; other settings in the file stay unchanged.
+
+    Args:
+        env: Environment of pulumi.
+        chosen: Key or path (`kubeconfig.path`) → value. A list replaces the existing list.
+        clone: The clone with the stack's file.
+    """
+    now = read_settings(clone)
+    for key, value in chosen.items():
+        below, _, last = key.rpartition(".")
+        if ((now.get(below) or {}) if below else now).get(last) == value:
+            continue
+        if isinstance(value, list):
+            _run_pulumi_config(env, clone, "rm", f"{_PREFIX}:{key}")
+        parts = (
+            [(key, value)] if isinstance(value, str) else [(f"{key}[{n}]", v) for n, v in enumerate(value)]
+        )
+        for path, text in parts:
+            _run_pulumi_config(env, clone, "set", "--path", f"{_PREFIX}:{path}", text)
+
+
+def _run_pulumi_config(env: Mapping[str, str], clone: Path, *words: str) -> None:
+    argv = ["pulumi", "config", *words, "--stack", STACK, "--non-interactive"]
+    run_command(argv, why=f"writing settings to {settings_file(clone)}", env=env, cwd=clone)

@@ -1,0 +1,98 @@
+"""Request one prediction from a trained model over HTTP: the last step of `make demo` and `make try`."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep.csv_records import split_fields
+from local import console
+from local.errors import LocalError
+from local.paths import CLONE
+
+HOST = "127.0.0.1"
+START_SECONDS = 60
+SHOWN = 100  # characters of the request that are printed
+
+
+def print_sample_prediction(job: Path) -> str:
+    """Serve the model of the job folder `job`, send it the first test row, and print request and answer.
+
+    Returns:
+        The answer: the text of the program's `describe`, or else the prediction as JSON.
+
+    Raises:
+        LocalError: The server did not start or did not answer.
+    """
+    about = json.loads((job / "output" / "model" / "model.json").read_text("utf-8"))
+    with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
+        row = dict(zip(about["columns"], split_fields(next(file)), strict=True))
+    with _start_server(job / "output" / "model") as port:
+        known = {column: row[column] for column in _send_request(port, "GET", "/model")["columns"]}
+        answer = _send_request(port, "POST", "/predict", {"rows": [known]})
+    text = answer["words"][0] if answer["words"] else json.dumps(answer["predictions"][0])
+    request = json.dumps(known, ensure_ascii=False)
+    console.success(f"served: POST /predict {request if len(request) <= SHOWN else request[:SHOWN] + '…'}")
+    console.success(f"answer: {text}")
+    return str(text)
+
+
+@contextlib.contextmanager
+def _start_server(model: Path) -> Iterator[int]:
+    """Run `python -m launcher serve` during the block and yield its port on loopback."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        port: int = free.getsockname()[1]
+    argv = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--port", str(port)]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)}, stdout=log, stderr=log
+        )
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not _is_listening(port):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log.seek(0)
+                    output = log.read().decode(errors="replace")[-2000:]
+                    raise LocalError(
+                        f"the model server (`python -m launcher serve --model {model}`), started for a sample "
+                        f"prediction, did not answer. Fix: correct the cause in its output:\n{output}"
+                    )
+                time.sleep(0.05)
+            yield port
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _is_listening(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((HOST, port), timeout=5).close()
+        return True
+    return False
+
+
+def _send_request(port: int, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    connection = http.client.HTTPConnection(HOST, port, timeout=START_SECONDS)
+    given = None if body is None else json.dumps(body)
+    try:
+        connection.request(method, path, given, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        content = json.loads(answer.read())
+    finally:
+        connection.close()
+    if answer.status != 200:
+        raise LocalError(
+            f"{method} {path} of the served model returned HTTP status {answer.status}: {content}"
+        )
+    return content

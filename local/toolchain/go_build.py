@@ -1,0 +1,219 @@
+"""Build the missing Go tools and report the progress."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from local import console
+from local.errors import LocalError
+from local.external_commands import indent_last_lines, run_command
+from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
+from local.paths import cache
+from local.toolchain import installed_tools, trimmed_modules
+from local.toolchain.pinned_tools import TOOLS, VARIABLES, Tool
+
+CLUSTER = ("kubernetes", "coredns")
+"""Tools that the local cluster needs; it starts while the others are still being built."""
+_REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
+_TESTS = ("helm-unittest", "helm-docs")
+_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
+_BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
+_PROGRESS_SECONDS = 30.0  # between two progress lines
+Build = Callable[[Sequence[Tool]], None]
+
+
+def tools_to_build(cluster: bool = True, tests: bool = False, fitting: Iterable[str] = ()) -> list[Tool]:
+    """Return the tools that a command needs.
+
+    Args:
+        cluster: Whether the command uses the local cluster instead of a cluster of the user.
+        tests: Whether the tools for chart tests and chart documentation are needed too.
+        fitting: Programs that the user has installed in a compatible version.
+    """
+    have = set(fitting)
+    names = {name for program, tools in _REPLACED.items() if program not in have for name in tools}
+    names |= {*(CLUSTER if cluster else ()), *(_TESTS if tests else ())}
+    return [one for one in TOOLS if one.name in names]
+
+
+def path_folders(fitting: Iterable[str]) -> list[Path]:
+    """Return the folders of the built tools for PATH, except tools that the user's programs `fitting`
+    replace."""
+    replaced = {name for program in fitting for name in _REPLACED[program]}
+    return [one.folder for one in TOOLS if one.name not in replaced and one.is_built()]
+
+
+def ensure_tools(tools: Sequence[Tool]) -> None:
+    """Build those of `tools` that are missing; see `tool_builder`."""
+    with tool_builder(tools) as make:
+        make(tools)
+
+
+@contextlib.contextmanager
+def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
+    """Yield a function that builds the missing ones of the tools it is given.
+
+    Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call
+    continues from there.
+
+    Args:
+        tools: All tools that the function will be called with.
+
+    Raises:
+        LocalError: Go is missing, the disk is full, or a build failed; with the last lines of the build log.
+    """
+    if all(one.is_built() for one in tools):
+        yield lambda _: None
+        return
+    with hold_file_lock(cache() / "tools.lock", "the tools"):
+        missing = [one for one in tools if not one.is_built()]
+        if not missing:
+            yield lambda _: None
+            return
+        names = ", ".join(one.name for one in missing)
+        _check_prerequisites(names)
+        with console.timed_step(f"Go modules of {names} (once)"):
+            trimmed_modules.create_source_folder(_source_folder(), _run_go)
+            uncompiled: set[str] = set()
+            for folder, packages, _ in _group_by_go_module(missing):
+                listing = ("list", *_FLAGS, "-deps", "-f", "{{if .Stale}}{{.ImportPath}}{{end}}", *packages)
+                uncompiled.update(_run_go(*listing, cwd=folder).split())
+        with console.timed_step(f"tools {names} (once)"):
+            report = _progress_reporter(uncompiled)
+            yield lambda some: _build([one for one in some if not one.is_built()], report)
+        shutil.rmtree(_build_folder(), ignore_errors=True)
+
+
+def _check_prerequisites(names: str) -> None:
+    if shutil.which("go") is None:
+        raise LocalError(
+            f"Go is not on PATH, but is needed to build {names}. Fix: install Go 1.26 or newer (or 1.21 and "
+            "newer if it may download a newer toolchain); or put compatible pulumi, helm (3.14 or newer) and "
+            "kubectl on PATH and use your own cluster with CLUSTER_KUBECONFIG=FILE"
+        )
+    require_free_space(cache(), _BUILD_GB, "Building the tools")
+
+
+def _progress_reporter(uncompiled: set[str]) -> Callable[[str], None]:
+    """Return a function that takes the lines of `go build -v` and prints the progress from time to time.
+
+    Args:
+        uncompiled: Import paths of the packages that are to be compiled.
+    """
+    left = set(uncompiled)
+    last = time.monotonic()
+
+    def report(line: str) -> None:
+        nonlocal last
+        left.discard(line.strip())
+        if time.monotonic() - last > _PROGRESS_SECONDS:
+            last = time.monotonic()
+            console.info(f"tools: {len(uncompiled) - len(left):,} of {len(uncompiled):,} packages compiled")
+
+    return report
+
+
+def _build_folder() -> Path:
+    return cache() / "build"
+
+
+def _source_folder() -> Path:
+    return _build_folder() / "src"
+
+
+def _go_environment() -> dict[str, str]:
+    """Return the environment of `go`: separate caches, a module cache that can be deleted, and no C
+    compiler."""
+    return {
+        **os.environ,
+        "CGO_ENABLED": "0",
+        "GOCACHE": str(_build_folder() / "gocache"),
+        "GOMODCACHE": str(_build_folder() / "gomod"),
+        "GOFLAGS": "-buildvcs=false -modcacherw -mod=readonly",
+        "GOWORK": "off",
+    }
+
+
+def _run_go(*words: str, cwd: Path) -> str:
+    return run_command(
+        ["go", *words], why="downloading Go modules", env=_go_environment(), cwd=cwd, seconds=1800
+    )
+
+
+def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], list[Tool]]]:
+    """Return (folder, packages, tools) of each Go module that contains some of the tools."""
+    modules = [(module, list(some)) for module, some in groupby(tools, lambda one: one.module)]
+    return [
+        (_source_folder() / module, [p for one in some for p in one.packages], some)
+        for module, some in modules
+    ]
+
+
+def _build(tools: Sequence[Tool], report: Callable[[str], None]) -> None:
+    """Build the tools of each Go module with one `go build`, which links some while it compiles others."""
+    for folder, packages, some in _group_by_go_module(tools):
+        made = _build_folder() / "bin"
+        made.mkdir(parents=True, exist_ok=True)
+        _compile(folder, made, packages, report)
+        for one in some:
+            with create_folder_atomically(one.folder) as draft:
+                for program in one.programs:
+                    (made / program).rename(draft / program)
+                for name in one.names:
+                    (draft / name).symlink_to(one.programs[0])
+                for package, path in one.copies:
+                    module = trimmed_modules.find_module_folder(package, _source_folder(), _run_go)
+                    shutil.copy(module / path, draft)
+                    (draft / Path(path).name).chmod(0o755)
+
+
+def _compile(folder: Path, made: Path, packages: Sequence[str], report: Callable[[str], None]) -> None:
+    variables = " ".join(f"-X {key}={value}" for key, value in VARIABLES.items())
+    # nice: the training that runs at the same time has priority.
+    command = ["nice", "-n", "10", "go", "build", "-v", *_FLAGS]
+    command += [f"-ldflags=-s -w {variables}", "-o", f"{made}{os.sep}", *packages]
+    log = cache() / "logs" / "build.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("a") as stream,
+        subprocess.Popen(
+            command,
+            cwd=folder,
+            env=_go_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as child,
+    ):
+        assert child.stdout is not None
+        problems = []
+        try:
+            for line in child.stdout:
+                stream.write(line)
+                report(line)
+                if " " in line and not line.startswith("go: downloading"):  # not a package name: an error
+                    problems.append(line)
+        except BaseException:
+            child.terminate()
+            raise
+    if child.returncode:
+        raise LocalError(
+            f"Building {' '.join(packages)} failed with {child.returncode} (all of it is in {log}):\n"
+            f"{indent_last_lines(''.join(problems))}\n"
+            "Fix: check that the Go module proxy is reachable (`go env GOPROXY`), then run `make tools`, "
+            "which "
+            "continues with what is already compiled."
+        )
+
+
+def ensure_all_tools(tests: bool = False) -> None:
+    """Build all missing tools except those that the user has installed in a compatible version."""
+    ensure_tools(tools_to_build(tests=tests, fitting=installed_tools.report_compatible_tools()))

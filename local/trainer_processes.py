@@ -1,0 +1,192 @@
+"""Pservers and trainers of one training on this machine, without launchers: rank i on 127.0.0.(i+1).
+
+The processes get the environment that a launcher gives them. The benchmarks and the tests start them here to
+compare with launchers, or because they need no restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.settings import TrainSettings
+from launcher.supervisor.child_processes import ChildProcess, ForkServer
+from local.launcher_gang import job_environment
+from local.paths import CLONE
+
+PROGRAMS = CLONE / "launcher" / "programs"
+FAILURE_SECONDS = 5  # after a first failure the others get so long to fail by themselves
+
+
+class Process(Protocol):
+    """The part of `subprocess.Popen` that this module uses."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+class ForkedProcess:
+    """A process that a fork server has forked, as the launcher starts pservers and trainers."""
+
+    def __init__(self, spec: ProcessSpec, fork_server: ForkServer) -> None:
+        self._child = ChildProcess(spec, lambda: None, fork_server)
+        self.pid = self._child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, negative for a signal; None while the process runs."""
+        return self._child.returncode
+
+    def poll(self) -> int | None:
+        """Return `returncode`."""
+        return self._child.returncode
+
+    def wait(self) -> int:
+        """Wait until the process has exited, and return its exit code."""
+        self._child.done.wait()
+        return self._child.returncode or 0
+
+    def kill(self) -> None:
+        """Kill the process and its process group."""
+        self._child.signal(signal.SIGKILL)
+
+
+@dataclass
+class TrainerProcesses:
+    """One run of pservers and trainers."""
+
+    root: Path
+    """Stands for the shared storage; the job's folder is `root/job`."""
+    data: list[Path]
+    """A staged shard for each rank."""
+    program: Path
+    """Folder of the training program."""
+    config: str = "trainer_config.py"
+    values: dict[str, str] = field(default_factory=dict)
+    """Environment variables that differ from the defaults."""
+    resume: Position | None = None
+    attempt: int = 0
+    patience: ClassVar[float] = 1.0
+    """Deadlines are multiplied by this number."""
+
+    @property
+    def output(self) -> OutputPaths:
+        """Paths in the output folder."""
+        return OutputPaths(self.settings(0).layout.output)
+
+    def settings(self, rank: int) -> TrainSettings:
+        """Return the settings that a launcher of this rank would have."""
+        return TrainSettings.from_environ(
+            {
+                **job_environment(self.root, "job", len(self.data)),
+                "JOB_COMPLETION_INDEX": str(rank),
+                "TRAIN_CONFIG_DIR": self.program.name,
+                "PADDLE_LAUNCHER_CONFIG_FILE": self.config,
+                "CONF_PADDLE_PORT": "21640",
+                "CONF_PADDLE_PORTS_NUM": "1",
+                "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
+                "PADDLE_LAUNCHER_WORK_DIR": str(self.root / f"work{rank}"),
+                "PATH": os.environ["PATH"],
+                "HOME": os.environ.get("HOME", "/"),
+                **self.values,
+            }
+        )
+
+    def gang(self, rank: int) -> RankAttempt:
+        """Create a rank's folders; return the `RankAttempt` that its launcher would pass to the runtime."""
+        settings = self.settings(rank)
+        settings.work_dir.mkdir(parents=True, exist_ok=True)
+        for link, folder in ((settings.work.data, self.data[rank]), (settings.work.program, self.program)):
+            link.unlink(missing_ok=True)
+            link.symlink_to(folder, target_is_directory=True)
+        self.output.node(rank).mkdir(parents=True, exist_ok=True)
+        return RankAttempt(
+            rank=rank,
+            hosts=tuple(f"127.0.0.{i + 1}" for i in range(len(self.data))),
+            settings=settings,
+            attempt=self.attempt,
+            resume=self.resume,
+        )
+
+    def start_process(self, spec: ProcessSpec) -> Process:
+        """Start one pserver or trainer in its own session."""
+        spec.log.parent.mkdir(exist_ok=True)
+        with spec.log.open("wb") as log:
+            return subprocess.Popen(
+                spec.argv,
+                env=dict(spec.env),
+                cwd=spec.cwd,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def run(
+        self,
+        seconds: float = 120,
+        watch: Callable[[dict[str, Process]], object] = lambda _: None,
+        without: tuple[str, ...] = (),
+    ) -> dict[str, int]:
+        """Start all processes, and wait until they have exited or one has failed; then kill the rest.
+
+        Args:
+            seconds: deadline.
+            watch: called every 50 ms with the running processes by `rank/name`, such as `0/pserver 0`.
+            without: names of processes that are not started.
+
+        Returns:
+            Exit codes by name; -999 of a process that still ran at the end.
+        """
+        runtime = FleetRuntime()
+        running = {}
+        for rank in range(len(self.data)):
+            gang = self.gang(rank)
+            runtime.check(gang.settings)
+            for spec in (*runtime.pservers(gang), runtime.trainer(gang)):
+                if f"{rank}/{spec.name}" not in without:
+                    running[f"{rank}/{spec.name}"] = self.start_process(spec)
+        deadline = time.monotonic() + seconds * self.patience
+        try:
+            while any(p.poll() is None for p in running.values()) and time.monotonic() < deadline:
+                watch(running)
+                if any(p.poll() for p in running.values()):
+                    deadline = min(deadline, time.monotonic() + FAILURE_SECONDS)
+                    watch = _ignore
+                time.sleep(0.05)
+            return {name: -999 if p.poll() is None else p.returncode or 0 for name, p in running.items()}
+        finally:
+            for process in running.values():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def log(self, rank: int = 0) -> str:
+        """Return a trainer's log."""
+        return self.settings(rank).work.log("train.log").read_text(errors="replace")
+
+    def server_log(self, rank: int = 0, server: int = 0) -> str:
+        """Return a pserver's log."""
+        name = self.output.server_log(rank, server).name
+        return self.settings(rank).work.log(name).read_text(errors="replace")
+
+
+def _ignore(_: dict[str, Process]) -> None:
+    """Do nothing: replaces the callback `watch` of TrainerProcesses.run once a process has failed."""

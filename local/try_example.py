@@ -1,0 +1,200 @@
+"""`make try`: train an example with three launchers on this machine, without root, Kubernetes or built tools.
+
+Launcher, runtime, programs and commands are those of the pods. What the cluster adds is missing: pods on
+several nodes, their replacement, and the chart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from launcher.cli.launch.training_values import merge_values
+from local import console, example_data, local_stack, sample_prediction
+from local.errors import LocalError
+from local.filesystem import require_free_space
+from local.launcher_gang import STOP_SECONDS, LauncherGang, job_environment
+from local.paths import CLONE, cache
+
+CHART = CLONE / "charts" / "paddle-training"
+CAUSE_SECONDS = 5
+"""After a launcher has failed, `launcher wait` gets so long to print the cause from the status file."""
+DEADLINE_MINUTES = 60
+
+
+def example_values(config: str) -> dict[str, Any]:
+    """Return the values of an example, merged over the chart's defaults."""
+    files = CHART / "values.yaml", CLONE / local_stack.EXAMPLES / f"{config}.yaml"
+    defaults, example = (yaml.safe_load(file.read_text("utf-8")) for file in files)
+    return merge_values(defaults, example)
+
+
+def example_environment(v: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Return the environment of the data Job and of the launchers, for the chart's values `v`.
+
+    These are the variables that templates/_training.tpl and _data_spec.tpl of the chart set, without those
+    that only a cluster has. A test compares them with what helm renders.
+    """
+    training, source, trainers = v["training"], v["data"], v["trainers"]
+    config_dir, _, config_file = training["config"].partition("/")
+    variables: dict[str, Any] = {
+        **job_environment(folder / "shared", v["jobName"], trainers),
+        "TRAIN_CONFIG_DIR": config_dir,
+        "PADDLE_LAUNCHER_CONFIG_FILE": config_file or "trainer_config.py",
+        "CONF_PADDLE_PORT": v["port"],
+        "CONF_PADDLE_PORTS_NUM": v["portsNum"],
+        "CONF_PADDLE_PORTS_NUM_SPARSE": v["portsNumSparse"],
+        "CONF_PADDLE_GRADIENT_NUM": trainers,
+        "TRAINER_COUNT": v["trainerCount"],
+        "PADDLE_LAUNCHER_RUNTIME": v["runtime"],
+        "PADDLE_LAUNCHER_MODE": training["mode"],
+        "PADDLE_LAUNCHER_PASSES": training["passes"],
+        "PADDLE_LAUNCHER_BATCH_SIZE": training["batchSize"],
+        "PADDLE_LAUNCHER_LOG_PERIOD": training["logPeriod"],
+        "PADDLE_LAUNCHER_EXTRA_ARGS": _json(training["extraArgs"]),
+        "PADDLE_LAUNCHER_RESTARTS": training["restarts"],
+        "OUT_DIR": folder / "shared" / v["jobName"],
+        "SPLIT_COUNT": trainers,
+        **{
+            f"PADDLE_LAUNCHER_DATA_{key}": source[name]
+            for key, name in {
+                "SOURCE": "source",
+                "SHA256": "sha256",
+                "MEMBER": "member",
+                "FORMAT": "format",
+                "DELIMITER": "delimiter",
+                "ENCODING": "encoding",
+                "SEED": "seed",
+                "TEST_FRACTION": "testFraction",
+            }.items()
+        },
+        "PADDLE_LAUNCHER_DATA_HEADER": str(source["header"]).lower(),
+        "PADDLE_LAUNCHER_DATA_TABLES": _json(source["tables"]),
+        "PADDLE_LAUNCHER_DATA_COLUMNS": _json(source["columns"]),
+    }
+    return {key: str(value) for key, value in variables.items()}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))  # as helm writes it
+
+
+def run(config: str, live: bool = True) -> None:
+    """Train an example, show its progress, and print where its model and curve are.
+
+    Args:
+        config: name of the example.
+        live: the training has the terminal to itself; otherwise its progress is printed line by line.
+
+    Raises:
+        LocalError: the data cannot be fetched, or the training failed.
+    """
+    local_stack.check_example_exists(config)
+    folder = cache() / "try" / config
+    require_free_space(cache(), 2, "make try")
+    shutil.rmtree(folder, ignore_errors=True)
+    env = prepare_example(config, folder)
+    job = Path(env["OUT_DIR"])
+    console.info(
+        f"three launchers on loopback, each with a pserver and a trainer; their logs are in {folder}"
+    )
+    with LauncherGang(folder, env).start() as gang:
+        _follow(job, gang, live)
+        gang.wait(STOP_SECONDS)  # rank 0 still draws the curve
+    with _command("results", job, live=live) as results:
+        results.wait()
+    console.success(f"model:  {job / 'output' / 'model'}")
+    console.success(f"curve:  {job / 'output' / 'curve.png'}")
+    sample_prediction.print_sample_prediction(job)
+    console.info(f"the same on a three-node Kubernetes that is started here: make demo CONFIG={config}")
+
+
+def prepare_example(config: str, folder: Path) -> dict[str, str]:
+    """Fetch an example's data and split it into shards below the new `folder`, as its data Job does.
+
+    Returns:
+        The environment of the example's launchers.
+
+    Raises:
+        LocalError: the data cannot be fetched or split.
+    """
+    sources = cache() / "try" / "sources"
+    example_data.ensure_example_data(config, sources)
+    (folder / "shared").mkdir(parents=True)
+    (folder / "shared" / "sources").symlink_to(sources)
+    own = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "JOB_", "CONF_"))
+    }
+    env = {**own, **example_environment(example_values(config), folder), "PYTHONPATH": str(CLONE)}
+    with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):
+        _run_data_job(env, folder)
+    return env
+
+
+def _run_data_job(env: Mapping[str, str], folder: Path) -> None:
+    log = folder / "prepare.log"
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "launcher", "prepare"],
+            env={**env, "PADDLE_LAUNCHER_TERMINATION_LOG": str(folder / "prepare.end")},
+            stdout=out,
+            stderr=out,
+            check=False,
+        )
+    if done.returncode:
+        raise LocalError(f"`launcher prepare` exited with {done.returncode}:\n{log.read_text()[-2000:]}")
+
+
+def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
+    """Show the run until it is over. Raise `LocalError` with the cause of a failure."""
+    with _command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60), live=live) as wait:
+        while wait.poll() is None:
+            time.sleep(0.2)
+            if not gang.failed():
+                continue
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                wait.wait(CAUSE_SECONDS)
+            if wait.poll() is None:
+                raise LocalError(
+                    "\n".join(filter(None, (gang.termination(r).strip() for r in gang.failed())))
+                )
+    if wait.returncode:
+        raise LocalError(
+            f"the training failed; its message is above, and the launchers' logs are in {gang.folder}"
+        )
+
+
+@contextlib.contextmanager
+def _command(command: str, job: Path, *words: str, live: bool) -> Iterator[subprocess.Popen[str]]:
+    """Run one of the launcher's commands for users; at the end it is killed and its output is printed."""
+    argv = [sys.executable, "-m", "launcher", command, "--path", str(job), *words]
+    own = {**os.environ, "PYTHONPATH": str(CLONE)}
+    piped = None if live else subprocess.PIPE
+    with subprocess.Popen(
+        argv, cwd=CLONE, env=own, text=True, stdout=piped, stderr=piped and subprocess.STDOUT
+    ) as child:
+        printer = None if live else threading.Thread(target=_print_lines, args=(child.stdout,))
+        if printer:
+            printer.start()
+        try:
+            yield child
+        finally:
+            child.kill()  # no effect on a command that has exited
+            if printer:
+                printer.join()
+
+
+def _print_lines(lines: IO[str]) -> None:
+    for line in lines:
+        console.info(line.rstrip())

@@ -1,0 +1,1 @@
+"""Helpers that tests and benchmarks share: waiting, the local cluster, an emulated AWS account, failing storage."""

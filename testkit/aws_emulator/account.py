@@ -1,0 +1,241 @@
+"""One emulated account: its description, existing resources, calls so far and faults to inject.
+
+Several engine runs and stacks use an account at the same time, so its state is a SQLite file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from testkit.aws_emulator.property_values import Props, all_strings
+
+_SCHEMA = """
+create table if not exists resources (
+  type text, id text, urn text, inputs text, outputs text, owned text, primary key (type, id));
+create table if not exists calls (type text, operation text, urn text, moment real);
+create table if not exists faults (
+  number integer primary key, type text, operation text, nth integer, seconds real, message text);
+"""
+
+
+class AwsError(Exception):
+    """A call that AWS rejects; the text is shown to the user."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """An existing resource. `owned` are ids that were created with it (an EKS cluster's security group)."""
+
+    type: str
+    id: str
+    urn: str
+    inputs: Props
+    outputs: Props
+    owned: list[str]
+
+
+class Account:
+    """The state of the account in `folder`; see `Account.create`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.about = json.loads((folder / "account.json").read_text(encoding="utf-8"))
+        self.number: str = self.about["number"]
+        self.moto: str = self.about["moto"]
+
+    @classmethod
+    def create(cls, folder: Path, *, moto: str, cluster: dict[str, str] | None = None) -> Account:
+        """Create an empty account.
+
+        Args:
+            folder: created if it does not exist. moto: address of the moto server, `http://127.0.0.1:<port>`.
+            cluster: `server` and `ca` (base64) of every emulated EKS cluster, and `tokenFile`, the file with
+            the token that `aws eks get-token` returns.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        # Roles that exist before the stack, as in every real account.
+        roles = [f"arn:aws:iam::123456789012:role/{name}" for name in ("Admin", "preview")]
+        about = {"number": "123456789012", "moto": moto, "cluster": cluster or {}, "principals": roles}
+        (folder / "account.json").write_text(json.dumps(about), encoding="utf-8")
+        account = cls(folder)
+        with account._database() as database:
+            database.executescript(_SCHEMA)
+        return account
+
+    @classmethod
+    def from_environment(cls) -> Account:
+        """Return the account in the folder of `AWS_EMULATOR_DIR`."""
+        folder = os.environ.get("AWS_EMULATOR_DIR")
+        if not folder:
+            raise AwsError("AWS_EMULATOR_DIR is not set: set it to the folder of an emulated account")
+        return cls(Path(folder))
+
+    @contextmanager
+    def _database(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.folder / "state.sqlite", timeout=60)) as database, database:
+            yield database
+
+    # --- resources
+
+    def put(self, record: Record) -> None:
+        """Save a new or changed resource."""
+        columns = (record.inputs, record.outputs, record.owned)
+        with self._database() as database:
+            database.execute(
+                "insert or replace into resources values (?,?,?,?,?,?)",
+                (record.type, record.id, record.urn, *map(json.dumps, columns)),
+            )
+
+    def get(self, kind: str, rid: str) -> Record | None:
+        """Return an existing resource, or None."""
+        return next((record for record in self.all(kind) if record.id == rid), None)
+
+    def all(self, kind: str | None = None) -> list[Record]:
+        """Return all existing resources, optionally of one type."""
+        with self._database() as database:
+            rows = database.execute(
+                "select type, id, urn, inputs, outputs, owned from resources where type = coalesce(?, type)"
+                " order by rowid",
+                (kind,),
+            ).fetchall()
+        return [Record(row[0], row[1], row[2], *map(json.loads, row[3:])) for row in rows]
+
+    def drop(self, kind: str, rid: str) -> None:
+        """Remove a resource from the state. Called by a test, it simulates a manual deletion."""
+        with self._database() as database:
+            database.execute("delete from resources where type = ? and id = ?", (kind, rid))
+
+    def users_of(self, record: Record) -> list[Record]:
+        """Return the resources whose inputs contain this one's id or ARN, or an id that was created with it.
+
+        Tags and a resource's own `name` are not references. A user-chosen id (the name of a role or bucket)
+        counts only in a field that refers to this type.
+        """
+        names = {record.id, record.outputs.get("arn"), *record.owned} - {None, ""}
+        chosen = record.id in all_strings(record.inputs)
+        found = []
+        for other in self.all():
+            if (other.type, other.id) == (record.type, record.id):
+                continue
+            inputs = {key: value for key, value in other.inputs.items() if key not in ("tags", "name")}
+            if chosen:
+                hints = _hints(record.type)
+                by_name = {
+                    key: value for key, value in inputs.items() if any(h in key.lower() for h in hints)
+                }
+                used = (all_strings(by_name) & names) | (all_strings(inputs) & (names - {record.id}))
+            else:
+                used = all_strings(inputs) & names
+            if used:
+                found.append(other)
+        return found
+
+    def grant(self, policies: Iterable[str]) -> None:
+        """Allow the caller only what these IAM documents allow (default: everything)."""
+        statements = [s for text in policies for s in json.loads(text)["Statement"]]
+        allowed = sorted({action for s in statements for action in s["Action"]})
+        (self.folder / "granted.json").write_text(json.dumps(allowed), encoding="utf-8")
+
+    def _authorize(self, kind: str) -> None:
+        try:
+            allowed = set(json.loads((self.folder / "granted.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return
+        missing = required_actions(kind) - allowed
+        if missing:
+            raise AwsError(
+                f"AccessDenied: the caller is not authorized to perform: {', '.join(sorted(missing))}"
+            )
+
+    # --- faults
+
+    def fail(
+        self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
+    ) -> None:
+        """Make the nth call from now of `create`, `update`, `delete` or `read` on this type fail, once."""
+        self._fault(kind, operation, self.calls(kind, operation) + nth, 0.0, message)
+
+    def slow(self, kind: str, operation: str, seconds: float) -> None:
+        """Make every such call take `seconds` longer."""
+        self._fault(kind, operation, None, seconds, "")
+
+    def _fault(self, kind: str, operation: str, nth: int | None, seconds: float, message: str) -> None:
+        with self._database() as database:
+            database.execute(
+                "insert into faults (type, operation, nth, seconds, message) values (?,?,?,?,?)",
+                (kind, operation, nth, seconds, message),
+            )
+
+    def late_logs(self) -> None:
+        """Make a control plane's log group appear again after it is deleted."""
+        (self.folder / "late-logs").touch()
+
+    def has_late_logs(self) -> bool:
+        return (self.folder / "late-logs").exists()
+
+    def calls(self, kind: str, operation: str) -> int:
+        """Return the number of calls of an operation on a type so far, including failed ones."""
+        with self._database() as database:
+            query = "select count(*) from calls where type = ? and operation = ?"
+            return int(database.execute(query, (kind, operation)).fetchone()[0])
+
+    def history(self) -> list[tuple[str, str, str]]:
+        """Return all calls so far in their order: operation, type, URN."""
+        with self._database() as database:
+            return database.execute("select operation, type, urn from calls order by rowid").fetchall()
+
+    def enter(self, kind: str, operation: str, urn: str) -> None:
+        """Count a call; raise or wait if permissions or injected faults require it."""
+        self._authorize("every preview" if operation == "invoke" else kind)
+        with self._database() as database:
+            database.execute("begin immediate")
+            database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))
+            query = "select count(*) from calls where type = ? and operation = ?"
+            number = database.execute(query, (kind, operation)).fetchone()[0]
+            query = "select nth, seconds, message from faults where type = ? and operation = ?"
+            faults = database.execute(query, (kind, operation)).fetchall()
+        for nth, seconds, message in faults:
+            if nth is None:
+                time.sleep(seconds)
+            elif nth == number:
+                raise AwsError(message)
+
+
+@cache
+def _permissions() -> dict[str, dict[str, str]]:
+    text = Path(__file__).with_name("permissions.yaml").read_text(encoding="utf-8")
+    loaded: dict[str, dict[str, str]] = yaml.safe_load(text)
+    return loaded
+
+
+def required_actions(kind: str) -> set[str]:
+    """Return the IAM actions that a resource type, or another row of permissions.yaml, requires.
+
+    Raises:
+        AwsError: the file has no such row.
+    """
+    try:
+        row = _permissions()[kind]
+    except KeyError:
+        raise AwsError(f"permissions.yaml has no row for {kind}") from None
+    return {f"{service}:{name}" for service, names in row.items() for name in names.split()}
+
+
+def _hints(kind: str) -> tuple[str, ...]:
+    """Return words in the names of fields that refer to this type: `aws:iam/role:Role` → `role`."""
+    name = kind.rpartition(":")[2].lower()
+    return {
+        "placementgroup": ("placement", "groupname"),
+        "loggroup": ("loggroup",),
+        "instanceprofile": ("instanceprofile",),
+    }.get(name, (name,))

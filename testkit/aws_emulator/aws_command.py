@@ -1,0 +1,54 @@
+"""The aws command of an emulated account: `eks get-token` and `sts get-caller-identity`, nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+
+from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.invokes import token
+
+
+def _get_token(account: Account, name: str) -> dict[str, object]:
+    if account.get("aws:eks/cluster:Cluster", name) is None:
+        raise AwsError(f"ResourceNotFoundException: No cluster found for name: {name}.")
+    until = (datetime.now(UTC) + timedelta(minutes=14)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "kind": "ExecCredential",
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "spec": {},
+        "status": {"expirationTimestamp": until, "token": token(account.about["cluster"])},
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command line; the exit code is 254 for a rejected call, as of the real command."""
+    parser = argparse.ArgumentParser(prog="aws")
+    parser.add_argument("--region")
+    parser.add_argument("--profile")
+    parser.add_argument("--output", choices=["json"], default="json")
+    services = parser.add_subparsers(dest="service", required=True)
+    get_token = services.add_parser("eks").add_subparsers(dest="call", required=True).add_parser("get-token")
+    get_token.add_argument("--cluster-name", "--cluster-id", dest="name", required=True)
+    for name in ("--region", "--output", "--profile", "--role-arn"):
+        get_token.add_argument(name)
+    services.add_parser("sts").add_subparsers(dest="call", required=True).add_parser("get-caller-identity")
+    wanted = parser.parse_args(arguments)
+    account = Account.from_environment()
+    try:
+        if wanted.service == "eks":
+            answer = _get_token(account, wanted.name)
+        else:
+            arn = f"arn:aws:iam::{account.number}:user/emulator"
+            answer = {"UserId": "AIDAEMULATOR", "Account": account.number, "Arn": arn}
+    except AwsError as error:
+        sys.stderr.write(f"An error occurred: {error}\n")
+        return 254
+    sys.stdout.write(json.dumps(answer, indent=4) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,343 @@
+"""Handlers of EKS: cluster and node group with moto; add-ons, access and pod identity without it.
+
+The handlers enforce the order that the real service requires: an add-on with pods stays DEGRADED without
+nodes, a node never becomes Ready without the network add-on, and the subnets of a cluster are in two zones.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from testkit.aws_emulator.eks_rules import (
+    addon_version,
+    principal_exists,
+    require_fitting_network,
+    require_fitting_version,
+    require_key_pair,
+    require_known_configuration,
+    require_next_version,
+    require_not_newer,
+    require_role,
+    version_of,
+)
+from testkit.aws_emulator.handler import (
+    AwsError,
+    Handler,
+    MotoCloud,
+    digest,
+    pick_arguments,
+    register_handler,
+    tag_changes,
+)
+from testkit.aws_emulator.property_values import Props
+
+NODE_GROUP = "aws:eks/nodeGroup:NodeGroup"
+ADDON = "aws:eks/addon:Addon"
+_NEEDS_NODES = (
+    "amazon-cloudwatch-observability",
+    "coredns",
+    "aws-efs-csi-driver",
+    "aws-ebs-csi-driver",
+    "metrics-server",
+)
+
+
+def _eks(cloud: MotoCloud) -> Any:
+    return cloud.client("eks")
+
+
+def _retag(cloud: MotoCloud, arn: str, old: Props, new: Props) -> None:
+    added, removed = tag_changes(old, new)
+    if added:
+        _eks(cloud).tag_resource(resourceArn=arn, tags=added)
+    if removed:
+        _eks(cloud).untag_resource(resourceArn=arn, tagKeys=removed)
+
+
+def require_cluster(cloud: MotoCloud, name: str) -> None:
+    """Raise if the cluster does not exist."""
+    _eks(cloud).describe_cluster(name=name)
+
+
+@register_handler("aws:eks/cluster:Cluster")
+class Cluster(Handler):
+    filled = (
+        "version",
+        "accessConfig",
+        "kubernetesNetworkConfig",
+        "upgradePolicy",
+        "bootstrapSelfManagedAddons",
+        "deletionProtection",
+        "controlPlaneScalingConfig",
+        "kubeApiServerConfig",
+    )
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        ec2, network = cloud.client("ec2"), p["vpcConfig"]
+        subnets = ec2.describe_subnets(SubnetIds=network["subnetIds"])["Subnets"]
+        if len({subnet["AvailabilityZone"] for subnet in subnets}) < 2:
+            raise AwsError(
+                "InvalidParameterException: Subnets specified must be in at least two different AZs, "
+                f"{network['subnetIds']} are all in one"
+            )
+        require_fitting_network(cloud, p, subnets)
+        require_role(cloud, p["roleArn"])
+        made = _eks(cloud).create_cluster(
+            name=p["name"],
+            roleArn=p["roleArn"],
+            resourcesVpcConfig=pick_arguments(
+                network, subnetIds="subnetIds", securityGroupIds="securityGroupIds"
+            ),
+            tags=p.get("tags") or {},
+            **pick_arguments(p, version="version"),
+        )["cluster"]
+        vpc = subnets[0]["VpcId"]
+        group = ec2.create_security_group(
+            GroupName=f"eks-cluster-sg-{p['name']}-{digest(p['name'], vpc)[:8]}",
+            Description="EKS created security group",
+            VpcId=vpc,
+        )["GroupId"]
+        about = cloud.account.about["cluster"]
+        issuer = f"https://oidc.eks.{cloud.region}.amazonaws.com/id/{digest(p['name']).upper()}"
+        outputs = {
+            "arn": made["arn"],
+            "clusterId": "",
+            "status": "ACTIVE",
+            "endpoint": about.get(
+                "server", f"https://{digest(p['name'])}.gr7.{cloud.region}.eks.amazonaws.com"
+            ),
+            "certificateAuthority": {"data": about.get("ca", "")},
+            "createdAt": datetime.now(UTC).isoformat(),
+            "identities": [{"oidcs": [{"issuer": issuer}]}],
+            "platformVersion": "eks.1",
+            "version": p.get("version", "1.35"),
+            "vpcConfig": {"endpointPublicAccess": True, "endpointPrivateAccess": False}
+            | network
+            | {"clusterSecurityGroupId": group, "vpcId": vpc},
+            "kubernetesNetworkConfig": {"serviceIpv4Cidr": "172.20.0.0/16", "ipFamily": "ipv4"}
+            | (p.get("kubernetesNetworkConfig") or {}),
+        }
+        return p["name"], outputs
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        found = _eks(cloud).describe_cluster(name=rid)["cluster"]
+        return {"name": rid, "tags": found.get("tags") or {}}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        _retag(cloud, cloud.arn("eks", f"cluster/{rid}"), old, new)
+        require_next_version(old, new)
+        return {"version": new.get("version", "1.35")}
+
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        group = _eks(cloud).describe_cluster(name=rid)["cluster"]["resourcesVpcConfig"]["subnetIds"]
+        vpc = cloud.client("ec2").describe_subnets(SubnetIds=group)["Subnets"][0]["VpcId"]
+        _eks(cloud).delete_cluster(name=rid)
+        name = f"eks-cluster-sg-{rid}-{digest(rid, vpc)[:8]}"
+        filters = [{"Name": "group-name", "Values": [name]}]
+        for found in cloud.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]:
+            cloud.client("ec2").delete_security_group(GroupId=found["GroupId"])
+
+    def owned(self, outputs: Props) -> list[str]:
+        return [outputs["vpcConfig"]["clusterSecurityGroupId"]] if "vpcConfig" in outputs else []
+
+
+@register_handler(NODE_GROUP)
+class NodeGroup(Handler):
+    filled = (
+        "amiType",
+        "capacityType",
+        "diskSize",
+        "instanceTypes",
+        "releaseVersion",
+        "version",
+        "updateConfig",
+        "nodeRepairConfig",
+        "nodeGroupNamePrefix",
+    )
+
+    def _scaling(self, p: Props) -> Props:
+        sizes = p["scalingConfig"]
+        low, wanted, high = sizes["minSize"], sizes["desiredSize"], sizes["maxSize"]
+        if not low <= wanted <= high or high < 1:
+            raise AwsError(
+                f"InvalidParameterException: sizes must be min ≤ desired ≤ max: {low}, {wanted}, {high}"
+            )
+        return {"minSize": low, "desiredSize": wanted, "maxSize": high}
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        cluster, name = p["clusterName"], p["nodeGroupName"]
+        require_cluster(cloud, cluster)
+        require_not_newer(cloud, p)
+        require_role(cloud, p["nodeRoleArn"])
+        cloud.client("ec2").describe_subnets(SubnetIds=p["subnetIds"])
+        addons = [record.inputs for record in cloud.account.all(ADDON)]
+        if not any(a["clusterName"] == cluster and a["addonName"] == "vpc-cni" for a in addons):
+            owner = cloud.account.get("aws:eks/cluster:Cluster", cluster)
+            if owner and owner.inputs.get("bootstrapSelfManagedAddons") is False:
+                raise AwsError(
+                    "NodeCreationFailure: Instances failed to join the kubernetes cluster: cni plugin not "
+                    f"initialized ({cluster} has no add-on vpc-cni)"
+                )
+        wanted = pick_arguments(
+            p,
+            instanceTypes="instanceTypes",
+            capacityType="capacityType",
+            labels="labels",
+            tags="tags",
+            diskSize="diskSize",
+            remoteAccess="remoteAccess",
+        )
+        if p.get("launchTemplate"):
+            template = p["launchTemplate"]
+            known = cloud.client("ec2").describe_launch_templates(
+                **(
+                    {"LaunchTemplateIds": [template["id"]]}
+                    if template.get("id")
+                    else {"LaunchTemplateNames": [template["name"]]}
+                )
+            )["LaunchTemplates"][0]
+            if int(template["version"]) > known["LatestVersionNumber"]:
+                raise AwsError(
+                    f"InvalidRequestException: launch template has no version {template['version']}"
+                )
+            require_key_pair(cloud, known["LaunchTemplateId"], str(template["version"]))
+            wanted["launchTemplate"] = {"id": known["LaunchTemplateId"], "version": str(template["version"])}
+        _eks(cloud).create_nodegroup(
+            clusterName=cluster,
+            nodegroupName=name,
+            subnets=p["subnetIds"],
+            nodeRole=p["nodeRoleArn"],
+            scalingConfig=self._scaling(p),
+            **wanted,
+        )
+        outputs = {
+            "arn": cloud.arn("eks", f"nodegroup/{cluster}/{name}/{digest(cluster, name)[:8]}"),
+            "status": "ACTIVE",
+            "resources": [{"autoscalingGroups": [{"name": f"eks-{name}-{digest(cluster, name)[:8]}"}]}],
+            "capacityType": p.get("capacityType", "ON_DEMAND"),
+            "amiType": p.get("amiType", "AL2023_x86_64_STANDARD"),
+            "version": p.get("version", version_of(cloud, cluster)),
+            "releaseVersion": p.get("releaseVersion", f"{version_of(cloud, cluster)}.0-20261101"),
+        }
+        return f"{cluster}:{name}", outputs
+
+    def _described(self, cloud: MotoCloud, rid: str) -> Props:
+        cluster, name = rid.split(":")
+        return _eks(cloud).describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        found = self._described(cloud, rid)
+        cluster, name = rid.split(":")
+        seen = {"clusterName": cluster, "nodeGroupName": name, "tags": found.get("tags") or {}}
+        return seen | {"scalingConfig": found["scalingConfig"], "nodeRoleArn": found["nodeRole"]}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        cluster, name = rid.split(":")
+        require_not_newer(cloud, new)
+        _eks(cloud).update_nodegroup_config(
+            clusterName=cluster, nodegroupName=name, scalingConfig=self._scaling(new)
+        )
+        _retag(cloud, self._described(cloud, rid)["nodegroupArn"], old, new)
+        return {}
+
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        cluster, name = rid.split(":")
+        _eks(cloud).delete_nodegroup(clusterName=cluster, nodegroupName=name)
+
+
+class OfCluster(Handler):
+    """A resource of a cluster, identified by a pair or triple of names."""
+
+    parts: tuple[str, ...] = ()
+    separator = ":"
+    token = ""
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        require_cluster(cloud, p["clusterName"])
+        rid = self.separator.join(str(p[part]) for part in self.parts)
+        if cloud.account.get(self.token, rid):
+            raise AwsError(f"ResourceInUseException: {self.token} {rid} already exists")
+        return rid, self.outputs(cloud, p)
+
+    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+        return {}
+
+
+@register_handler(ADDON)
+class Addon(OfCluster):
+    token, parts = ADDON, ("clusterName", "addonName")
+    filled = ("addonVersion", "configurationValues", "namespaceConfig")
+
+    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+        cluster, name = p["clusterName"], p["addonName"]
+        require_known_configuration(name, p.get("configurationValues"))
+        require_fitting_version(cloud, p)
+        groups = [record.inputs for record in cloud.account.all(NODE_GROUP)]
+        nodes = sum(g["scalingConfig"]["desiredSize"] for g in groups if g["clusterName"] == cluster)
+        if name in _NEEDS_NODES and nodes == 0:
+            raise AwsError(
+                f"waiting for EKS Add-On ({cluster}:{name}) create: timeout while waiting for state "
+                "to become 'ACTIVE' (last state: 'DEGRADED'): InsufficientNumberOfReplicas: "
+                "no nodes available"
+            )
+        now = datetime.now(UTC).isoformat()
+        arn = cloud.arn("eks", f"addon/{cluster}/{name}/{digest(cluster, name)[:8]}")
+        version = p.get("addonVersion", addon_version(version_of(cloud, cluster)))
+        return {"arn": arn, "addonVersion": version, "createdAt": now, "modifiedAt": now}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        require_known_configuration(new["addonName"], new.get("configurationValues"))
+        require_fitting_version(cloud, new)
+        return {}
+
+
+@register_handler("aws:eks/accessEntry:AccessEntry")
+class AccessEntry(OfCluster):
+    token, parts = "aws:eks/accessEntry:AccessEntry", ("clusterName", "principalArn")
+    filled = ("userName", "type", "kubernetesGroups")
+
+    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+        if ":assumed-role/" in p["principalArn"]:
+            raise AwsError(
+                f"InvalidParameterException: The principalArn {p['principalArn']!r} is a session; "
+                "give a role or user"
+            )
+        if f":{cloud.account.number}:" in p["principalArn"] and not principal_exists(
+            cloud, p["principalArn"]
+        ):
+            raise AwsError(
+                "InvalidParameterException: The specified principalArn is invalid: invalid principal."
+            )
+        now = datetime.now(UTC).isoformat()
+        arn = cloud.arn("eks", f"access-entry/{p['clusterName']}/{digest(p['principalArn'])[:8]}")
+        return {"accessEntryArn": arn, "createdAt": now, "modifiedAt": now, "userName": p["principalArn"]}
+
+
+@register_handler("aws:eks/accessPolicyAssociation:AccessPolicyAssociation")
+class AccessPolicyAssociation(OfCluster):
+    token = "aws:eks/accessPolicyAssociation:AccessPolicyAssociation"
+    parts, separator = ("clusterName", "principalArn", "policyArn"), "#"
+
+    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+        entry = f"{p['clusterName']}:{p['principalArn']}"
+        if not cloud.account.get("aws:eks/accessEntry:AccessEntry", entry):
+            raise AwsError(f"ResourceNotFoundException: no access entry for {p['principalArn']}")
+        now = datetime.now(UTC).isoformat()
+        return {"associatedAt": now, "modifiedAt": now}
+
+
+@register_handler("aws:eks/podIdentityAssociation:PodIdentityAssociation")
+class PodIdentityAssociation(Handler):
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        require_cluster(cloud, p["clusterName"])
+        require_role(cloud, p["roleArn"])
+        token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
+        same = ("clusterName", "namespace", "serviceAccount")
+        if any(all(r.inputs[key] == p[key] for key in same) for r in cloud.account.all(token)):
+            raise AwsError(
+                "ResourceInUseException: Association already exists: " + "/".join(p[key] for key in same)
+            )
+        rid = "a-" + digest(*[p[key] for key in same])
+        arn = cloud.arn("eks", f"podidentityassociation/{p['clusterName']}/{rid}")
+        return rid, {"associationArn": arn, "associationId": rid}

@@ -1,0 +1,130 @@
+"""Rules that EKS enforces before it creates anything, and that moto lacks."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from pathlib import Path
+
+import jsonschema
+from botocore.exceptions import ClientError
+
+from testkit.aws_emulator.handler import AwsError, MotoCloud
+from testkit.aws_emulator.property_values import Props
+
+# Zones without EKS control planes, from the EKS guide on network requirements.
+_NO_CONTROL_PLANE = ("use1-az3", "usw1-az2", "cac1-az3")
+# Output of `aws eks describe-addon-configuration`, as far as it is public.
+_SCHEMAS = Path(__file__).with_name("addons")
+
+
+def require_role(cloud: MotoCloud, arn: str) -> None:
+    """Raise the error of EKS if IAM has no role with this ARN."""
+    try:
+        cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
+    except cloud.client("iam").exceptions.NoSuchEntityException as error:
+        raise AwsError(f"InvalidParameterException: the role {arn} does not exist") from error
+
+
+def require_key_pair(cloud: MotoCloud, template: str, version: str) -> None:
+    """Raise if the template's key pair does not exist: EC2 accepts the template, but no node starts."""
+    found = cloud.client("ec2").describe_launch_template_versions(
+        LaunchTemplateId=template, Versions=[version]
+    )
+    name = found["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("KeyName")
+    known = [pair["KeyName"] for pair in cloud.client("ec2").describe_key_pairs()["KeyPairs"]]
+    if name and name not in known:
+        raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
+
+
+def _minor(version: str) -> int:
+    return int(version.partition(".")[2].partition(".")[0])
+
+
+def addon_version(kubernetes: str) -> str:
+    """Return the default version of every add-on for a minor version of Kubernetes."""
+    return f"v1.{_minor(kubernetes)}.0-eksbuild.1"
+
+
+def version_of(cloud: MotoCloud, cluster: str) -> str:
+    """Return the minor Kubernetes version of a cluster."""
+    record = cloud.account.get("aws:eks/cluster:Cluster", cluster)
+    return str(record.outputs.get("version", "1.35")) if record else "1.35"
+
+
+def require_known_configuration(addon: str, text: str | None) -> None:
+    """Raise if an add-on's configuration does not match its closed schema."""
+    schema = _SCHEMAS / f"{addon}.json"
+    if text is None or not schema.exists():
+        return
+    checked = jsonschema.Draft201909Validator(json.loads(schema.read_text(encoding="utf-8")))
+    wrong = [f"{error.json_path}: {error.message}" for error in checked.iter_errors(json.loads(text))]
+    if wrong:
+        raise AwsError(
+            "InvalidParameterException: ConfigurationValue provided in request is not supported: "
+            f"Json schema validation failed with error: {wrong}"
+        )
+
+
+def require_fitting_version(cloud: MotoCloud, p: Props) -> None:
+    """Raise if an add-on's version does not support the cluster's minor version."""
+    version = version_of(cloud, p["clusterName"])
+    if p.get("addonVersion") not in (None, addon_version(version)):
+        raise AwsError(
+            f"InvalidParameterException: Addon version specified ({p['addonVersion']}) is not supported by "
+            f"Kubernetes {version} of the cluster"
+        )
+
+
+def principal_exists(cloud: MotoCloud, arn: str) -> bool:
+    """Return whether IAM has a role or user with exactly this ARN, including its path."""
+    kind, _, name = arn.rpartition(":")[2].partition("/")
+    iam, name = cloud.client("iam"), name.rpartition("/")[2]
+    if arn in cloud.account.about["principals"]:
+        return True
+    try:
+        found = iam.get_role(RoleName=name)["Role"] if kind == "role" else iam.get_user(UserName=name)["User"]
+    except ClientError:
+        return False
+    return bool(found["Arn"] == arn)
+
+
+def require_fitting_network(cloud: MotoCloud, p: Props, subnets: list[Props]) -> None:
+    """Raise the error of EKS if a zone has no control planes, or if the service network overlaps the VPC."""
+    ec2 = cloud.client("ec2")
+    for subnet in subnets:
+        if subnet["AvailabilityZoneId"] in _NO_CONTROL_PLANE:
+            raise AwsError(
+                "UnsupportedAvailabilityZoneException: cannot create cluster because "
+                f"{subnet['AvailabilityZoneId']} does not currently have sufficient capacity"
+            )
+    services = (p.get("kubernetesNetworkConfig") or {}).get("serviceIpv4Cidr")
+    for vpc in ec2.describe_vpcs(VpcIds=[subnets[0]["VpcId"]])["Vpcs"]:
+        for block in (item["CidrBlock"] for item in vpc["CidrBlockAssociationSet"]):
+            if services and ipaddress.ip_network(services).overlaps(ipaddress.ip_network(block)):
+                raise AwsError(
+                    f"InvalidParameterException: serviceIpv4Cidr {services} overlaps the VPC's {block}"
+                )
+
+
+def require_not_newer(cloud: MotoCloud, p: Props) -> None:
+    """Raise if the nodes are newer than their control plane."""
+    version = version_of(cloud, p["clusterName"])
+    wanted = str(p.get("version", version))
+    if _minor(wanted) > _minor(version):
+        raise AwsError(
+            f"InvalidParameterException: Nodegroup version {wanted} is invalid. It is newer than "
+            f"the cluster's {version}"
+        )
+    release = str(p.get("releaseVersion", f"{wanted}."))
+    if not release.startswith(f"{wanted}."):
+        raise AwsError(f"InvalidParameterException: release version {release} is not of {wanted}")
+
+
+def require_next_version(old: Props, new: Props) -> None:
+    """Raise if a control plane is upgraded by more than one minor version, or downgraded."""
+    before, after = str(old.get("version", "1.35")), str(new.get("version", "1.35"))
+    if _minor(after) - _minor(before) not in (0, 1):
+        raise AwsError(
+            f"InvalidParameterException: Unsupported Kubernetes minor version update from {before} to {after}"
+        )

@@ -1,0 +1,137 @@
+"""Base class of the handlers of resource types, and their helpers: moto clients, ARNs, tags."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import boto3
+from botocore.config import Config
+
+from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.property_values import Props
+
+# Clients by moto server, region and service. Creating one takes up to half a second; threads may share them.
+_CLIENTS: dict[tuple[str, str, str], Any] = {}
+_MAKING = threading.Lock()
+
+
+class MotoCloud:
+    """One account in one region, with clients of its moto server."""
+
+    def __init__(self, account: Account, region: str, project: Path | None = None) -> None:
+        self.account = account
+        self.region = region
+        self.project = project or Path()
+        """Where the paths of file assets begin: the program's folder."""
+
+    def client(self, service: str) -> Any:
+        """Return a boto3 client of the moto server."""
+        key = (self.account.moto, self.region, service)
+        with _MAKING:  # creating clients of a session is not thread-safe
+            if key not in _CLIENTS:
+                _CLIENTS[key] = boto3.client(
+                    service,
+                    region_name=self.region,
+                    endpoint_url=self.account.moto,
+                    aws_access_key_id="emulator",
+                    aws_secret_access_key="emulator",
+                    config=Config(
+                        retries={"total_max_attempts": 1},
+                        connect_timeout=10,
+                        read_timeout=60,
+                        max_pool_connections=32,
+                    ),
+                )
+            return _CLIENTS[key]
+
+    def arn(self, service: str, resource: str, *, region: bool = True) -> str:
+        """Return `arn:aws:<service>:<region>:<account>:<resource>`."""
+        return f"arn:aws:{service}:{self.region if region else ''}:{self.account.number}:{resource}"
+
+
+class Handler:
+    """Create, read, update and delete one resource type.
+
+    The base class makes no call to moto: it is the generic model.
+    """
+
+    filled: ClassVar[tuple[str, ...]] = ()  # optional inputs for which AWS has a default
+    volatile: ClassVar[tuple[str, ...]] = ()  # outputs that change with every change of an input
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        """Create the resource; return its id and the outputs that differ from the inputs."""
+        return uuid.uuid4().hex[:17], {}
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        """Return the present inputs, for refresh and import; raise the cloud's not-found error."""
+        return {}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        """Change the resource in place; return the outputs that changed."""
+        return {}
+
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        """Delete the resource."""
+
+    def owned(self, outputs: Props) -> list[str]:
+        """Return the ids of things that AWS creates and deletes together with the resource."""
+        return []
+
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def register_handler(*tokens: str) -> Callable[[type[Handler]], type[Handler]]:
+    """Register a handler class for resource types."""
+
+    def register(cls: type[Handler]) -> type[Handler]:
+        for token in tokens:
+            HANDLERS[token] = cls()
+        return cls
+
+    return register
+
+
+def digest(*parts: object) -> str:
+    """Return 17 hexadecimal digits that depend only on the parts."""
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:17]
+
+
+def tag_list(tags: Props | None, key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
+    """Return tags in the form that most API calls use."""
+    return [{key: name, value: text} for name, text in (tags or {}).items()]
+
+
+def tag_map(tags: list[dict[str, str]] | None, key: str = "Key", value: str = "Value") -> dict[str, str]:
+    """Return a mapping from the form of `tag_list`, without AWS's own tags."""
+    return {tag[key]: tag[value] for tag in tags or [] if not tag[key].startswith("aws:")}
+
+
+def tag_changes(old: Props, new: Props) -> tuple[dict[str, str], list[str]]:
+    """Return tags to set and tag keys to remove."""
+    before, after = old.get("tags") or {}, new.get("tags") or {}
+    return {k: v for k, v in after.items() if before.get(k) != v}, [k for k in before if k not in after]
+
+
+def pick_arguments(p: Props, **names: str) -> Props:
+    """Return arguments for a boto3 call from the inputs `p`: `pick_arguments(p, VpcId="vpcId")`."""
+    return {argument: p[name] for argument, name in names.items() if p.get(name) is not None}
+
+
+__all__ = [
+    "HANDLERS",
+    "AwsError",
+    "Handler",
+    "MotoCloud",
+    "digest",
+    "pick_arguments",
+    "register_handler",
+    "tag_changes",
+    "tag_list",
+    "tag_map",
+]

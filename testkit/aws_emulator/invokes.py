@@ -1,0 +1,218 @@
+"""Provider functions (invokes) that a Pulumi program calls, such as `aws.get_caller_identity()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from testkit.aws_emulator.eks_rules import addon_version
+from testkit.aws_emulator.handler import AwsError, MotoCloud, digest, tag_map
+from testkit.aws_emulator.property_values import Props
+
+FUNCTIONS: dict[str, Callable[[MotoCloud, Props], Props]] = {}
+
+
+def function(
+    token: str,
+) -> Callable[[Callable[[MotoCloud, Props], Props]], Callable[[MotoCloud, Props], Props]]:
+    """Return a decorator that registers a Python function as the provider function `token`."""
+
+    def register(call: Callable[[MotoCloud, Props], Props]) -> Callable[[MotoCloud, Props], Props]:
+        FUNCTIONS[token] = call
+        return call
+
+    return register
+
+
+def invoke(cloud: MotoCloud, token: str, arguments: Props) -> Props:
+    """Return the result of the provider function `token`, with the region, as in version 7 of pulumi-aws."""
+    call = FUNCTIONS.get(token)
+    if call is None:
+        raise AwsError(f"the emulator has no function {token}; it has {', '.join(sorted(FUNCTIONS))}")
+    answer = {"region": cloud.region} | arguments | call(cloud, arguments)
+    return {"id": token} | answer
+
+
+@function("aws:index/getCallerIdentity:getCallerIdentity")
+def _identity(cloud: MotoCloud, p: Props) -> Props:
+    number = cloud.account.number
+    return {
+        "accountId": number,
+        "arn": f"arn:aws:iam::{number}:user/emulator",
+        "userId": "AIDAEMULATOR",
+        "id": number,
+    }
+
+
+@function("aws:index/getAvailabilityZones:getAvailabilityZones")
+def _zones(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    zones = [zone for zone in found if zone["ZoneId"] not in (p.get("excludeZoneIds") or [])]
+    return {
+        "id": cloud.region,
+        "names": [zone["ZoneName"] for zone in zones],
+        "zoneIds": [zone["ZoneId"] for zone in zones],
+        "groupNames": [cloud.region],
+    }
+
+
+@function("aws:ec2/getInstanceType:getInstanceType")
+def _instance_type(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("ec2").describe_instance_types(InstanceTypes=[p["instanceType"]])["InstanceTypes"][0]
+    return {
+        "id": p["instanceType"],
+        "defaultVcpus": found["VCpuInfo"]["DefaultVCpus"],
+        "memorySize": found["MemoryInfo"]["SizeInMiB"],
+        "supportedArchitectures": found["ProcessorInfo"]["SupportedArchitectures"],
+    }
+
+
+@function("aws:ssm/getParameter:getParameter")
+def _parameter(cloud: MotoCloud, p: Props) -> Props:
+    name = p["name"]
+    if not name.startswith("/aws/service/"):
+        found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
+    else:  # public parameters of AWS: images and release versions
+        minor = name.partition("/optimized-ami/")[2].partition("/")[0]
+        found = f"{minor}.0-20261101" if name.endswith("release_version") else f"ami-{digest(name)}"
+    return {
+        "value": found,
+        "insecureValue": found,
+        "type": "String",
+        "version": 1,
+        "id": name,
+        "arn": cloud.arn("ssm", f"parameter{name}"),
+    }
+
+
+def _filters(p: Props) -> list[dict[str, Any]]:
+    named = [{"Name": f["name"], "Values": f["values"]} for f in p.get("filters") or []]
+    return named + [{"Name": f"tag:{key}", "Values": [text]} for key, text in (p.get("tags") or {}).items()]
+
+
+@function("aws:ec2/getVpc:getVpc")
+def _vpc(cloud: MotoCloud, p: Props) -> Props:
+    ids = {"VpcIds": [p["id"]]} if p.get("id") else {}
+    found = cloud.client("ec2").describe_vpcs(Filters=_filters(p), **ids)["Vpcs"]
+    if len(found) != 1:
+        raise AwsError(f"{len(found)} VPCs match; exactly one must")
+    flags = {}
+    for name in ("enableDnsSupport", "enableDnsHostnames"):
+        answer = cloud.client("ec2").describe_vpc_attribute(VpcId=found[0]["VpcId"], Attribute=name)
+        flags[name] = answer[name[0].upper() + name[1:]]["Value"]
+    rid = found[0]["VpcId"]
+    return {
+        "id": rid,
+        "cidrBlock": found[0]["CidrBlock"],
+        "arn": cloud.arn("ec2", f"vpc/{rid}"),
+        "tags": tag_map(found[0].get("Tags")),
+        "default": found[0]["IsDefault"],
+        "cidrBlockAssociations": [
+            {"cidrBlock": item["CidrBlock"], "associationId": item["AssociationId"], "state": "associated"}
+            for item in found[0]["CidrBlockAssociationSet"]
+        ],
+        **flags,
+    }
+
+
+@function("aws:ec2/getSubnet:getSubnet")
+def _subnet(cloud: MotoCloud, p: Props) -> Props:
+    ids = {"SubnetIds": [p["id"]]} if p.get("id") else {}
+    found = cloud.client("ec2").describe_subnets(Filters=_filters(p), **ids)["Subnets"]
+    if len(found) != 1:
+        raise AwsError(f"{len(found)} subnets match; exactly one must")
+    one = found[0]
+    return {
+        "id": one["SubnetId"],
+        "vpcId": one["VpcId"],
+        "cidrBlock": one["CidrBlock"],
+        "availabilityZone": one["AvailabilityZone"],
+        "availabilityZoneId": one["AvailabilityZoneId"],
+        "availableIpAddressCount": one["AvailableIpAddressCount"],
+        "tags": tag_map(one.get("Tags")),
+        "mapPublicIpOnLaunch": one["MapPublicIpOnLaunch"],
+        "arn": cloud.arn("ec2", f"subnet/{one['SubnetId']}"),
+    }
+
+
+@function("aws:ec2/getSecurityGroup:getSecurityGroup")
+def _security_group(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("ec2").describe_security_groups(GroupIds=[p["id"]])["SecurityGroups"][0]
+    return {"id": p["id"], "name": found["GroupName"], "vpcId": found["VpcId"]}
+
+
+@function("aws:eks/getAddonVersion:getAddonVersion")
+def _addon_version(cloud: MotoCloud, p: Props) -> Props:
+    return {"id": p["addonName"], "version": addon_version(p["kubernetesVersion"])}
+
+
+@function("aws:resourcegroupstaggingapi/getResources:getResources")
+def _by_tags(cloud: MotoCloud, p: Props) -> Props:
+    wanted = {item["key"]: item["values"] for item in p.get("tagFilters") or []}
+    found = [
+        {"resourceArn": record.outputs["arn"], "tags": record.inputs["tags"], "complianceDetails": []}
+        for record in cloud.account.all()
+        if record.inputs.get("tags")
+        and record.outputs.get("arn")
+        and all(record.inputs["tags"].get(key) in values for key, values in wanted.items())
+    ]
+    return {"resourceTagMappingLists": found, "id": cloud.region}
+
+
+@function("aws:cloudwatch/getLogGroups:getLogGroups")
+def _log_groups(cloud: MotoCloud, p: Props) -> Props:
+    prefix = p.get("logGroupNamePrefix") or ""
+    found = cloud.client("logs").describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]
+    names = [group["logGroupName"] for group in found]
+    return {"logGroupNames": names, "arns": [cloud.arn("logs", f"log-group:{name}") for name in names]}
+
+
+@function("aws:efs/getFileSystem:getFileSystem")
+def _file_system(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])["FileSystems"][0]
+    arn = cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}")
+    return {"id": p["fileSystemId"], "arn": arn, "kmsKeyId": found.get("KmsKeyId", "")}
+
+
+@function("aws:efs/getAccessPoint:getAccessPoint")
+def _access_point(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("efs").describe_access_points(AccessPointId=p["accessPointId"])["AccessPoints"][0]
+    return {"id": p["accessPointId"], "arn": found["AccessPointArn"], "fileSystemId": found["FileSystemId"]}
+
+
+@function("aws:s3/getBucket:getBucket")
+def _bucket(cloud: MotoCloud, p: Props) -> Props:
+    cloud.client("s3").head_bucket(Bucket=p["bucket"])
+    return {"id": p["bucket"], "arn": f"arn:aws:s3:::{p['bucket']}"}
+
+
+@function("aws:ecr/getRepository:getRepository")
+def _repository(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("ecr").describe_repositories(repositoryNames=[p["name"]])["repositories"][0]
+    return {"id": p["name"], "arn": found["repositoryArn"], "repositoryUrl": found["repositoryUri"]}
+
+
+@function("aws:kms/getKey:getKey")
+def _key(cloud: MotoCloud, p: Props) -> Props:
+    found = cloud.client("kms").describe_key(KeyId=p["keyId"])["KeyMetadata"]
+    return {
+        "id": found["KeyId"],
+        "arn": found["Arn"],
+        "enabled": found["Enabled"],
+        "keyState": found["KeyState"],
+    }
+
+
+def token(cluster: dict[str, str]) -> str:
+    """Return the token that the emulated cluster's API server accepts.
+
+    Raises:
+        AwsError: the account has no token file.
+    """
+    path = cluster.get("tokenFile")
+    if not path:
+        raise AwsError(
+            "this emulated account has no cluster token: Account.create(cluster={'tokenFile': …}) gives one"
+        )
+    with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        return file.read().strip()

@@ -1,0 +1,334 @@
+"""Run the real Pulumi engine against an emulated account: moto server, tools, engine commands."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from testkit.aws_emulator import provider_plugin
+from testkit.aws_emulator.account import Account
+from testkit.waiting import answers, until
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent.parent
+REGION = "us-west-2"
+
+
+class MissingToolError(Exception):
+    """A tool that the engine needs is not installed."""
+
+
+def tool_cache() -> Path:
+    """Return the folder of the tools that `local/` built (docs/explanation/architecture.md)."""
+    return Path(os.environ.get("PADDLE_TRAINING_CACHE") or Path.home() / ".cache" / "paddle-training")
+
+
+def find_tool(name: str) -> Path:
+    """Return a tool on PATH, or the newest one that `local/` built.
+
+    Raises:
+        MissingToolError: there is neither.
+    """
+    found = shutil.which(name)
+    if found:
+        return Path(found)
+    built = sorted(
+        (path for path in tool_cache().glob(f"*/*/{name}") if os.access(path, os.X_OK)),
+        key=lambda p: p.stat().st_mtime,
+    )
+    if not built:
+        raise MissingToolError(
+            f"{name} is neither on PATH nor built below {tool_cache()}: `make tools` builds it"
+        )
+    return built[-1]
+
+
+_EXECUTOR = "pulumi-language-python-exec"
+
+
+def _executor() -> Path:
+    found = shutil.which(_EXECUTOR)
+    if found:
+        return Path(found)
+    for pattern in (
+        f"*/*/{_EXECUTOR}",
+        f"build/gomod/github.com/pulumi/pulumi/sdk/v3@v3.259.0/python/cmd/{_EXECUTOR}",
+    ):
+        for path in sorted(tool_cache().glob(pattern)):
+            return path
+    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}: `make tools` brings it")
+
+
+def tool_folder(folder: Path) -> Path:
+    """Return a folder for PATH with the engine, its language host and the emulator's commands."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {name: find_tool(name) for name in ("pulumi", "pulumi-language-python")}
+    with suppress(MissingToolError):  # only programs with a Helm release need it
+        wanted["pulumi-resource-kubernetes"] = find_tool("pulumi-resource-kubernetes")
+    wanted |= {name: HERE / "bin" / name for name in ("pulumi-resource-aws", "aws")}
+    for name, path in wanted.items():
+        link = folder / name
+        if name.startswith(("pulumi-resource-aws", "aws")):
+            link.write_text(f'#!/bin/sh\nexec "{path}" "$@"\n', encoding="utf-8")
+            link.chmod(0o755)
+        elif not link.exists():
+            # The language host searches its executor in its own folder, so both are copied here.
+            shutil.copy(path, link) if name.startswith("pulumi-language") else link.symlink_to(path)
+    if not (folder / _EXECUTOR).exists():
+        shutil.copy(_executor(), folder / _EXECUTOR)
+        (folder / _EXECUTOR).chmod(0o755)
+    return folder
+
+
+@lru_cache
+def _packages() -> str:
+    """Return the output of `pip list -v --format json`."""
+    found = [(item.metadata["Name"], item.version, item.locate_file("")) for item in metadata.distributions()]
+    return json.dumps([{"name": n, "version": v, "location": str(where)} for n, v, where in found])
+
+
+def python_command(folder: Path) -> Path:
+    """Return a Python that answers `pip list` from a file.
+
+    The engine runs `pip list` before each command, which takes most of a second.
+    """
+    command, listed = folder / "python-of-the-tests", folder / "packages.json"
+    if not command.exists():
+        listed.write_text(_packages(), encoding="utf-8")
+        script = f"""#!/bin/sh
+[ "$*" = "-m pip list -v --format json" ] && exec cat "{listed}"
+exec "{sys.executable}" "$@"
+"""
+        command.write_text(script, encoding="utf-8")
+        command.chmod(0o755)
+    return command
+
+
+_SERVING: dict[tuple[Path, Path], tuple[Any, int]] = {}
+
+
+def serve_plugin(account: Path, project: Path) -> int:
+    """Return the port of a plugin in this process for this account and program; stop those of others."""
+    key = (account, project)
+    if key not in _SERVING:
+        while _SERVING:
+            _SERVING.popitem()[1][0].stop(None)
+        _SERVING[key] = provider_plugin.serve(Account(account), REGION, project)
+    return _SERVING[key][1]
+
+
+def free_port() -> int:
+    """Return a free loopback port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def moto_server(log: Path) -> Iterator[str]:
+    """Run a moto server in a process of its own, and yield its address."""
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    environment = os.environ | {"MOTO_EC2_LOAD_DEFAULT_AMIS": "false", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        _wait(address, process, log)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@lru_cache
+def shared_moto_server() -> str:
+    """Return the address of this process's only moto server; call `reset` before you use it."""
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="moto."))
+    return until_the_end.enter_context(moto_server(Path(folder) / "moto.log"))
+
+
+def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    def log_tail() -> str:
+        return log.read_text(errors="replace")[-2000:]
+
+    def there() -> bool:
+        assert process.poll() is None, f"the moto server exited:\n{log_tail()}"
+        return answers(f"{address}/moto-api/")
+
+    until(there, "the moto server", 60, 0.1, log_tail)
+
+
+def reset_moto(address: str) -> None:
+    """Delete everything in a moto server."""
+    request = urllib.request.Request(f"{address}/moto-api/reset", method="POST")  # noqa: S310
+    urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation of the engine, done or previewed."""
+
+    op: str
+    type: str
+    name: str
+    diff: dict[str, str]
+
+
+@dataclass
+class Result:
+    """Exit code and output of an engine command, and its steps other than `same`."""
+
+    code: int
+    text: str
+    steps: list[Step] = field(default_factory=list)
+
+    def of(self, kind: str) -> list[Step]:
+        """Return the steps of one resource type."""
+        return [step for step in self.steps if step.type == kind]
+
+    @property
+    def ops(self) -> dict[str, int]:
+        """Return the number of steps of each operation."""
+        counts: dict[str, int] = {}
+        for step in self.steps:
+            counts[step.op] = counts.get(step.op, 0) + 1
+        return counts
+
+
+@dataclass
+class Engine:
+    """The real engine, for one stack of a project folder and one emulated account.
+
+    The plugin runs in this process, unless `starts_plugin` lets the engine start its own, as it normally
+    does.
+    """
+
+    project: Path
+    stack: str
+    home: Path
+    account: Path
+    environment: dict[str, str] = field(default_factory=dict)
+    starts_plugin: bool = False
+
+    def command_environment(self) -> dict[str, str]:
+        """Return the environment of a command, without the clouds and clusters of this machine."""
+        tools = tool_folder(self.home / "tools")
+        python = Path(sys.executable).parent
+        (self.home / "backend").mkdir(parents=True, exist_ok=True)
+        inherited = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
+        attached = {}
+        if not self.starts_plugin:
+            attached["PULUMI_DEBUG_PROVIDERS"] = f"aws:{serve_plugin(self.account, self.project)}"
+        return (
+            inherited
+            | {
+                "PATH": f"{tools}:{python}:{os.environ['PATH']}",
+                "PULUMI_HOME": str(self.home / "pulumi"),
+                "PULUMI_BACKEND_URL": f"file://{self.home}/backend",
+                "PULUMI_CONFIG_PASSPHRASE": "emulator",
+                "PULUMI_SKIP_UPDATE_CHECK": "true",
+                "PULUMI_DEBUG_COMMANDS": "true",  # enables the flag --event-log
+                "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+                "PULUMI_PYTHON_CMD": str(python_command(tools)),
+                "AWS_EMULATOR_DIR": str(self.account),
+                "AWS_EMULATOR_PYTHON": sys.executable,
+                "AWS_ACCESS_KEY_ID": "emulator",
+                "AWS_SECRET_ACCESS_KEY": "emulator",
+                "AWS_REGION": REGION,
+                "AWS_EC2_METADATA_DISABLED": "true",
+                "NO_COLOR": "1",
+            }
+            | attached
+            | self.environment
+        )
+
+    def pulumi(self, *arguments: str, timeout: float = 240) -> Result:
+        """Run any command, without prompts and colours."""
+        command = ["pulumi", "--non-interactive", "--color=never", *arguments]
+        environment = self.command_environment()
+        command[0] = shutil.which("pulumi", path=environment["PATH"]) or "pulumi"
+        done = subprocess.run(  # noqa: PLW1510
+            command, cwd=self.project, env=environment, capture_output=True, text=True, timeout=timeout
+        )
+        return Result(done.returncode, done.stdout + done.stderr)
+
+    def init(self) -> Engine:
+        """Create the stack."""
+        made = self.pulumi("stack", "init", self.stack)
+        if made.code:
+            raise RuntimeError(made.text)
+        return self
+
+    def config(self, *pairs: str) -> None:
+        """Set `key=value` pairs in the stack's file; a key may be a path, `network.nat`."""
+        arguments = [part for pair in pairs for part in ("--plaintext", pair)]
+        done = self.pulumi("config", "set-all", "--stack", self.stack, "--path", *arguments)
+        if done.code:
+            raise RuntimeError(done.text)
+
+    def run(self, command: str, *arguments: str, timeout: float = 240) -> Result:
+        """Run `preview`, `up`, `refresh` or `destroy`, and return its steps."""
+        log = self.home / f"events-{time.time_ns()}.json"
+        confirm = [] if command == "preview" else ["--yes", "--skip-preview"]
+        done = self.pulumi(
+            command, "--stack", self.stack, "--event-log", str(log), *confirm, *arguments, timeout=timeout
+        )
+        done.steps = _steps(log)
+        log.unlink(missing_ok=True)
+        return done
+
+    def preview(self, *arguments: str) -> Result:
+        return self.run("preview", "--diff", *arguments)
+
+    def up(self, *arguments: str) -> Result:
+        return self.run("up", *arguments)
+
+    def refresh(self, *arguments: str) -> Result:
+        return self.run("refresh", *arguments)
+
+    def destroy(self, *arguments: str) -> Result:
+        return self.run("destroy", *arguments)
+
+    def outputs(self) -> dict[str, Any]:
+        """Return the stack's outputs."""
+        answer: dict[str, Any] = json.loads(
+            self.pulumi("stack", "output", "--stack", self.stack, "--json", "--show-secrets").text
+        )
+        return answer
+
+
+def _steps(log: Path) -> list[Step]:
+    found: dict[tuple[str, str], Step] = {}
+    for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else []:
+        event = json.loads(line)
+        about = event.get("resourcePreEvent") or event.get("resOutputsEvent")
+        if not about:
+            continue
+        meta = about["metadata"]
+        if meta["op"] in ("same", "read") or meta["type"] in ("pulumi:pulumi:Stack",):
+            continue
+        changes = {path: item["diffKind"] for path, item in (meta.get("detailedDiff") or {}).items()}
+        name = meta["urn"].rpartition("::")[2]
+        step = Step(meta["op"], meta["type"], name, changes)
+        if meta["op"] == "refresh" and not changes and "resOutputsEvent" not in event:
+            continue
+        found[meta["op"], meta["urn"]] = step
+    return list(found.values())

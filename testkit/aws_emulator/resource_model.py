@@ -1,0 +1,300 @@
+"""The generic model of all resource types: names, tags, checks, differences, outputs and lifecycle."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from testkit.aws_emulator import (
+    ec2_handlers,
+    efs_kms_ecr_logs_handlers,
+    eks_handlers,
+    iam_route53_handlers,
+    input_checks,
+    replacements,
+    s3_handlers,
+    sdk_schema,
+    vpc_handlers,
+)
+from testkit.aws_emulator.account import Account, AwsError, Record
+from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud
+from testkit.aws_emulator.property_values import UNKNOWN, Props, diff_values, has_unknown
+
+MODULES = (
+    s3_handlers,
+    ec2_handlers,
+    eks_handlers,
+    iam_route53_handlers,
+    vpc_handlers,
+    efs_kms_ecr_logs_handlers,
+)  # importing them fills HANDLERS
+
+# The input that has a name by default: the resource's logical name and seven random digits.
+AUTONAMED = {
+    "aws:s3/bucket:Bucket": "bucket",
+    "aws:eks/nodeGroup:NodeGroup": "nodeGroupName",
+} | dict.fromkeys(
+    (
+        "aws:ec2/securityGroup:SecurityGroup",
+        "aws:ec2/launchTemplate:LaunchTemplate",
+        "aws:ec2/placementGroup:PlacementGroup",
+        "aws:iam/role:Role",
+        "aws:iam/rolePolicy:RolePolicy",
+        "aws:iam/instanceProfile:InstanceProfile",
+        "aws:ecr/repository:Repository",
+        "aws:eks/cluster:Cluster",
+        "aws:cloudwatch/logGroup:LogGroup",
+        "aws:kms/alias:Alias",
+    ),
+    "name",
+)
+
+# Parts of an object input that AWS sets: unknown in the preview of a creation.
+FILLED_PARTS = {"aws:eks/cluster:Cluster": {"vpcConfig": ("clusterSecurityGroupId", "vpcId")}}
+
+# The longest name that AWS accepts; the provider rejects a longer one without a call.
+LONGEST = {
+    "aws:s3/bucket:Bucket": 63,
+    "aws:iam/role:Role": 64,
+    "aws:eks/nodeGroup:NodeGroup": 63,
+    "aws:eks/cluster:Cluster": 100,
+}
+
+# Inputs that AWS does not return, so an import cannot read them.
+UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
+
+_GONE = re.compile(r"NotFound|NoSuch|Not_Found|does not exist", re.IGNORECASE)
+
+
+@dataclass
+class Difference:
+    """An update: detailed paths, those that require replacement, and whether the old one is deleted first."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+    replaces: list[str] = field(default_factory=list)
+    delete_first: bool = False
+
+
+class Model:
+    """All operations on the resources of one account, for one configured provider."""
+
+    def __init__(
+        self, account: Account, region: str, default_tags: dict[str, str], project: Path | None = None
+    ) -> None:
+        self.cloud = MotoCloud(account, region, project)
+        self.account = account
+        self.default_tags = default_tags
+
+    # --- checks and previews
+
+    def check(
+        self, kind: str, name: str, old: Props, new: Props, seed: bytes
+    ) -> tuple[Props, list[input_checks.Failure]]:
+        """Return the inputs with name and default tags filled in, and all their problems."""
+        shape = sdk_schema.read_shape(kind)
+        inputs = dict(new)
+        found = input_checks.find_failures(shape, inputs)
+        naming = AUTONAMED.get(kind)
+        prefix = inputs.get(f"{naming}Prefix")
+        if naming and inputs.get(naming) is None:
+            if naming in old.get("__defaults", []) and (
+                prefix is None or old.get(f"{naming}Prefix") == prefix
+            ):
+                inputs[naming] = old[naming]
+            else:
+                ending = seed.hex()[:7] or uuid.uuid4().hex[:7]
+                start = (
+                    f"{'alias/' if kind.startswith('aws:kms') else ''}{name}-" if prefix is None else prefix
+                )
+                inputs[naming] = UNKNOWN if has_unknown(start) else f"{start}{ending}"
+            inputs["__defaults"] = [naming]
+        else:
+            inputs["__defaults"] = []
+        name_given = str(inputs.get(naming) or "") if naming else ""
+        if len(name_given) > LONGEST.get(kind, len(name_given)):
+            found.append(
+                (str(naming), f"{name_given} is longer than the {LONGEST[kind]} characters of {kind}")
+            )
+        if (
+            "tags" in shape.inputs
+            and "tagsAll" in shape.state
+            and not has_unknown(inputs.get("tags") == UNKNOWN)
+        ):
+            tags = self.default_tags | (inputs.get("tags") or {})
+            if tags:
+                inputs["tags"] = tags
+        return inputs, found
+
+    def diff(self, kind: str, old: Props, new: Props, ignored: list[str], region: str | None) -> Difference:
+        """Return the difference between the old inputs and the new ones."""
+        paths = {
+            path: what
+            for path, what in diff_values(_plain(old), _plain(new)).items()
+            if not any(path == skip or path.startswith((f"{skip}.", f"{skip}[")) for skip in ignored)
+        }
+        if region and (new.get("region") or self.cloud.region) != region:
+            paths["region"] = "update"
+        replaces = [path for path in paths if replacements.replacement_document(kind, path)]
+        naming = AUTONAMED.get(kind)
+        given = naming is not None and naming not in new.get("__defaults", [])
+        return Difference(paths, replaces, bool(replaces) and given and old.get(naming) == new.get(naming))
+
+    def preview(self, kind: str, new: Props, old_outputs: Props | None = None, changed: bool = True) -> Props:
+        """Return the outputs in a preview: values that the cloud decides are unknown."""
+        shape, handler = sdk_schema.read_shape(kind), HANDLERS.get(kind, Handler())
+        if old_outputs is not None:
+            later = dict.fromkeys(handler.volatile if changed else (), UNKNOWN)
+            return self._overlay(kind, old_outputs, new) | later
+        unknown: Props = dict.fromkeys([*shape.computed, *handler.filled], UNKNOWN)
+        given = self._outputs(kind, new)
+        for name, parts in FILLED_PARTS.get(kind, {}).items():
+            if isinstance(given.get(name), dict):
+                given[name] = dict.fromkeys(parts, UNKNOWN) | given[name]
+        return unknown | given
+
+    # --- lifecycle
+
+    def create(self, kind: str, urn: str, p: Props) -> tuple[str, Props]:
+        """Create a resource and save it."""
+        self.account.enter(kind, "create", urn)
+        handler = HANDLERS.get(kind, Handler())
+        rid, made = self._call("creating", kind, "", lambda: handler.create(self.cloud, _plain(p)))
+        outputs = self._computed(kind, rid) | self._outputs(kind, p) | made
+        self.account.put(Record(kind, rid, urn, p, outputs, handler.owned(outputs)))
+        return rid, outputs
+
+    def read(self, kind: str, urn: str, rid: str, known: Props) -> tuple[Props, Props] | None:
+        """Return present inputs and outputs, or None if the resource is gone; without `known`, import it."""
+        self.account.enter(kind, "read", urn)
+        record = self.account.get(kind, rid)
+        handler = HANDLERS.get(kind)
+        if record is None and (known or handler is None):
+            return None
+        before = dict(record.inputs if record else {})
+        if not known:
+            before = {key: value for key, value in before.items() if key not in UNREADABLE}
+        try:
+            seen = handler.read(self.cloud, rid, before) if handler else {}
+        except (ClientError, AwsError) as error:
+            if _GONE.search(str(error)):
+                return None
+            raise AwsError(f"reading {kind} ({rid}): {error}") from error
+        if seen is None:
+            return None
+        inputs = before | _news(seen, before, imported=record is None)
+        outputs = self._overlay(kind, record.outputs if record else self._computed(kind, rid), inputs)
+        owned = handler.owned(outputs) if handler else []
+        self.account.put(Record(kind, rid, record.urn if record else urn, inputs, outputs, owned))
+        return inputs, outputs
+
+    def update(self, kind: str, urn: str, rid: str, old: Props, new: Props) -> Props:
+        """Change a resource in place."""
+        self.account.enter(kind, "update", urn)
+        record = self.account.get(kind, rid)
+        if record is None:
+            raise AwsError(
+                f"updating {kind} ({rid}): ResourceNotFound: it does not exist; run `pulumi refresh`"
+            )
+        handler = HANDLERS.get(kind, Handler())
+        # The inputs in the account, not those in the state: they differ if there was no refresh.
+        changed = self._call(
+            "updating", kind, rid, lambda: handler.update(self.cloud, rid, _plain(old), _plain(new))
+        )
+        outputs = self._overlay(kind, record.outputs, new) | changed
+        self.account.put(Record(kind, rid, urn, new, outputs, record.owned))
+        return outputs
+
+    def delete(self, kind: str, urn: str, rid: str, p: Props) -> None:
+        """Delete a resource unless another one refers to it; a missing one counts as deleted."""
+        self.account.enter(kind, "delete", urn)
+        record = self.account.get(kind, rid)
+        if record is None:
+            return
+        users = self.account.users_of(record)
+        if users:
+            names = ", ".join(f"{user.type} {user.id}" for user in users[:3])
+            raise AwsError(
+                f"deleting {kind} ({rid}): DependencyViolation: it has a dependent object: {names}"
+            )
+        handler = HANDLERS.get(kind, Handler())
+        try:
+            self._call("deleting", kind, rid, lambda: handler.delete(self.cloud, rid, _plain(record.inputs)))
+        except AwsError as error:
+            if not _GONE.search(str(error)):
+                raise
+        self.account.drop(kind, rid)
+
+    # --- outputs
+
+    def _outputs(self, kind: str, inputs: Props) -> Props:
+        shape = sdk_schema.read_shape(kind)
+        outputs = _plain(inputs)
+        if "tagsAll" in shape.state:
+            outputs["tagsAll"] = dict(inputs["tags"]) if isinstance(inputs.get("tags"), dict) else {}
+        if "region" in shape.state:
+            outputs["region"] = inputs.get("region") or self.cloud.region
+        return outputs
+
+    def _overlay(self, kind: str, outputs: Props, inputs: Props) -> Props:
+        """Return the known outputs with new inputs applied; parts of an object that AWS sets stay."""
+        later = self._outputs(kind, inputs)
+        for name, parts in FILLED_PARTS.get(kind, {}).items():
+            if isinstance(later.get(name), dict):
+                kept = {part: (outputs.get(name) or {}).get(part) for part in parts}
+                later[name] = {key: value for key, value in kept.items() if value is not None} | later[name]
+        gone = [
+            key
+            for key in sdk_schema.read_shape(kind).inputs
+            if key not in later and key not in self._kept(kind)
+        ]
+        return {key: value for key, value in outputs.items() if key not in gone} | later
+
+    @staticmethod
+    def _kept(kind: str) -> tuple[str, ...]:
+        return (*HANDLERS.get(kind, Handler()).filled, "region")
+
+    def _computed(self, kind: str, rid: str) -> Props:
+        """Return plausible values for outputs that the cloud decides, by the name of the property."""
+        shape = sdk_schema.read_shape(kind)
+        service = kind.split(":")[1].partition("/")[0]
+        label = kind.rpartition(":")[2].lower()
+        made: Props = {
+            "arn": self.cloud.arn(service, f"{label}/{rid}"),
+            "ownerId": self.account.number,
+            "accountId": self.account.number,
+            "registryId": self.account.number,
+            "status": "ACTIVE",
+            "state": "available",
+        }
+        return {name: made[name] for name in shape.computed if name in made}
+
+    @staticmethod
+    def _call(doing: str, kind: str, rid: str, call: Any) -> Any:
+        try:
+            return call()
+        except (ClientError, BotoCoreError, AwsError, KeyError, ValueError) as error:
+            where = f" ({rid})" if rid else ""
+            text = f"missing {error}" if isinstance(error, KeyError) else str(error)
+            raise AwsError(f"{doing} {kind}{where}: {text}") from error
+
+
+def _plain(p: Props) -> Props:
+    return {key: value for key, value in p.items() if not key.startswith("__") and value is not None}
+
+
+def _news(seen: Props, before: Props, *, imported: bool) -> Props:
+    """Return what a read changes: given inputs whose value differs, and all differences of tags.
+
+    A value that the program never set is a default of AWS, and no drift.
+    """
+    changed: Props = {}
+    for name, value in seen.items():
+        asked = name in before or imported or (name == "tags" and value)
+        if asked and diff_values(before.get(name), value):
+            changed[name] = value
+    return changed

@@ -1,0 +1,136 @@
+"""A Kubernetes API server on loopback (HTTPS) that lists and watches the pods of one namespace and takes Events."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import ssl
+import threading
+import urllib.parse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from launcher.io.kubernetes_api import PodApi
+
+
+def make_pod(
+    name: str, ip: str | None, phase: str = "Running", deleting: bool = False, made: str = "", **status: Any
+) -> dict[str, Any]:
+    """Return a Pod object as the API server lists it; `status` is added to its status."""
+    meta = {"name": name, "uid": f"uid-{name}", "creationTimestamp": made}
+    if deleting:
+        meta["deletionTimestamp"] = "now"
+    return {"metadata": meta, "status": {"phase": phase, "podIP": ip, **status}}
+
+
+class FakeApiServer:
+    """An API server with the pods of one namespace, whose attributes decide what it answers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.pods: list[dict[str, Any]] = []
+        self.changes: list[dict[str, Any]] = []
+        """Events that a watch sends."""
+        self.answers: list[int] = []
+        """HTTP status of each of the next responses; afterwards 200."""
+        self.hangs = threading.Event()
+        """If set, a watch blocks until the server is closed."""
+        self.asked = threading.Event()
+        self.queries: list[dict[str, str]] = []
+        self.tokens: list[str] = []
+        self.posted: list[dict[str, Any]] = []
+        self.account = folder / "account"
+        self.account.mkdir(parents=True)
+        (self.account / "token").write_text("token-1\n")
+        self.closing = threading.Event()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def send_status(self) -> dict[str, str]:
+                url = urllib.parse.urlsplit(self.path)
+                query = dict(urllib.parse.parse_qsl(url.query))
+                server.queries.append({"path": url.path, **query})
+                server.tokens.append(self.headers["Authorization"])
+                status = server.answers.pop(0) if server.answers else 200
+                self.send_response(status)
+                self.end_headers()
+                if status != 200:
+                    self.wfile.write(b'{"message": "pods is forbidden"}')
+                    return {"failed": ""}
+                return query
+
+            def do_GET(self) -> None:
+                query = self.send_status()
+                if "watch" in query:
+                    for event in server.changes:
+                        self.wfile.write(json.dumps(event).encode() + b"\n")
+                    self.wfile.flush()
+                    server.asked.set()
+                    if server.hangs.is_set():
+                        server.closing.wait(30)
+                elif "failed" not in query:
+                    answer = {"metadata": {"resourceVersion": "7"}, "items": server.pods}
+                    self.wfile.write(json.dumps(answer).encode())
+
+            def do_POST(self) -> None:
+                if "failed" not in self.send_status():
+                    body = self.rfile.read(int(self.headers["Content-Length"]))
+                    server.posted.append(json.loads(body))
+                    self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(create_certificate(folder, self.account / "ca.crt"))
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def api(self) -> PodApi:
+        """Return a client of this server."""
+        port = str(self.http.server_address[1])
+        env = {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT_HTTPS": port}
+        return PodApi(env, "paddle", self.account)
+
+    def close(self) -> None:
+        """Stop the server."""
+        self.closing.set()
+        self.http.shutdown()
+        self.http.server_close()
+        self.thread.join()
+
+
+def create_certificate(folder: Path, ca: Path) -> Path:
+    """Return a file with key and self-signed certificate for 127.0.0.1; write only the certificate to `ca`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test api")])
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = cert.public_bytes(serialization.Encoding.PEM)
+    ca.write_bytes(pem)
+    both = folder / "server.pem"
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    both.write_bytes(private + pem)
+    return both

@@ -1,0 +1,262 @@
+"""Use the local cluster in tests and benchmarks: kubectl, helm, and one namespace and release per training."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+from testkit.waiting import PATIENCE, until
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = ROOT / "charts" / "paddle-training"
+SERVING = ROOT / "charts" / "paddle-serving"
+POLL = 0.5
+
+
+def run_checked(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    seconds: float = 120,
+    check: bool = True,
+    given: str | None = None,
+    cwd: Path = ROOT,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; if it fails, raise AssertionError with its output."""
+    ended = subprocess.run(
+        list(argv),
+        env=dict(env),
+        cwd=cwd,
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        text=True,
+        timeout=seconds * PATIENCE,
+        check=False,
+    )
+    if check and ended.returncode:
+        raise AssertionError(
+            f"{' '.join(argv)} ended with {ended.returncode}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+        )
+    return ended
+
+
+@dataclass
+class Cluster:
+    """The local cluster as a user reaches it: an environment with PATH and KUBECONFIG."""
+
+    env: dict[str, str]
+    image: str
+    shared: Path
+
+    def kubectl(self, *words: str, check: bool = True, given: str | None = None, seconds: float = 60) -> str:
+        """Run kubectl and return its output."""
+        return run_checked(["kubectl", *words], self.env, check=check, given=given, seconds=seconds).stdout
+
+    def get(self, kind: str, namespace: str, *words: str) -> list[dict[str, Any]]:
+        text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
+        return list(json.loads(text)["items"])
+
+    def launcher(
+        self, *words: str, check: bool = True, seconds: float = 300
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m launcher …` as a user does."""
+        return run_checked(["python", "-m", "launcher", *words], self.env, check=check, seconds=seconds)
+
+
+@dataclass
+class Training:
+    """One release of the chart, installed with helm, in its own namespace."""
+
+    cluster: Cluster
+    namespace: str
+    values: dict[str, Any]
+    release: str = "paddle-training"
+
+    @property
+    def job(self) -> Path:
+        """The job's folder on the shared storage, as a path on this machine."""
+        folder = self.values.get("storage", {}).get("hostPath", {}).get("path", self.cluster.shared)
+        return Path(folder) / str(self.values["jobName"])
+
+    @property
+    def output(self) -> Path:
+        """The job's output folder."""
+        return self.job / "output"
+
+    def upgrade(
+        self, changes: Mapping[str, Any] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `helm upgrade --install` with the values, after merging `changes` into them permanently."""
+        self.values = merge_values(self.values, changes or {})
+        return run_checked(
+            ["helm", "upgrade", "--install", self.release, str(CHART), "-n", self.namespace, "-f", "-"],
+            self.cluster.env,
+            given=yaml.safe_dump(self.values),
+            check=check,
+        )
+
+    def remove(self) -> None:
+        """Remove all releases of the namespace, the namespace and the job's folder; fail if the pods do not terminate.
+
+        The releases are removed first: in a terminating namespace a Job with a limit per index never
+        completes. It keeps the finalizer of its last failed pod until the next pod is created, which is
+        rejected.
+
+        """
+        there = ("-n", self.namespace)
+        releases = run_checked(["helm", "list", "--all", "--short", *there], self.cluster.env).stdout.split()
+        if releases:
+            run_checked(["helm", "uninstall", *releases, *there], self.cluster.env)
+        self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
+        until(
+            lambda: not self.cluster.get("pods", self.namespace),
+            f"no pod in {self.namespace}",
+            80,
+            POLL,
+            lambda: self.cluster.kubectl("describe", "pods", *there, check=False),
+        )
+        shutil.rmtree(self.job, ignore_errors=True)
+
+    def described(self) -> dict[str, Any]:
+        """Return the release's run ConfigMap."""
+        text = self.cluster.kubectl(
+            "get", "configmap", f"{self.release}-run", "-n", self.namespace, "-o", "json"
+        )
+        return dict(json.loads(json.loads(text)["data"]["run.json"]))
+
+    def k8s_job(self) -> dict[str, Any]:
+        """Return the training Job."""
+        name = self.described()["k8sJob"]
+        return dict(json.loads(self.cluster.kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))
+
+    def condition(self) -> str:
+        """Return Complete, Failed, or an empty string while the Job is active."""
+        for condition in self.k8s_job().get("status", {}).get("conditions", []):
+            if condition["type"] in {"Complete", "Failed"} and condition["status"] == "True":
+                return str(condition["type"])
+        return ""
+
+    def pods(self, component: str = "training") -> list[dict[str, Any]]:
+        """Return the pods of a component of the release."""
+        labels = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component={component}"
+        return self.cluster.get("pods", self.namespace, "-l", labels)
+
+    def pod(self, rank: int) -> str:
+        """Return the name of the newest training pod of a rank."""
+        index = "batch.kubernetes.io/job-completion-index"
+        found = [p["metadata"] for p in self.pods() if p["metadata"]["labels"][index] == str(rank)]
+        return str(max(found, key=lambda m: m["creationTimestamp"])["name"])
+
+    def ended(self, seconds: float = 180) -> str:
+        """Wait until the training Job has finished; return Complete or Failed."""
+        return until(self.condition, f"the end of training {self.namespace}", seconds, POLL, self.words)
+
+    def complete(self, seconds: float = 180) -> None:
+        """Wait until the Job is Complete; if it fails, fail the test with the pods' logs."""
+        if self.ended(seconds) != "Complete":
+            raise AssertionError(f"the training Job failed:\n{self.words()}")
+
+    def words(self) -> str:
+        """Return the last log lines of all pods, for the message of a failing test."""
+        said = []
+        for component in ("data", "training"):
+            for pod in self.pods(component):
+                name = pod["metadata"]["name"]
+                log = self.cluster.kubectl("logs", name, "-n", self.namespace, "--tail=25", check=False)
+                said.append(f"--- {name} ({pod['status'].get('phase')})\n{log}")
+        return "\n".join(said)
+
+    def messages(self) -> list[str]:
+        """Return the termination messages of the training pods."""
+        found = []
+        for pod in self.pods():
+            for status in pod["status"].get("containerStatuses", []):
+                ended = status["state"].get("terminated") or {}
+                found.append(str(ended.get("message", "")))
+        return found
+
+    def pass_of(self, rank: int = 0) -> int:
+        """Return the pass that status.json shows for a rank, or -1 before the first."""
+        path = self.output / "status.json"
+        if not path.exists():
+            return -1
+        status = json.loads(path.read_text())
+        if status["state"] != "training":
+            return -1
+        return next(
+            (int(r["pass"]) for r in status["ranks"] if r["rank"] == rank and r["pass"] is not None), -1
+        )
+
+
+@dataclass
+class Serving:
+    """A release of the serving chart next to a training: it serves the model from the same claim over HTTP."""
+
+    training: Training
+    release: str = "model"
+    port: int = 8080
+
+    def install(self) -> None:
+        """Install the release."""
+        training = self.training
+        values = {
+            "image": training.cluster.image,
+            "imagePullPolicy": "Never",
+            "model": {
+                "claim": training.described()["claim"],
+                "path": f"{training.values['jobName']}/output/model",
+            },
+            "replicas": 1,
+            "port": self.port,
+            "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
+        }
+        argv = [
+            "helm",
+            "upgrade",
+            "--install",
+            self.release,
+            str(SERVING),
+            "-n",
+            training.namespace,
+            "-f",
+            "-",
+        ]
+        run_checked(argv, training.cluster.env, given=yaml.safe_dump(values))
+
+    def rollout(self, *words: str) -> None:
+        """Run `kubectl rollout … deployment/NAME`."""
+        command = ("rollout", *words, f"deployment/{self.release}", "-n", self.training.namespace)
+        self.training.cluster.kubectl(*command, seconds=150)
+
+    def get(self, path: str) -> str:
+        """Return the answer to GET `path`, sent to the release's Service through the API server's proxy."""
+        service = f"/api/v1/namespaces/{self.training.namespace}/services/{self.release}:http"
+        return self.training.cluster.kubectl("get", "--raw", f"{service}/proxy/{path}")
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the answer of a ready pod to these rows; pods are reachable from this machine."""
+        labels = f"app.kubernetes.io/instance={self.release}"
+        pods = self.training.cluster.get("pods", self.training.namespace, "-l", labels)
+        [address] = [p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]]
+        url = f"http://{address}:{self.port}/predict"
+        return dict(httpx.post(url, json={"rows": list(rows)}, timeout=60).raise_for_status().json())
+
+
+def merge_values(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes` merged into it recursively, as helm merges values."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        result[key] = (
+            merge_values(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        )
+    return result

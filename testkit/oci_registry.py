@@ -1,0 +1,44 @@
+"""Run an OCI registry on loopback for tests that push images or charts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testkit.waiting import answers, until
+
+
+@contextlib.contextmanager
+def run_registry(folder: Path) -> Iterator[str]:
+    """Run Debian's docker-registry during the block and yield its host:port (without TLS); `folder` is its storage."""
+    if shutil.which("docker-registry") is None:
+        pytest.skip("needs Debian's docker-registry (`make tools` installs it)")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    config = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}},
+        "http": {"addr": address},
+        "log": {"level": "error"},
+    }
+    (folder / "registry.json").write_text(json.dumps(config))
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+    argv = ["docker-registry", "serve", str(folder / "registry.json")]
+    log = folder / "registry.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(argv, stdout=file, stderr=file, env=environment)
+    try:
+        until(lambda: answers(f"http://{address}/v2/"), "the registry", 30, 0.1, log.read_text)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=20)

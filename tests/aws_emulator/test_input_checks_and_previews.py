@@ -1,0 +1,138 @@
+"""Checks of inputs against the SDK's classes, defaults, differences and previews."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from testkit.aws_emulator import input_checks, replacements, resource_model, sdk_schema
+from testkit.aws_emulator.handler import HANDLERS
+from testkit.aws_emulator.property_values import UNKNOWN, diff_values
+
+NODES = "aws:eks/nodeGroup:NodeGroup"
+
+
+def _nodes(**change: object) -> dict[str, object]:
+    sizes = {"minSize": 1, "desiredSize": 1, "maxSize": 3}
+    given = {"clusterName": "c", "nodeRoleArn": "r", "subnetIds": ["s"], "scalingConfig": sizes}
+    return given | change
+
+
+def _reasons(kind: str, inputs: dict[str, object]) -> str:
+    return "\n".join(
+        f"{path}: {reason}"
+        for path, reason in input_checks.find_failures(sdk_schema.read_shape(kind), inputs)
+    )
+
+
+def test_check_inputs_valid_accepts() -> None:
+    assert _reasons(NODES, _nodes()) == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clusterName": None}, "missing required property"),
+        ({"subnetIds": "subnet-1"}, "must be list, not str"),
+        ({"instanceType": "m6i.large"}, "unknown property 'instanceType'"),
+        ({"scalingConfig": {"minSize": 1, "maxSize": 3}}, "'scalingConfig.desiredSize'"),
+        ({"scalingConfig": {"minSize": "1", "desiredSize": 1, "maxSize": 3}}, "must be int, not str"),
+        ({"forceUpdateVersion": 1}, "must be bool, not int"),
+        (
+            {"taints": [{"key": "a", "effect": "NO_EXECUTE", "colour": "red"}]},
+            "unknown property 'taints[0].colour'",
+        ),
+    ],
+)
+def test_check_inputs_not_in_sdk_rejects(change: dict[str, object], words: str) -> None:
+    assert words in _reasons(NODES, _nodes(**change))
+
+
+def test_check_inputs_unknown_value_matches_every_type() -> None:
+    assert _reasons(NODES, _nodes(subnetIds=UNKNOWN, scalingConfig=UNKNOWN)) == ""
+
+
+def test_shape_type_missing_in_sdk_raises() -> None:
+    with pytest.raises(sdk_schema.UnknownTypeError, match="VpcThing"):
+        sdk_schema.read_shape("aws:ec2/vpcThing:VpcThing")
+
+
+@pytest.mark.parametrize("kind", sorted(HANDLERS))
+def test_handlers_types_and_filled_fields_exist_in_sdk(kind: str) -> None:
+    shape = sdk_schema.read_shape(kind)
+    unknown = {*HANDLERS[kind].filled, *HANDLERS[kind].volatile} - {*shape.inputs, *shape.state}
+    assert not unknown, f"{kind} has no properties {unknown}"
+
+
+@pytest.mark.parametrize("kind", sorted(replacements.TABLE))
+def test_replacement_table_fields_exist_and_cite_a_document(kind: str) -> None:
+    shape = sdk_schema.read_shape(kind)
+    for field, document in replacements.TABLE[kind].items():
+        head = field.split(".")[0]
+        assert head in shape.inputs, f"{kind} has no input {head}"
+        assert document.startswith((replacements.CFN, replacements.TF)) and len(document) > 70
+
+
+# Documented only for other kinds of endpoints, where the field has no effect.
+_CONDITIONAL = {("aws:ec2/vpcEndpoint:VpcEndpoint", "privateDnsEnabled")}
+
+
+@pytest.mark.parametrize("kind", sorted(replacements.TABLE))
+def test_replacement_table_contains_fields_that_sdk_documents(kind: str) -> None:
+    said = re.compile(r"(?i)forces? (a )?new resource|forces replacement|change this forces")
+    for field in sdk_schema.read_shape(kind).inputs.values():
+        if said.search(field.doc) and (kind, field.name) not in _CONDITIONAL:
+            assert replacements.replacement_document(kind, field.name), f"{kind} {field.name}: {field.doc}"
+
+
+def test_diff_reordered_list_of_scalars_finds_no_change() -> None:
+    assert diff_values({"subnetIds": ["a", "b"]}, {"subnetIds": ["b", "a"]}) == {}
+
+
+def test_diff_reformatted_policy_document_finds_no_change() -> None:
+    assert diff_values({"policy": '{"a": [1,2]}'}, {"policy": '{ "a":[1, 2] }'}) == {}
+
+
+def test_diff_nested_change_reports_deepest_path() -> None:
+    old = {"scalingConfig": {"desiredSize": 1, "maxSize": 3}, "tags": {"a.b": "x"}}
+    new = {"scalingConfig": {"desiredSize": 3, "maxSize": 3}, "tags": {}, "labels": {"k": "v"}}
+    expected = {"scalingConfig.desiredSize": "update", 'tags["a.b"]': "delete", "labels": "add"}
+    assert diff_values(old, new) == expected
+
+
+@pytest.mark.slow
+def test_check_default_tags_are_merged_below_resource_tags(model: resource_model.Model) -> None:
+    inputs, _ = model.check("aws:ec2/vpc:Vpc", "net", {}, {"tags": {"Name": "n", "Project": "own"}}, b"seed")
+    assert inputs["tags"] == {"Project": "own", "Name": "n"}
+    assert model.check("aws:ec2/vpc:Vpc", "net", {}, {}, b"seed")[0]["tags"] == {"Project": "emulated"}
+
+
+def test_check_automatic_name_stays_between_runs(model: resource_model.Model) -> None:
+    kind = "aws:iam/role:Role"
+    first, _ = model.check(kind, "pods", {}, {"assumeRolePolicy": "{}"}, b"\x01\x02\x03\x04")
+    assert re.fullmatch(r"pods-[0-9a-f]{7}", first["name"])
+    assert (
+        model.check(kind, "pods", first, {"assumeRolePolicy": "{}"}, b"\x09\x09\x09\x09")[0]["name"]
+        == first["name"]
+    )
+
+
+def test_diff_replacement_with_fixed_name_deletes_first(
+    model: resource_model.Model,
+) -> None:
+    kind, trust = "aws:iam/role:Role", {"assumeRolePolicy": "{}"}
+    for given, first in (({"name": "fixed"}, True), ({}, False)):
+        old, _ = model.check(kind, "pods", {}, trust | given, b"seed")
+        new, _ = model.check(kind, "pods", old, trust | given | {"path": "/p/"}, b"other")
+        found = model.diff(kind, old, new, [], None)
+        assert (found.replaces, found.delete_first) == (["path"], first)
+
+
+def test_preview_outputs_set_by_cloud_are_unknown(model: resource_model.Model) -> None:
+    network = {"subnetIds": ["subnet-1"]}
+    planned = model.preview("aws:eks/cluster:Cluster", {"name": "c", "roleArn": "r", "vpcConfig": network})
+    unknown = {name for name, value in planned.items() if value == UNKNOWN}
+    assert {"arn", "endpoint", "certificateAuthority", "version"} <= unknown
+    assert planned["vpcConfig"]["clusterSecurityGroupId"] == UNKNOWN
+    assert planned["name"] == "c"

@@ -1,0 +1,156 @@
+"""Requests that AWS rejects and moto accepts, one rule per test."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testkit.aws_emulator import invokes
+from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.resource_model import Model
+from tests.aws_emulator.test_resource_model import (
+    ADDON,
+    CLUSTER,
+    NODES,
+    ROLE,
+    SUBNET,
+    TRUST,
+    VPC,
+    _cluster,
+    _group,
+    _make,
+)
+
+LOGS, OBJECT = "aws:cloudwatch/logGroup:LogGroup", "aws:s3/bucketObjectv2:BucketObjectv2"
+EFS = "aws-efs-csi-driver"
+
+
+def _with_nodes(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    _make(model, NODES, **_group(subnets, role))
+
+
+@pytest.mark.parametrize(
+    ("addon", "configuration", "where"),
+    [
+        (EFS, {"node": {"tolerateAllTaints": True}}, r"\$\.node"),
+        (EFS, {"node": {"resources": {}}}, r"\$\.node"),
+        (EFS, {"replicaCount": 1}, r"\$"),
+        ("vpc-cni", {"enableNetworkPolicy": True}, "enableNetworkPolicy"),
+    ],
+)
+def test_addon_configuration_outside_schema_rejects(
+    model: Model, addon: str, configuration: dict[str, Any], where: str
+) -> None:
+    _cluster(model)
+    text = json.dumps(configuration)
+    with pytest.raises(AwsError, match=f"Json schema validation failed with error: .*{where}"):
+        _make(model, ADDON, clusterName="c", addonName=addon, configurationValues=text)
+
+
+def test_addon_schemas_are_closed_and_cite_source() -> None:
+    for path in (Path(invokes.__file__).parent / "addons").glob("*.json"):
+        schema = json.loads(path.read_text(encoding="utf-8"))
+        assert schema["additionalProperties"] is False, path.name
+        assert len(schema["$comment"]) > 30, path.name
+
+
+def test_addon_with_pods_without_nodes_rejects(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    sizes = {"minSize": 0, "desiredSize": 0, "maxSize": 3}
+    _make(model, NODES, **{**_group(subnets, role), "scalingConfig": sizes})
+    with pytest.raises(AwsError, match="no nodes available"):
+        _make(model, ADDON, clusterName="c", addonName=EFS)
+
+
+def _update(model: Model, kind: str, rid: str, **changes: Any) -> None:
+    record = model.account.get(kind, rid)
+    assert record is not None
+    model.update(kind, record.urn, rid, record.inputs, record.inputs | changes)
+
+
+def test_upgrade_requires_control_plane_first_and_one_minor(model: Model) -> None:
+    _with_nodes(model)
+    group = model.account.all(NODES)[0].id
+    for kind, rid, change in (
+        (NODES, group, {"version": "1.36"}),
+        (ADDON, "c:vpc-cni", {"addonVersion": "v1.36.0-eksbuild.1"}),
+        (CLUSTER, "c", {"version": "1.37"}),
+    ):
+        with pytest.raises(AwsError, match="InvalidParameterException"):
+            _update(model, kind, rid, **change)
+    _update(model, CLUSTER, "c", version="1.36")
+    chosen = invokes.invoke(
+        model.cloud,
+        "aws:eks/getAddonVersion:getAddonVersion",
+        {"addonName": "x", "kubernetesVersion": "1.36"},
+    )
+    _update(model, ADDON, "c:vpc-cni", addonVersion=chosen["version"])
+    _update(model, NODES, group, version="1.36", releaseVersion="1.36.0-20261101")
+
+
+def test_cluster_in_zone_without_control_plane_rejects(account: Account) -> None:
+    east = Model(account, "us-east-1", {})
+    zones = east.cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    unfit = next(zone["ZoneName"] for zone in zones if zone["ZoneId"] == "use1-az3")
+    names = invokes.invoke(
+        east.cloud, "aws:index/getAvailabilityZones:getAvailabilityZones", {"excludeZoneIds": ["use1-az3"]}
+    )["names"]
+    assert unfit not in names
+    vpc, _ = _make(east, VPC, cidrBlock="10.0.0.0/16")
+    places = (("10.0.0.0/24", names[0]), ("10.0.1.0/24", unfit))
+    subnets = [
+        _make(east, SUBNET, vpcId=vpc, cidrBlock=block, availabilityZone=zone)[0] for block, zone in places
+    ]
+    role = _make(east, ROLE, assumeRolePolicy=TRUST)[1]["arn"]
+    with pytest.raises(AwsError, match=r"UnsupportedAvailabilityZoneException.*use1-az3"):
+        _make(east, CLUSTER, name="c", roleArn=role, vpcConfig={"subnetIds": subnets})
+
+
+def test_cluster_service_network_overlapping_vpc_rejects(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    services = {"serviceIpv4Cidr": "10.0.128.0/20"}
+    with pytest.raises(AwsError, match="overlaps"):
+        _make(
+            model,
+            CLUSTER,
+            name="d",
+            roleArn=role,
+            vpcConfig={"subnetIds": subnets},
+            kubernetesNetworkConfig=services,
+        )
+
+
+def test_object_with_eleven_tags_rejects(model: Model) -> None:
+    bucket, _ = _make(model, "aws:s3/bucket:Bucket")
+    tags = {f"k{n}": "v" for n in range(11)}
+    with pytest.raises(AwsError, match="greater than 10"):
+        _make(model, OBJECT, bucket=bucket, key="x", content="y", tags=tags)
+
+
+def test_check_too_long_name_reports_limit(model: Model) -> None:
+    _, failures = model.check(ROLE, "x" * 60, {}, {"assumeRolePolicy": TRUST}, b"seed")
+    assert [path for path, why in failures if "64" in why] == ["name"]
+
+
+def test_log_group_existing_rejects_and_late_lines_recreate_it(model: Model, account: Account) -> None:
+    name = "/aws/eks/c/cluster"
+    _make(model, LOGS, name=name)
+    with pytest.raises(AwsError, match="ResourceAlreadyExists"):
+        _make(model, LOGS, name=name)
+    account.late_logs()
+    model.delete(LOGS, "urn", name, {})
+    with pytest.raises(AwsError, match="ResourceAlreadyExists"):
+        _make(model, LOGS, name=name)
+
+
+def test_import_omits_values_that_aws_does_not_return(model: Model) -> None:
+    key, _ = _make(model, "aws:kms/key:Key", deletionWindowInDays=30, description="x")
+    found = model.read("aws:kms/key:Key", "urn", key, {})
+    assert found is not None
+    assert "deletionWindowInDays" not in found[0]

@@ -1,0 +1,233 @@
+"""The lifecycle of resources in an emulated account: references, faults, rules, refresh and inventory."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from testkit.aws_emulator import inventory, invokes, pulumi_engine
+from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.resource_model import Model
+
+VPC, SUBNET, ROLE = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet", "aws:iam/role:Role"
+CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
+TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
+
+
+def _make(model: Model, kind: str, **inputs: Any) -> tuple[str, dict[str, Any]]:
+    checked, failures = model.check(kind, "thing", {}, inputs, os.urandom(8))
+    assert not failures
+    return model.create(kind, f"urn:pulumi:s::p::{kind}::thing", checked)
+
+
+def _remove(model: Model, kind: str, rid: str) -> None:
+    model.delete(kind, "urn", rid, {})
+
+
+def _network(model: Model) -> tuple[str, list[str]]:
+    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
+    zones = ("us-west-2a", "us-west-2b")
+    make = [{"cidrBlock": f"10.0.{i}.0/24", "availabilityZone": zone} for i, zone in enumerate(zones)]
+    return vpc, [_make(model, SUBNET, vpcId=vpc, **subnet)[0] for subnet in make]
+
+
+def _cluster(model: Model, name: str = "c") -> tuple[dict[str, Any], list[str], str]:
+    _, subnets = _network(model)
+    role = _make(model, ROLE, name="r", assumeRolePolicy=TRUST)[1]["arn"]
+    network = {"subnetIds": subnets}
+    _, made = _make(
+        model, CLUSTER, name=name, roleArn=role, vpcConfig=network, bootstrapSelfManagedAddons=False
+    )
+    return made, subnets, role
+
+
+def _group(subnets: list[str], role: str, desired: int = 1) -> dict[str, Any]:
+    sizes = {"minSize": 1, "desiredSize": desired, "maxSize": 3}
+    return {"clusterName": "c", "nodeRoleArn": role, "subnetIds": subnets, "scalingConfig": sizes}
+
+
+@pytest.mark.slow
+def test_delete_resource_in_use_rejects(model: Model) -> None:
+    vpc, subnets = _network(model)
+    with pytest.raises(AwsError, match=f"DependencyViolation.*{subnets[0]}"):
+        _remove(model, VPC, vpc)
+    for subnet in subnets:
+        _remove(model, SUBNET, subnet)
+    _remove(model, VPC, vpc)
+    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) == []
+
+
+def test_delete_role_name_in_other_field_is_no_reference(model: Model) -> None:
+    role, made = _make(model, ROLE, name="nodes", assumeRolePolicy=TRUST)
+    _make(model, "aws:cloudwatch/logGroup:LogGroup", name="nodes")
+    profile, _ = _make(model, "aws:iam/instanceProfile:InstanceProfile", name="nodes", role=made["name"])
+    with pytest.raises(AwsError, match="InstanceProfile nodes"):
+        _remove(model, ROLE, role)
+    _remove(model, "aws:iam/instanceProfile:InstanceProfile", profile)
+    _remove(model, ROLE, role)
+
+
+def test_delete_cluster_with_security_group_rule_rejects(model: Model) -> None:
+    made, _, _ = _cluster(model)
+    group, _ = _make(model, "aws:ec2/securityGroup:SecurityGroup", vpcId=made["vpcConfig"]["vpcId"])
+    rule = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+    nodes = made["vpcConfig"]["clusterSecurityGroupId"]
+    rid, _ = _make(
+        model,
+        rule,
+        securityGroupId=group,
+        ipProtocol="tcp",
+        fromPort=2049,
+        toPort=2049,
+        referencedSecurityGroupId=nodes,
+    )
+    with pytest.raises(AwsError, match="DependencyViolation"):
+        _remove(model, CLUSTER, "c")
+    _remove(model, rule, rid)
+    _remove(model, CLUSTER, "c")
+
+
+def test_create_moto_error_is_reported(model: Model) -> None:
+    with pytest.raises(AwsError, match=r"InvalidVpcID\.NotFound"):
+        _make(model, SUBNET, vpcId="vpc-0", cidrBlock="10.0.0.0/24")
+    vpc, _ = _network(model)
+    with pytest.raises(AwsError, match=r"InvalidSubnet\.Conflict"):
+        _make(model, SUBNET, vpcId=vpc, cidrBlock="10.0.0.0/25")
+
+
+def test_create_cluster_in_one_zone_rejects(model: Model) -> None:
+    _, subnets = _network(model)
+    role = _make(model, ROLE, assumeRolePolicy=TRUST)[1]["arn"]
+    with pytest.raises(AwsError, match="at least two different AZs"):
+        _make(model, CLUSTER, name="c", roleArn=role, vpcConfig={"subnetIds": subnets[:1]})
+
+
+def test_create_addons_and_nodes_in_wrong_order_rejects(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    with pytest.raises(AwsError, match="cni plugin not initialized"):
+        _make(model, NODES, **_group(subnets, role))
+    with pytest.raises(AwsError, match="DEGRADED"):
+        _make(model, ADDON, clusterName="c", addonName="coredns")
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    _make(model, NODES, **_group(subnets, role))
+    _make(model, ADDON, clusterName="c", addonName="coredns")
+
+
+def test_create_access_entry_for_session_rejects(model: Model) -> None:
+    _cluster(model)
+    session = "arn:aws:sts::123456789012:assumed-role/Admin/me"
+    with pytest.raises(AwsError, match="is a session"):
+        _make(model, "aws:eks/accessEntry:AccessEntry", clusterName="c", principalArn=session)
+
+
+def test_create_access_entry_requires_full_arn(model: Model) -> None:
+    _cluster(model)
+    kind, arn = "aws:eks/accessEntry:AccessEntry", "arn:aws:iam::123456789012:role/"
+    _make(model, ROLE, name="sso", path="/aws-reserved/sso.amazonaws.com/", assumeRolePolicy=TRUST)
+    for wrong in ("sso", "aws-reserved/sso", "nobody"):
+        with pytest.raises(AwsError, match="invalid principal"):
+            _make(model, kind, clusterName="c", principalArn=arn + wrong)
+    _make(model, kind, clusterName="c", principalArn=f"{arn}aws-reserved/sso.amazonaws.com/sso")
+    _make(model, kind, clusterName="c", principalArn=f"{arn}Admin")
+
+
+def test_injected_create_fault_fails_once_and_creates_nothing(model: Model, account: Account) -> None:
+    account.fail(VPC, "create", nth=2, message="VpcLimitExceeded: injected")
+    _make(model, VPC, cidrBlock="10.0.0.0/16")
+    with pytest.raises(AwsError, match="VpcLimitExceeded"):
+        _make(model, VPC, cidrBlock="10.1.0.0/16")
+    assert len(account.all(VPC)) == 1
+    _make(model, VPC, cidrBlock="10.1.0.0/16")
+
+
+def test_injected_delete_fault_succeeds_when_retried(model: Model, account: Account) -> None:
+    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
+    account.fail(VPC, "delete")
+    with pytest.raises(AwsError, match="injected"):
+        _remove(model, VPC, vpc)
+    _remove(model, VPC, vpc)
+
+
+def test_injected_delay_waits(model: Model, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    # Only in this module: other threads of the process sleep too.
+    fake_time = SimpleNamespace(sleep=waits.append, time=time.time)
+    monkeypatch.setattr("testkit.aws_emulator.account.time", fake_time)
+    account.slow(VPC, "create", 7)
+    _make(model, VPC, cidrBlock="10.0.0.0/16")
+    assert waits == [7]
+
+
+def test_read_returns_manual_changes(model: Model) -> None:
+    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16", tags={"Name": "net"})
+    known = model.account.get(VPC, vpc)
+    assert known is not None
+    assert model.read(VPC, "urn", vpc, known.inputs) == (known.inputs, known.outputs)
+    model.cloud.client("ec2").create_tags(Resources=[vpc], Tags=[{"Key": "Name", "Value": "changed"}])
+    seen = model.read(VPC, "urn", vpc, known.inputs)
+    assert seen is not None
+    assert (seen[0]["tags"]["Name"], seen[1]["tagsAll"]["Name"]) == ("changed", "changed")
+
+
+def test_read_deleted_resource_returns_none(model: Model) -> None:
+    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
+    model.cloud.client("ec2").delete_vpc(VpcId=vpc)
+    assert model.read(VPC, "urn", vpc, {"cidrBlock": "10.0.0.0/16"}) is None
+
+
+def test_read_without_state_imports_resource(model: Model) -> None:
+    vpc = model.cloud.client("ec2").create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
+    found = model.read(VPC, "urn", vpc, {})
+    assert found is not None
+    assert found[0]["cidrBlock"] == "10.7.0.0/16"
+
+
+def test_delete_bucket_with_objects_requires_force_destroy(model: Model) -> None:
+    kind = "aws:s3/bucket:Bucket"
+    for force in (False, True):
+        bucket, _ = _make(model, kind, forceDestroy=force)
+        model.cloud.client("s3").put_object(Bucket=bucket, Key="model", Body=b"x")
+        if force:
+            _remove(model, kind, bucket)
+        else:
+            with pytest.raises(AwsError, match="BucketNotEmpty"):
+                _remove(model, kind, bucket)
+
+
+def test_inventory_ignores_key_with_scheduled_deletion(model: Model) -> None:
+    key, _ = _make(model, "aws:kms/key:Key", enableKeyRotation=True, deletionWindowInDays=7)
+    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) != []
+    _remove(model, "aws:kms/key:Key", key)
+    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) == []
+
+
+def test_invoke_unknown_function_rejects(model: Model) -> None:
+    with pytest.raises(AwsError, match="no function aws:ec2/getNothing:getNothing"):
+        invokes.invoke(model.cloud, "aws:ec2/getNothing:getNothing", {})
+
+
+def _aws(account: Account, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "AWS_EMULATOR_DIR": str(account.folder),
+        "AWS_EMULATOR_PYTHON": sys.executable,
+    }
+    command = [str(pulumi_engine.HERE / "bin" / "aws"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.slow
+def test_aws_command_returns_only_tokens_of_existing_clusters(model: Model, account: Account) -> None:
+    asked = ("eks", "get-token", "--cluster-name", "c", "--region", "us-west-2", "--output", "json")
+    assert "ResourceNotFoundException" in _aws(account, *asked).stderr
+    _cluster(model)
+    credential = json.loads(_aws(account, *asked).stdout)
+    assert credential["kind"] == "ExecCredential"
+    assert credential["status"]["token"] == "let-me-in"
+    assert _aws(account, "s3", "ls").returncode == 2

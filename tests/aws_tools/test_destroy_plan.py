@@ -1,0 +1,88 @@
+"""`make destroy` follows the protection in the state, and stops if the stack file differs from it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from aws import destroy_plan
+from aws import stack_access as stacks
+from aws.__main__ import app
+from aws.stack_access import CommandError
+from tests.aws_emulator.conftest import account, moto
+from tests.infra_emulated.conftest import dev_stack
+
+__all__ = ["account", "dev_stack", "moto"]
+
+
+def state(**kept: bool) -> dict:
+    """Return the output of `pulumi stack export` for a VPC and the requested file system and bucket."""
+    kinds = {"files": "aws:efs/fileSystem:FileSystem", "bucket": "aws:s3/bucket:Bucket"}
+    listed = [{"type": "pulumi:pulumi:Stack"}, {"type": "aws:ec2/vpc:Vpc", "id": "vpc-1", "custom": True}]
+    for name, retained in kept.items():
+        listed.append({"type": kinds[name], "id": f"{name}-1", "custom": True, "retainOnDelete": retained})
+    return {"deployment": {"resources": listed}}
+
+
+def test_destroy_plan_lists_kept_and_removed_resources() -> None:
+    kept = destroy_plan.plan_destroy(state(files=True, bucket=True), "dev", protect=True)
+    assert (kept.kept_data, kept.removed_data, kept.removed_count) == (
+        ["file system files-1", "bucket bucket-1"],
+        [],
+        1,
+    )
+    gone = destroy_plan.plan_destroy(state(files=False), "dev", protect=False)
+    assert (gone.kept_data, gone.removed_data, gone.removed_count) == ([], ["file system files-1"], 2)
+
+
+@pytest.mark.parametrize(
+    ("protect", "kept", "said"),
+    [
+        (True, {"files": False, "bucket": True}, "would remove file system files-1. Fix: run pulumi up"),
+        (False, {"files": False, "bucket": True}, "would keep bucket bucket-1. Fix: run pulumi up"),
+    ],
+)
+def test_destroy_plan_protect_differs_from_state_raises(protect, kept, said) -> None:
+    with pytest.raises(CommandError, match=said):
+        destroy_plan.plan_destroy(state(**kept), "dev", protect)
+
+
+def test_destroy_plan_empty_stack_raises() -> None:
+    with pytest.raises(CommandError, match="nothing to destroy"):
+        destroy_plan.plan_destroy({"deployment": None}, "dev", protect=True)
+
+
+@pytest.mark.parametrize(("typed", "removed"), [("dev\n", True), ("yes\n", False), ("", False)])
+def test_destroy_starts_only_after_stack_name_is_typed(typed, removed, monkeypatch) -> None:
+    ran = []
+
+    def run(argv, *, capture=False):
+        ran.append(" ".join(argv))
+        return json.dumps({**state(files=True), "destroyLoses": "the work since then"})
+
+    monkeypatch.setattr(stacks, "run_command", run)
+    done = CliRunner().invoke(app, ["destroy", "--stack", "dev"], input=typed)
+    assert "kept: file system files-1" in done.output
+    assert "the work since then" in done.output
+    assert ("pulumi destroy --yes --skip-preview --non-interactive --stack dev" in ran) == removed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_destroy_plan_matches_state_of_real_engine(dev_stack) -> None:
+    engine = dev_stack("dev", "compute=off", "storage.protect=false")
+
+    def exported() -> dict:
+        return json.loads(engine.pulumi("stack", "export", "--stack", "dev").text)
+
+    made = engine.up()
+    assert made.code == 0, made.text
+    assert len(destroy_plan.plan_destroy(exported(), "dev", protect=False).removed_data) == 5
+    engine.config("paddle-training:storage.protect=true")
+    with pytest.raises(CommandError, match=r"would remove .*file system fs-"):
+        destroy_plan.plan_destroy(exported(), "dev", protect=True)
+    made = engine.up()
+    assert made.code == 0, made.text
+    assert len(destroy_plan.plan_destroy(exported(), "dev", protect=True).kept_data) == 5

@@ -1,0 +1,160 @@
+"""`make push` builds the image for the architecture of the nodes, and returns its digest."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from aws import image_push
+from aws.stack_access import CommandError
+from testkit import oci_registry as registry_of_tests
+
+HOST = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
+URL = f"{HOST}/launcher"
+LOGIN = base64.b64encode(b"AWS:secret").decode()
+BASE = "python:3.11-slim-bookworm"
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Path:
+    """Return a folder whose image builds fast: one file on an empty base image."""
+    folder = tmp_path / "launcher"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text("ARG BASE=none\nFROM ${BASE}\nCOPY hello /hello\n")
+    (folder / "hello").write_text("hello")
+    return folder
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
+    """Record the builder's commands and their input instead of running them."""
+    commands: list[tuple[list[str], str | None]] = []
+    monkeypatch.setattr(image_push, "run_command", lambda argv, given=None: commands.append((argv, given)))
+    return commands
+
+
+@pytest.mark.parametrize("tool", image_push.BUILDERS)
+def test_build_passes_platform_base_and_tag(tool, context: Path, ran) -> None:
+    image_push.build_image(tool, context, f"{URL}:t", "arm64", "mirror/python:3.11")
+    [(built, _)] = ran
+    assert built[:2] == [tool, "build"]
+    assert built[built.index("--platform") + 1] == "linux/arm64"
+    assert built[built.index("--build-arg") + 1] == "BASE=mirror/python:3.11"
+    assert built[-1] == str(context)
+
+
+def test_upload_docker_uses_user_context_and_temporary_login(ran) -> None:
+    # With --config, docker would ignore the user's context and connect to another daemon.
+    image_push.upload_image("docker", f"{URL}:t", LOGIN)
+    login = ["docker", "login", "--username", "AWS", "--password-stdin", HOST]
+    push_and_logout = [(["docker", "push", f"{URL}:t"], None), (["docker", "logout", HOST], None)]
+    assert ran == [(login, "secret"), *push_and_logout]
+
+
+def test_tag_depends_on_launcher_architecture_and_base(context: Path) -> None:
+    before = {
+        image_push.image_tag(context, arch, base) for arch in ("amd64", "arm64") for base in (BASE, "other")
+    }
+    (context / "hello").write_text("changed")
+    assert len(before | {image_push.image_tag(context, "amd64", BASE)}) == 5
+
+
+def test_tag_depends_on_custom_dockerfile(context: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    found = {image_push.image_tag(context, "amd64", BASE)}
+    for words in ("RUN one", "RUN two"):
+        (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}\n{words}\n")
+        found.add(image_push.image_tag(context, "amd64", BASE, own))
+    assert len(found) == 3
+
+
+def test_push_folder_without_dockerfile_raises(context: Path, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match=f"has no Dockerfile.* FROM {image_push.LAUNCHER}"):
+        image_push.push_image(URL, context, "m6i.large", base=BASE, ecr=None, upon=tmp_path)
+
+
+def test_push_without_builder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(CommandError, match="neither buildah nor docker is on PATH"):
+        image_push.find_builder()
+
+
+def test_push_to_other_registry_raises(context: Path) -> None:
+    with pytest.raises(CommandError, match="not an ECR repository"):
+        image_push.push_image("example.com/x", context, "m6i.large", base=BASE, ecr=None)
+
+
+def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatch) -> None:
+    ecr, ran = client("ecr"), []
+    ecr.create_repository(repositoryName="launcher", imageTagMutability="IMMUTABLE")
+
+    def run(argv, given=None) -> None:
+        if argv[1] in ("build", "push"):
+            ran.append(argv)
+        if argv[1] == "push":
+            manifest = json.dumps({"schemaVersion": 2, "mediaType": MANIFEST, "layers": []})
+            tag = argv[-1].rpartition(":")[2]
+            ecr.put_image(repositoryName="launcher", imageManifest=manifest, imageTag=tag)
+
+    monkeypatch.setattr(image_push, "run_command", run)
+    monkeypatch.setattr(image_push, "find_builder", lambda: "buildah")
+    own = context.parent / "own"
+    own.mkdir()
+    (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}")
+    for upon, steps in ((None, 2), (own, 3)):
+        first = image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
+        assert first.startswith(f"{URL}@sha256:")
+        assert first == image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
+        assert len(ran) == steps
+        assert ran[-1][-1] == f"{URL}:{image_push.image_tag(context, 'arm64', BASE, upon)}"
+        if upon is not None:
+            about = [(argv[-1], argv[argv.index("--tag") + 1]) for argv in ran[:-1]]
+            assert about == [(str(context), image_push.LAUNCHER), (str(own), ran[-1][-1])]
+            assert f"BASE={image_push.LAUNCHER}" in ran[1]
+        ran.clear()
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Yield the address of a real registry on loopback, which buildah uses without TLS."""
+    if shutil.which("buildah") is None or os.geteuid() != 0:
+        pytest.skip("needs Debian's buildah, and root to build")
+    with registry_of_tests.run_registry(tmp_path) as address:
+        known = f'unqualified-search-registries = []\n[[registry]]\nlocation = "{address}"\ninsecure = true\n'
+        (tmp_path / "registries.conf").write_text(known)
+        monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))
+        yield address
+
+
+@pytest.mark.slow
+def test_push_builds_for_architecture_of_nodes(registry: str, context: Path) -> None:
+    own = context.parent / "own"
+    own.mkdir()
+    (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}\nCOPY more /more\n")
+    (own / "more").write_text("more")
+    name = f"{registry}/launcher:one"
+    try:
+        image_push.build_image("buildah", context, image_push.LAUNCHER, "arm64", "scratch")
+        image_push.build_image("buildah", own, name, "arm64", image_push.LAUNCHER)
+        image_push.upload_image("buildah", name, LOGIN)
+    finally:
+        subprocess.run(["buildah", "rmi", name, image_push.LAUNCHER], check=False, capture_output=True)
+
+    def stored(path: str) -> dict:
+        kind = "application/vnd.docker.distribution.manifest.v2+json"
+        asked = urllib.request.Request(f"http://{registry}/v2/launcher/{path}", headers={"Accept": kind})
+        with urllib.request.urlopen(asked, timeout=10) as answer:  # noqa: S310 - the test's own registry
+            return json.load(answer)
+
+    manifest = stored("manifests/one")
+    assert len(manifest["layers"]) == 2, "a layer of the launcher image, and a custom one on top"
+    assert stored(f"blobs/{manifest['config']['digest']}")["architecture"] == "arm64"

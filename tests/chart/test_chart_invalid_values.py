@@ -1,0 +1,345 @@
+"""Each invalid value gives one message: key, value, limit, reason, fix."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, helm_template
+
+EFS = {"storage": {"type": "efs-csi"}}
+NFS = {"storage": {"type": "nfs"}}
+CLAIM = {"storage": {"type": "existingClaim"}}
+
+# values, key, value as printed, a word of the limit, a part of the fix
+BAD = [
+    (
+        {"data": {"splitCount": 4}},
+        "data.splitCount",
+        "4",
+        "3, the number of trainers",
+        "Set data.splitCount to null",
+    ),
+    ({"gradientNum": 2}, "gradientNum", "2", "3, the number of trainers", "Set gradientNum to null"),
+    ({"image": ""}, "image", '""', "the name of an image", "Build launcher/Dockerfile"),
+    ({"jobPath": "/work"}, "jobPath", '"/work"', "outside /work", "Set another mount path"),
+    ({"jobPath": "/a/../work"}, "jobPath", '"/a/../work"', "without '..'", "Write the path without"),
+    ({"port": 65532}, "port", "65532", "at most 65531", "Set a lower port"),
+    (
+        {"portsNumSparse": 0},
+        "portsNumSparse",
+        "0",
+        "at least 1 with runtime fleet",
+        "Set portsNumSparse to 1",
+    ),
+    ({"peerPort": 7167}, "peerPort", "7167", "outside 7164 to 7167", "Set peerPort to null"),
+    ({"hostPorts": True, "port": 10248}, "port", "10248", "10250 to 10250 stay free", "hostPorts to false"),
+    (
+        {"hostPorts": True, "peerPort": 10250},
+        "peerPort",
+        "10250",
+        "10250 to 10250 stay free",
+        "hostPorts to false",
+    ),
+    ({"hostPorts": True, "port": 30001}, "port", "30001", "30000 to 32767 stay free", "hostPorts to false"),
+    (
+        {"hostPorts": True, "peerPort": 32767},
+        "peerPort",
+        "32767",
+        "30000 to 32767 stay free",
+        "hostPorts to false",
+    ),
+    (
+        {"training": {"config": "output/x.py"}},
+        "training.config",
+        '"output/x.py"',
+        "other than",
+        "another name",
+    ),
+    ({"training": {"config": "0/x.py"}}, "training.config", '"0/x.py"', "a number", "another name"),
+    (
+        {"training": {"extraArgs": ["--num_passes=3"]}},
+        "training.extraArgs",
+        '"--num_passes=3"',
+        "no value",
+        "Remove it",
+    ),
+    (
+        {"training": {"extraArgs": ["--x=1", "--x=2"]}},
+        "training.extraArgs",
+        '"--x=2"',
+        "given once",
+        "Remove one",
+    ),
+    (
+        {"training": {"checkpointEvery": {"batches": 5, "minutes": 1}}},
+        *("training.checkpointEvery", '{"batches":5,"minutes":1}', "not both", "set it to null"),
+    ),
+    (
+        {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
+        *("training.checkpointEvery", '{"batches":5}', "empty with runtime v1", "savingPeriod"),
+    ),
+    (
+        {"training": {"incrementalCheckpoints": 5}, "runtime": "v1"},
+        *("training.incrementalCheckpoints", "5", "0 with runtime v1", "runtime to fleet"),
+    ),
+    (
+        {"training": {"incrementalCheckpoints": 5, "mode": "geo"}},
+        *("training.incrementalCheckpoints", "5", "0 with training.mode geo", "async or sync"),
+    ),
+    (
+        {"training": {"keepBest": "auc"}, "runtime": "v1"},
+        *("training.keepBest", '"auc"', "empty with runtime v1", "runtime to fleet"),
+    ),
+    (
+        {"training": {"patience": 2}},
+        *("training.patience", "2", "0 without training.keepBest", "test metric of the program"),
+    ),
+    (
+        {"training": {"initModelPath": "other/output"}, "runtime": "v1"},
+        *("training.initModelPath", '"other/output"', "empty with runtime v1", "runtime to fleet"),
+    ),
+    (
+        {"training": {"initModelPath": "paddle-job/output"}},
+        *("training.initModelPath", '"paddle-job/output"', "outside paddle-job/output", "paddle-job/runs"),
+    ),
+    (
+        {"data": {"source": "s3://bucket", "member": "a"}},
+        *("data.source", '"s3://bucket"', "s3://BUCKET/KEY of one archive", "Set data.source to the archive"),
+    ),
+    (
+        {"data": {"source": "s3://bucket/a/", "member": "a"}},
+        *(
+            "data.source",
+            '"s3://bucket/a/"',
+            "s3://BUCKET/KEY of one archive",
+            "Set data.source to the archive",
+        ),
+    ),
+    (
+        {"extraEnv": [{"name": "JOB_NAME", "value": "x"}]},
+        *("extraEnv", '"JOB_NAME"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "PYTHONPATH", "value": "x"}]},
+        *("extraEnv", '"PYTHONPATH"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}]},
+        *("extraEnv", '"OMP_NUM_THREADS"', "neither this chart nor the image", "Remove it"),
+    ),
+    (
+        {"extraEnv": [{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]},
+        *("extraEnv", '"A"', "given once", "Remove one"),
+    ),
+    ({"extraEnv": [{"name": "A"}]}, "extraEnv A", '""', "either value or valueFrom", "exactly one"),
+    (
+        {"extraEnv": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a.b"}}}]},
+        *("extraEnv A", '"value and valueFrom"', "either value or valueFrom", "exactly one"),
+    ),
+    (
+        {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]},
+        *("extraEnv AWS_SECRET_ACCESS_KEY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
+    ),
+    (
+        {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://me:secret@proxy:3128"}]},
+        *("extraEnv HTTPS_PROXY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
+    ),
+    ({"data": {"source": ""}}, "data.source", '""', "https://", "file://NAME"),
+    ({"data": {"source": "http://a/b"}}, "data.sha256", '""', "given with an http source", "sha256sum"),
+    (
+        {"data": {"source": "file://../b"}},
+        "data.source",
+        '"file://../b"',
+        "without '..'",
+        "Write the path without",
+    ),
+    (
+        {"data": {"member": "a/../../b"}},
+        "data.member",
+        '"a/../../b"',
+        "without '..'",
+        "Write the path without",
+    ),
+    ({"data": {"tables": ["../b"]}}, "data.tables", '"../b"', "without '..'", "Write the path without"),
+    (
+        {"data": {"source": "https://me:secret@example.org/x"}},
+        *("data.source", '"(not shown)"', "without user name and password", "keys in a Secret"),
+    ),
+    ({"data": {"tables": ["a/t", "b/t"]}}, "data.tables", '"b/t"', "no other table", "Remove one"),
+    ({"data": {"columns": ["a"]}}, "data.columns", '["a"]', "empty with data.format lines", "to csv"),
+    (
+        {"data": {"format": "csv", "header": False, "columns": ["a"]}},
+        *("data.columns", '["a"]', "indexes from 0", "data.header to true"),
+    ),
+    (EFS, "storage.efsCsi.fileSystemId", '""', "fs-", "describe-file-systems"),
+    (NFS, "storage.nfs.server", '""', "a server", "nodes can resolve"),
+    (
+        {"storage": {"hostPath": {"path": ""}}},
+        "storage.hostPath.path",
+        '""',
+        "absolute",
+        "exists on every node",
+    ),
+    (CLAIM, "storage.existingClaim.name", '""', "the name of a claim", "ReadWriteMany"),
+    ({"resources": {"limits": {"memory": "3Gi"}}}, "resources.limits.memory", '"3Gi"', "2Gi", "Set both"),
+    (
+        {"data": {"resources": {"limits": {"memory": "1Gi"}}}},
+        "data.resources.limits.memory",
+        '"1Gi"',
+        "512Mi",
+        "Set both",
+    ),
+    (
+        {"podLabels": {"app.kubernetes.io/component": "x"}},
+        *("podLabels", '"app.kubernetes.io/component"', "does not set", "another label"),
+    ),
+    ({"extraVolumes": [{"name": "work"}]}, "extraVolumes", '"work"', "other than jobpath", "another name"),
+    (
+        {"extraVolumeMounts": [{"name": "a", "mountPath": "/home/jobpath/a"}]},
+        *("extraVolumeMounts", '"/home/jobpath/a"', "outside /home/jobpath", "Set another mount path"),
+    ),
+    ({"scheduling": {"queue": "q"}}, "scheduling.suspend", "false", "true with scheduling.queue", "to true"),
+    (
+        {"serviceAccount": {"create": False}},
+        "serviceAccount.name",
+        '""',
+        "create false",
+        "Set it to a service account",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "key", "value", "limit", "fix"), BAD, ids=lambda item: str(item)[:60])
+def test_invalid_value_is_rejected_with_key_value_limit_and_fix(values, key, value, limit, fix):
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0, "helm accepted it"
+    line = next((line for line in done.stderr.splitlines() if f"{key} is {value}, but must be " in line), "")
+    assert line, done.stderr
+    assert limit in line
+    assert fix in line.partition(". Fix: ")[2]
+    assert ",:" not in line
+
+
+# A value that is invalid by itself is rejected by the schema: where, and a part of the message.
+BAD_ALONE = [
+    ({"trainers": 0}, "trainers", "got 0, want 1"),
+    ({"trainers": 1001}, "trainers", "got 1,001, want 1,000"),
+    ({"image": "a b"}, "image", "'a b' does not match"),
+    ({"jobName": "j" * 46}, "jobName", "does not match"),
+    ({"jobName": "quick_start"}, "jobName", "'quick_start' does not match"),
+    ({"jobPath": "home"}, "jobPath", "'home' does not match"),
+    ({"port": 80}, "port", "want 1,024"),
+    ({"portsNum": 0}, "portsNum", "want 1"),
+    ({"peerPort": 70000}, "peerPort", "want 65,535"),
+    ({"training": {"config": "a/b/c"}}, "training/config", "'a/b/c' does not match"),
+    ({"training": {"config": "../x/y"}}, "training/config", "'../x/y' does not match"),
+    ({"training": {"batchSize": 10**9}}, "training/batchSize", "maximum: got"),
+    ({"training": {"deadlineSeconds": 10**9}}, "training/deadlineSeconds", "maximum: got"),
+    ({"training": {"extraArgs": ["--x"]}}, "training/extraArgs/0", "'--x' does not match"),
+    ({"training": {"progressDeadlineSeconds": 0}}, "training/progressDeadlineSeconds", "want 10"),
+    *(
+        ({"training": {"exportTo": bad}}, "training/exportTo", f"'{bad}' does not match")
+        for bad in ("/srv/models", "s3://ab", "s3://bucket/a/../b", "s3://bucket/a b")
+    ),
+    *(
+        ({"training": {"initModelPath": bad}}, "training/initModelPath", f"'{bad}' does not match")
+        for bad in ("/srv/other", "a/../b", "..", "a//b", "s3://bucket", "s3://bucket/a/../b", "s3:/b")
+    ),
+    ({"data": {"source": "ftp://a/b"}}, "data/source", "'ftp://a/b' does not match"),
+    ({"data": {"source": "file:///etc/b"}}, "data/source", "'file:///etc/b' does not match"),
+    ({"data": {"sha256": "12"}}, "data/sha256", "'12' does not match"),
+    ({"data": {"member": "/b"}}, "data/member", "'/b' does not match"),
+    ({"data": {"tables": ["b/"]}}, "data/tables/0", "'b/' does not match"),
+    ({"data": {"delimiter": "::"}}, "data/delimiter", "'::' does not match"),
+    ({"data": {"testSource": "http://a.org/x"}}, "data/testSource", "'http://a.org/x' does not match"),
+    ({"storage": {"efsCsi": {"accessPointId": "x"}}}, "storage/efsCsi/accessPointId", "'x' does not match"),
+    ({"storage": {"nfs": {"path": "x"}}}, "storage/nfs/path", "'x' does not match"),
+    ({"storage": {"hostPath": {"path": "x"}}}, "storage/hostPath/path", "'x' does not match"),
+    ({"podLabels": {"a": "b c"}}, "podLabels/a", "'b c' does not match"),
+    ({"podAnnotations": {"a b": ""}}, None, "'a b'"),
+    ({"scheduling": {"queue": "a b"}}, "scheduling/queue", "'a b' does not match"),
+]
+
+
+@pytest.mark.parametrize(("values", "path", "said"), BAD_ALONE, ids=lambda item: str(item)[:60])
+def test_value_that_is_invalid_by_itself_is_rejected_by_the_schema(values, path, said):
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0, "helm accepted it"
+    where = "at ''" if path is None else f"at '/{path}'"  # the schema reports an unknown key at its parent
+    lines = [line for line in done.stderr.splitlines() if where in line]
+    assert any(said in line for line in lines), done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://me:topsecret@proxy:3128"}]},
+        {"data": {"testSource": "https://me:topsecret@example.org/rows"}},
+    ],
+    ids=["extraEnv", "URL"],
+)
+def test_secret_in_plain_text_is_rejected_without_being_printed(values):
+    done = helm_template(ONE_MACHINE, values=values)
+    assert done.returncode != 0
+    assert "topsecret" not in done.stdout + done.stderr
+
+
+def test_thread_variables_are_accepted_with_runtime_v1():
+    """Runtime fleet sets them itself; v1 passes its environment to the old binary."""
+    own = [{"name": "OMP_NUM_THREADS", "value": "4"}]
+    assert helm_template(ONE_MACHINE, values={"extraEnv": own, "runtime": "v1"}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "place", ["other/output", "paddle-job/runs/x.y", "other/output/", "s3://bucket/a/b_c/"]
+)
+def test_folder_of_a_run_is_accepted_as_initial_model_by_chart_and_launcher(place):
+    from launcher.settings.parsers import init_model
+
+    assert helm_template(ONE_MACHINE, values={"training": {"initModelPath": place}}).returncode == 0
+    assert init_model(place) == place.rstrip("/")
+
+
+def test_all_faults_are_reported_in_one_message():
+    done = helm_template(ONE_MACHINE, values={"gradientNum": 9, "image": "", "data": {"source": ""}})
+    for key in ("gradientNum is 9", 'image is ""', 'data.source is ""'):
+        assert key in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a.b", "1st"])
+def test_release_name_that_is_no_service_name_is_rejected(name):
+    done = helm_template(ONE_MACHINE, release=name)
+    assert f'the release\'s name is "{name}", but must be' in done.stderr
+
+
+def probe(tmp_path, call: str):
+    """Render the chart with one more template that calls a check with the given input."""
+    copy = tmp_path / "paddle-training"
+    shutil.copytree(CHART, copy)
+    (copy / "templates" / "probe.yaml").write_text(f"{{{{- fail ({call}) }}}}\n", encoding="utf-8")
+    return helm_template(ONE_MACHINE, chart=copy).stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "rejected"), [("v3.13.3", True), ("v3.14.0", False), ("v3.19", False), ("v4.0.1", False)]
+)
+def test_helm_older_than_3_14_is_rejected(tmp_path, version, rejected):
+    text = probe(tmp_path, f'include "paddle-training.validate.helmVersion" "{version}" | printf "probe %s"')
+    assert "probe" in text
+    assert ("but must be 3.14 or newer" in text) is rejected
+
+
+def test_claim_with_another_access_mode_is_rejected(tmp_path):
+    call = 'include "paddle-training.validate.claimModes" (list "disk" (list "ReadWriteOnce"))'
+    call += ' | printf "probe %s"'
+    text = probe(tmp_path, call)
+    assert 'storage.existingClaim.name is "disk", but must be a claim with access mode ReadWriteMany' in text
+    assert "this claim has ReadWriteOnce" in text
+
+
+def test_host_ports_in_a_restricted_namespace_are_rejected(tmp_path):
+    call = 'include "paddle-training.validate.podSecurity" (list "paddle" "restricted") | printf "probe %s"'
+    text = probe(tmp_path, call)
+    assert "hostPorts is true" in text
+    assert "kubectl label namespace paddle pod-security.kubernetes.io/enforce=privileged" in text

@@ -1,0 +1,90 @@
+"""Chart values that the program builds from settings, values files and outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import chart_values, settings
+from infra.settings_errors import SettingsError
+from infra.settings_loader import load_settings
+
+from .recording_mocks import AWS, LOCAL, ROOT, config
+
+
+def _local(**keys: Any) -> settings.Settings:
+    return load_settings(config(region=None, **{**LOCAL, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("storage", "wanted"),
+    [
+        ({"type": "hostPath", "path": "/s"}, {"type": "hostPath", "hostPath": {"path": "/s"}}),
+        ({"type": "nfs", "server": "n"}, {"type": "nfs", "nfs": {"server": "n", "path": "/"}}),
+        ({"type": "existingClaim", "claim": "c"}, {"type": "existingClaim", "existingClaim": {"name": "c"}}),
+    ],
+)
+def test_release_values_contain_storage(storage: Any, wanted: Any) -> None:
+    built = chart_values.release_values(_local(storage=storage), chart_values.StackOutputs("i"), {})
+    assert built == {"image": "i", "storage": wanted}
+
+
+def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
+    chosen = load_settings(config(**{**AWS, "storage": {"type": "nfs"}}))
+    built = chart_values.release_values(
+        chosen, chart_values.StackOutputs("i", file_system_host="fs.host"), {}
+    )
+    assert built["storage"]["nfs"]["server"] == "fs.host"
+
+
+def test_user_values_later_files_and_values_override(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("training: {passes: 1, mode: sync}\nlist: [1, 2]\n")
+    (tmp_path / "b.yaml").write_text("training: {passes: 2}\nlist: [3]\n")
+    chosen = _local(valuesFiles=["a.yaml", "b.yaml"], values={"trainers": 5})
+    own = chart_values.user_values(chosen, tmp_path)
+    assert own == {"training": {"passes": 2, "mode": "sync"}, "list": [3], "trainers": 5}
+
+
+def test_user_values_null_restores_default(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("training: {passes: 1}\n")
+    (tmp_path / "b.yaml").write_text("training: {passes: null}\n")
+    assert chart_values.user_values(_local(valuesFiles=["a.yaml", "b.yaml"]), tmp_path) == {"training": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "cannot be read"), ("[1]", "list"), ("a: [", "not YAML")]
+)
+def test_user_values_unusable_file_raises(tmp_path: Path, content: str | None, reason: str) -> None:
+    if content is not None:
+        (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(SettingsError, match=reason) as caught:
+        chart_values.user_values(_local(valuesFiles=["a.yaml"]), tmp_path)
+    assert caught.value.problems[0].key == "paddle-training:valuesFiles"
+
+
+def test_release_values_replace_bucket_placeholder() -> None:
+    chosen = load_settings(config(**AWS))
+    own = {"data": {"source": "s3://{bucket}/a"}, "training": {"extraArgs": ["--x={bucket}"]}, "trainers": 3}
+    built = chart_values.release_values(chosen, chart_values.StackOutputs("i", bucket="b"), own)
+    assert built["data"]["source"] == "s3://b/a"
+    assert built["training"]["extraArgs"] == ["--x=b"]
+    assert built["trainers"] == 3
+
+
+def test_release_values_exist_in_chart() -> None:
+    chart = yaml.safe_load((ROOT / chart_values.CHART / "values.yaml").read_text())
+
+    def unknown(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+        return [
+            key
+            for key, value in ours.items()
+            if key not in theirs or (isinstance(value, dict) and theirs[key] and unknown(value, theirs[key]))
+        ]
+
+    facts = chart_values.StackOutputs("i", "fs-1", "fsap-1", "host", "b")
+    for storage in ({"type": "efs-csi"}, {"type": "nfs"}, {"type": "hostPath", "path": "/s"}):
+        chosen = load_settings(config(**{**AWS, "storage": storage}))
+        assert unknown(chart_values.release_values(chosen, facts, {}), chart) == []

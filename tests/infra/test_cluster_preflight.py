@@ -1,0 +1,155 @@
+"""Checks of an existing cluster before any resource is registered."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra import cluster_preflight, settings
+from infra.settings_errors import SettingsError
+from infra.settings_loader import load_settings
+
+from .recording_mocks import LOCAL, ROOT, config
+
+
+def _local(**keys: Any) -> settings.Settings:
+    return load_settings(config(region=None, **{**LOCAL, **keys}))
+
+
+def _kubeconfig(folder: Path, server: str) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "local", "context": {"cluster": "c", "user": "u"}}],
+            }
+        )
+    )
+    return path
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    """A fake API server with one namespace and the Secrets of helm releases."""
+
+    namespace: dict[str, Any] | None = None
+    status = 200
+    releases = 0
+
+    def do_GET(self) -> None:
+        found = self.namespace is not None and self.status == 200
+        body: dict[str, Any] = {"kind": "Namespace", "metadata": self.namespace}
+        if "/secrets" in self.path:
+            body = {"kind": "SecretList", "items": [{"metadata": {"name": "x"}}] * self.releases}
+        status = 200 if found else (404 if self.status == 200 else self.status)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body if found else {"kind": "Status", "code": status}).encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
+    """Yield the handler class of a running API server, and the path of its kubeconfig."""
+    handler = type("Handler", (_Api,), {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _look(path: str, privileged: bool = False, **keys: Any) -> None:
+    chosen = _local(kubeconfig={"path": path, "context": keys.pop("context", "local")}, **keys)
+    cluster_preflight.check_cluster(chosen, ROOT, "paddle-training-local", privileged)
+
+
+def test_preflight_without_namespace_passes(api: tuple[type[_Api], str]) -> None:
+    _look(api[1])
+
+
+def test_preflight_own_namespace_passes(api: tuple[type[_Api], str]) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {cluster_preflight.OWNER_LABEL: "paddle-training-local"}}
+    _look(api[1])
+
+
+@pytest.mark.parametrize(
+    ("labels", "word"), [(None, "not created by"), ({cluster_preflight.OWNER_LABEL: "x"}, "stack x")]
+)
+def test_preflight_namespace_of_other_owner_raises(
+    api: tuple[type[_Api], str], labels: Any, word: str
+) -> None:
+    api[0].namespace = {"name": "paddle", "labels": labels}
+    with pytest.raises(SettingsError, match=word):
+        _look(api[1])
+
+
+def test_preflight_missing_namespace_raises(api: tuple[type[_Api], str]) -> None:
+    with pytest.raises(SettingsError, match="no such namespace"):
+        _look(api[1], namespace={"create": False})
+
+
+def test_preflight_pod_security_rejects_host_ports_raises(api: tuple[type[_Api], str]) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {cluster_preflight.ENFORCE_LABEL: "restricted"}}
+    with pytest.raises(SettingsError, match="admits host ports"):
+        _look(api[1], privileged=True, namespace={"create": False})
+
+
+def test_preflight_rejected_credentials_raises(api: tuple[type[_Api], str]) -> None:
+    api[0].status = 401
+    with pytest.raises(SettingsError, match="rejected the credentials"):
+        _look(api[1])
+
+
+def test_preflight_forbidden_namespace_read_passes(api: tuple[type[_Api], str]) -> None:
+    api[0].status = 403
+    _look(api[1])
+
+
+@pytest.mark.parametrize("releases", [0, 1])
+def test_preflight_keep_manual_values_requires_release(api: tuple[type[_Api], str], releases: int) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {cluster_preflight.OWNER_LABEL: "paddle-training-local"}}
+    api[0].releases = releases
+    if releases:
+        _look(api[1], release={"keepManualValues": True})
+        return
+    with pytest.raises(SettingsError, match="keepManualValues"):
+        _look(api[1], release={"keepManualValues": True})
+
+
+def test_preflight_unreachable_cluster_raises(tmp_path: Path) -> None:
+    path = _kubeconfig(tmp_path, "https://127.0.0.1:9")
+    with pytest.raises(SettingsError, match=r"127\.0\.0\.1:9.*refused"):
+        _look(str(path))
+
+
+def test_preflight_missing_kubeconfig_raises(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        _look(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(("content", "word"), [("a: [", "not YAML"), ("a: 1", "no contexts")])
+def test_preflight_invalid_kubeconfig_raises(tmp_path: Path, content: str, word: str) -> None:
+    (tmp_path / "kubeconfig").write_text(content)
+    with pytest.raises(SettingsError, match=word):
+        _look(str(tmp_path / "kubeconfig"))
+
+
+def test_preflight_unknown_context_lists_contexts(api: tuple[type[_Api], str]) -> None:
+    with pytest.raises(SettingsError, match="one of local"):
+        _look(api[1], context="prod")

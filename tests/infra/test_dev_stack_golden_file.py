@@ -1,0 +1,72 @@
+"""Everything that the stack `dev` registers, compared with the golden file `golden/dev.txt`.
+
+`GOLDEN=write python -m pytest tests/infra/test_dev_stack_golden_file.py` updates the file after an intended
+change; the pull request then shows the difference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from infra import aws_target
+from infra.settings_loader import load_settings
+from infra.stack_inputs import read_stack_inputs
+
+from .recording_mocks import REGION, ROOT, Recorder, config, record
+
+GOLDEN = Path(__file__).parent / "golden" / "dev.txt"
+# Chart values, the chart's digest and tags have their own tests.
+HIDDEN = {"tags", "tagSpecifications", "volumeTags", "values"}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in sorted(value.items())}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, str):
+        if value.startswith("{"):
+            return _plain(json.loads(value))
+        return re.sub(r"[0-9a-f]{64}", "<digest>", value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value if isinstance(value, int | float | bool) or value is None else type(value).__name__
+
+
+def _text(recorder: Recorder) -> str:
+    blocks = []
+    for args in sorted(recorder.resources, key=lambda args: (args.typ, args.name)):
+        inputs = _plain({key: value for key, value in args.inputs.items() if key not in HIDDEN})
+        body = yaml.safe_dump(inputs, sort_keys=True, width=108, allow_unicode=True) if inputs else ""
+        blocks.append(f"+ {args.typ}  {args.name}\n" + "".join(f"    {line}\n" for line in body.splitlines()))
+    return "\n".join(blocks)
+
+
+def test_dev_stack_matches_golden_file() -> None:
+    written = yaml.safe_load((ROOT / "Pulumi.dev.yaml").read_text())["config"]
+    keys = {
+        key.removeprefix("paddle-training:"): value for key, value in written.items() if key != "aws:region"
+    }
+    # With an image, so that there is a release; without uploads, whose files are not in the repository.
+    chosen = load_settings(config(**{**keys, "image": "registry/launcher@sha256:1", "artifacts": {}}))
+    seen = _text(
+        record(
+            lambda: aws_target.create_aws_stack(
+                read_stack_inputs(chosen, "paddle-training", "dev", ROOT), REGION
+            )
+        )
+    )
+    if os.environ.get("GOLDEN") == "write":
+        GOLDEN.write_text(seen, encoding="utf-8")
+    golden = GOLDEN.read_text(encoding="utf-8")
+    difference = difflib.unified_diff(
+        golden.splitlines(), seen.splitlines(), "golden", "now", lineterm="", n=2
+    )
+    assert seen == golden, "\n".join(difference)

@@ -1,0 +1,98 @@
+"""Target aws with mocks: IAM roles, and the policies of the deployer and of previews."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra import iam_policies
+from testkit.aws_emulator.account import Account, AwsError, required_actions
+
+from .recording_mocks import EVERYTHING, Recorder, default, everything
+
+
+def test_roles_have_path_and_boundary() -> None:
+    roles = everything().of("aws:iam/role:Role")
+    assert {role.inputs["path"] for role in roles} == {"/teams/"}
+    assert {role.inputs["permissionsBoundary"] for role in roles} == {
+        EVERYTHING["iam"]["permissionsBoundary"]
+    }
+    assert not [r for r in default().of("aws:iam/role:Role") if "permissionsBoundary" in r.inputs]
+
+
+def test_roles_are_used() -> None:
+    made = everything()
+    texts = str([args.inputs for args in made.resources if args.typ != "aws:iam/role:Role"])
+    for role in made.of("aws:iam/role:Role"):
+        by_arn, by_profile = f"arn:aws:mock:::{role.name}", made.of("InstanceProfile")
+        assert by_arn in texts or role.name in [p.inputs["role"] for p in by_profile], role.name
+
+
+def test_roles_have_no_full_access_policy() -> None:
+    attached = [a.inputs["policyArn"] for a in everything().of("RolePolicyAttachment")]
+    assert attached
+    assert not [arn for arn in attached if "FullAccess" in arn or "Administrator" in arn]
+
+
+def _types(recorder: Recorder) -> set[str]:
+    return {args.typ for args in recorder.resources if args.typ.startswith("aws:")}
+
+
+def _statements(documents: list[str]) -> list[dict[str, Any]]:
+    return [statement for text in documents for statement in json.loads(text)["Statement"]]
+
+
+def _actions(documents: list[str]) -> list[str]:
+    return [action for statement in _statements(documents) for action in statement["Action"]]
+
+
+def test_deployer_policy_has_exactly_the_needed_actions() -> None:
+    used = _types(everything()) | _types(default())
+    needed = set().union(*(required_actions(row) for row in (*used, "every preview", "tools")))
+    given = _actions(iam_policies.deployer())
+    assert set(given) == needed
+    assert len(given) == len(set(given))
+    assert not [action for action in given if "*" in action]
+
+
+def test_deployer_without_one_action_is_denied(tmp_path: Path) -> None:
+    account, kind = Account.create(tmp_path, moto=""), "aws:efs/mountTarget:MountTarget"
+    account.grant(iam_policies.deployer())
+    account.enter(kind, "delete", "")
+    account.grant(text.replace("ec2:DeleteNetworkInterface", "ec2:Other") for text in iam_policies.deployer())
+    with pytest.raises(AwsError, match="not authorized to perform: ec2:DeleteNetworkInterface"):
+        account.enter(kind, "delete", "")
+
+
+@pytest.mark.parametrize("documents", [iam_policies.deployer(), iam_policies.preview("aws")])
+def test_policy_documents_fit_managed_policies(documents: list[str]) -> None:
+    assert [len("".join(text.split())) for text in documents if len("".join(text.split())) > 6144] == []
+    assert len(documents) <= 10
+
+
+def test_preview_policy_is_read_only() -> None:
+    statements = _statements(iam_policies.preview("aws"))
+    verbs = ("Describe", "Get", "List", "Decrypt")
+    assert [a for s in statements for a in s["Action"] if not a.partition(":")[2].startswith(verbs)] == []
+    limited = {
+        s["Action"][0]: (s["Resource"], s.get("Condition")) for s in statements if len(s["Action"]) == 1
+    }
+    alias = {"kms:ResourceAliases": "alias/paddle-training-state"}
+    assert limited["kms:Decrypt"] == ("*", {"ForAnyValue:StringEquals": alias})
+    assert limited["s3:GetObject"] == ("arn:aws:s3:::paddle-training-state-*", None)
+
+
+def test_deployer_policy_passes_roles_only_to_used_services() -> None:
+    passing = [s for s in _statements(iam_policies.deployer()) if "iam:PassRole" in s["Action"]]
+    assert [s["Action"] for s in passing] == [["iam:PassRole"]]
+    services = {json.loads(r.inputs["assumeRolePolicy"])["Statement"][0]["Principal"]["Service"]
+                for r in everything().of("aws:iam/role:Role")}  # fmt: skip
+    assert set(passing[0]["Condition"]["StringEquals"]["iam:PassedToService"]) == services
+
+
+def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:
+    assert "sts:TagSession" in iam_policies.trust("pods.eks.amazonaws.com")
+    assert "sts:TagSession" not in iam_policies.trust("ec2.amazonaws.com")

@@ -1,0 +1,126 @@
+"""A stack's lifetime with the real engine: reuse of retained data, and Kubernetes upgrades."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from testkit.aws_emulator import inventory
+from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.handler import MotoCloud
+from testkit.aws_emulator.pulumi_engine import REGION, Engine, Result
+
+pytestmark = pytest.mark.timeout(2700)
+
+Make = Callable[..., Engine]
+CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
+FILES, POINT, BUCKET = (
+    "aws:efs/fileSystem:FileSystem",
+    "aws:efs/accessPoint:AccessPoint",
+    "aws:s3/bucket:Bucket",
+)
+KEY, REGISTRY, LOGS = "aws:kms/key:Key", "aws:ecr/repository:Repository", "aws:cloudwatch/logGroup:LogGroup"
+KEPT = (FILES, POINT, BUCKET, KEY, REGISTRY, LOGS)
+
+
+def _ids(account: Account) -> set[str]:
+    return {record.id for record in account.all() if record.type in KEPT}
+
+
+def _fine(done: Result) -> Result:
+    assert done.code == 0, done.text
+    return done
+
+
+def _imported(done: Result) -> set[str]:
+    return {step.type for step in done.steps if step.op == "import"}
+
+
+def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Account) -> None:
+    account.late_logs()
+    engine = dev_stack("dev")
+    _fine(engine.up())
+    cloud, made = MotoCloud(account, REGION), _ids(account)
+    bucket = engine.outputs()["bucket"]
+    cloud.client("s3").put_object(Bucket=bucket, Key="models/trained", Body=b"weights")
+    other = cloud.client("kms").create_key(Description="the company's")["KeyMetadata"]["Arn"]
+    engine.config(f"paddle-training:kms.keyArn={other}")
+    refused = engine.preview()
+    assert "would be replaced by an empty one" in refused.text, refused.text
+    engine.config("paddle-training:kms.keyArn=")
+
+    _fine(engine.destroy())
+    assert _ids(account) == made
+    backups = account.all("aws:efs/backupPolicy:BackupPolicy")
+    assert [record.inputs["backupPolicy"]["status"] for record in backups] == ["ENABLED"]
+    # Settings that changed in the meantime are applied to the imported resources.
+    engine.config(
+        "paddle-training:storage.archiveAfterDays=90", "paddle-training:cluster.logRetentionDays=30"
+    )
+    planned = _fine(engine.preview())
+    assert _imported(planned) == set(KEPT), planned.text
+    assert not {step.type for step in planned.steps if step.op == "create"} & set(KEPT)
+    again = _fine(engine.up())
+    assert _imported(again) == set(KEPT)
+    assert _ids(account) == made
+    assert cloud.client("s3").get_object(Bucket=bucket, Key="models/trained")["Body"].read() == b"weights"
+    assert engine.outputs()["fileSystemId"] in made
+    days = account.all(FILES)[0].inputs["lifecyclePolicies"][0]["transitionToIa"]
+    assert (days, account.all(LOGS)[0].inputs["retentionInDays"]) == ("AFTER_90_DAYS", 30)
+    _fine(engine.up("--refresh", "--expect-no-changes"))
+
+    engine.config("paddle-training:storage.protect=false")
+    _fine(engine.up())
+    _fine(engine.destroy())
+    group = "/aws/eks/paddle-training-dev/cluster"
+    assert inventory.list_leftovers(account, REGION) == [
+        f"key {other.rpartition('/')[2]}",
+        f"log-group {group}",
+    ]
+    # The control plane's last log lines created the group again, without retention and tags: it is imported too.
+    third = _fine(engine.up())
+    assert _imported(third) == {LOGS}
+    found = cloud.client("logs").describe_log_groups(logGroupNamePrefix=group)["logGroups"][0]
+    assert found["retentionInDays"] == 30
+
+
+def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
+    dev_stack: Make, account: Account
+) -> None:
+    engine = dev_stack("dev", "storage.protect=false", "nodes.auto=true", "nodes.min=0", "nodes.desired=0")
+    _fine(engine.up())
+    groups = {record.inputs["nodeGroupName"].rpartition("-")[0]: record for record in account.all(NODES)}
+    sizes = {name.rpartition("-")[2]: g.inputs["scalingConfig"]["desiredSize"] for name, g in groups.items()}
+    assert sizes == {"nodes": 0, "system": 1}
+
+    # The autoscaler added two nodes, which is not drift.
+    gang = groups["paddle-training-dev-nodes"]
+    MotoCloud(account, REGION).client("eks").update_nodegroup_config(
+        clusterName="paddle-training-dev",
+        nodegroupName=gang.inputs["nodeGroupName"],
+        scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 3},
+    )
+    scaled = _fine(engine.preview("--refresh"))
+    assert [step.op for step in scaled.of(NODES) if step.op == "update"] == [], scaled.text
+
+    engine.config("paddle-training:cluster.version=1.37")
+    assert "Unsupported Kubernetes minor version update from 1.35 to 1.37" in engine.up().text
+    engine.config("paddle-training:cluster.version=1.36")
+    planned = _fine(engine.preview())
+    assert {(step.type, path) for step in planned.steps for path in step.diff} >= {
+        (CLUSTER, "version"),
+        (NODES, "version"),
+        (NODES, "releaseVersion"),
+        (ADDON, "addonVersion"),
+    }, planned.text
+    seen = len(account.history())
+    _fine(engine.up())
+    asked = [(kind, urn) for op, kind, urn in account.history()[seen:] if op == "update"]
+    order = [
+        urn.rpartition("::paddle-training-dev-")[2] for kind, urn in asked if kind in (CLUSTER, NODES, ADDON)
+    ]
+    assert order[0] == "cluster"
+    for late in ("coredns", "aws-efs-csi-driver"):
+        assert order.index("system") < order.index(late), order
+    assert {record.outputs["version"] for record in account.all(CLUSTER)} == {"1.36"}

@@ -1,0 +1,39 @@
+"""The `config:` section of Pulumi.yaml with the real engine: keys, defaults, types and required values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from infra.settings_schema import pulumi_config
+from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.pulumi_engine import Engine
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
+
+
+def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Engine]) -> None:
+    engine = dev_stack("dev", "nodes.max=5")
+    listed = json.loads(engine.pulumi("config", "--stack", "dev", "--json").text)
+    section = pulumi_config()
+    assert {f"paddle-training:{key}" for key in section} <= set(listed)
+    assert listed["paddle-training:storage"]["objectValue"] == section["storage"]["default"]
+    # A stack's object replaces the default object; the program fills in the missing keys.
+    assert listed["paddle-training:nodes"]["objectValue"] == {"min": 1, "desired": 3, "max": 5}
+
+
+def test_preview_with_wrong_type_or_unknown_nested_key_fails(
+    dev_stack: Callable[..., Engine], account: Account
+) -> None:
+    engine = dev_stack("dev")
+    engine.config("paddle-training:nodes.desird=3")
+    rejected = engine.preview()
+    assert "paddle-training:nodes.desird" in rejected.text
+    assert "did you mean desired?" in rejected.text
+    engine.pulumi("config", "set", "--stack", "dev", "nodes", "three")
+    rejected = engine.preview()
+    assert rejected.code != 0
+    assert "'nodes' must be of type 'object'" in rejected.text
+    assert account.all() == []

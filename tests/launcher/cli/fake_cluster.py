@@ -1,0 +1,119 @@
+"""A cluster in memory, with the methods of `launcher.cli.cluster.cluster_api.Cluster` that commands call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from launcher.cli.cluster.cluster_api import ConflictError
+from launcher.cli.errors import CliError
+from launcher.cli.storage.job_storage import FolderStorage
+
+from .conftest import RUN_JSON
+
+BASE = "storage: {type: hostPath, hostPath: {path: /volume}}"
+"""base.yaml of a release."""
+Thing = dict[str, Any]
+
+
+class FakeCluster:
+    """Objects by kind; pods that are created run at once, and their commands run on this machine."""
+
+    namespace, name, options = "paddle", "context test", ()
+
+    def __init__(self, root: Path | None = None) -> None:
+        """`root` is the folder that all pods mount; None: their commands fail."""
+        self.root = root
+        self.config_maps: dict[str, Thing] = {}
+        self.jobs: list[Thing] = []
+        self.pods: list[Thing] = []
+        self.claims: dict[str, str] = {}
+        """The release of each claim."""
+        self.leases: dict[str, Thing] = {}
+        self.created: dict[str, Thing] = {}
+        """Pods by name."""
+        self.deleted: list[str] = []
+        self.executed_in: list[str] = []
+        """The pods in which commands ran."""
+        self.suspended: list[tuple[str, bool]] = []
+
+    def add_release(
+        self, release: str = "paddle-training", namespace: str = "paddle", base: str = BASE, **run_json: Any
+    ) -> None:
+        """Add a release, or replace its values; its run is RUN_JSON with the changes of `run_json`."""
+        run = {**RUN_JSON, **({"jobPath": str(self.root)} if self.root else {}), **run_json}
+        self.config_maps[release] = {
+            "metadata": {
+                "name": f"{release}-run",
+                "namespace": namespace,
+                "labels": {"app.kubernetes.io/instance": release},
+            },
+            "data": {"run.json": json.dumps(run), "base.yaml": base},
+        }
+        self.claims[run["claim"]] = release
+
+    def list_in_all_namespaces(self, kind: str, action: str, selector: str = "") -> list[Thing]:
+        if kind == "persistent_volume_claim":
+            return [
+                {"metadata": {"name": claim, "labels": {"app.kubernetes.io/instance": release}}}
+                for claim, release in self.claims.items()
+            ]
+        return {"config_map": [*self.config_maps.values()], "job": self.jobs, "pod": self.pods}[kind]
+
+    def list_objects(self, kind: str, action: str, selector: str = "") -> list[Thing]:
+        found = self.list_in_all_namespaces(kind, action) if "reader" not in selector else []
+        return [one for one in found if one["metadata"].get("namespace", self.namespace) == self.namespace]
+
+    def find(self, kind: str, name: str, action: str) -> Thing | None:
+        if kind == "config_map":
+            return self.config_maps.get(name.removesuffix("-run"))
+        if kind == "persistent_volume_claim":
+            return {"status": {"phase": "Bound"}} if name in self.claims else None
+        if kind == "lease":
+            return self.leases.get(name)
+        return {"metadata": {}, "status": {"phase": "Running"}} if name in self.created else None
+
+    def list_events(self, name: str) -> list[Thing]:
+        return []
+
+    def create(self, kind: str, thing: Thing) -> Thing:
+        name = thing["metadata"]["name"]
+        if kind == "pod":
+            self.created[name] = thing
+            return thing
+        if name in self.leases:
+            raise ConflictError(name)
+        return self.replace("lease", {**thing, "metadata": {"name": name, "resourceVersion": "0"}})
+
+    def replace(self, kind: str, lease: Thing) -> Thing:
+        name, version = lease["metadata"]["name"], lease["metadata"]["resourceVersion"]
+        if version != self.leases.get(name, lease)["metadata"]["resourceVersion"]:
+            raise ConflictError(name)
+        new = {**lease, "metadata": {"name": name, "resourceVersion": f"{int(version) + 1}"}}
+        self.leases[name] = new
+        return new
+
+    def delete(
+        self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
+    ) -> None:
+        if kind == "lease":
+            assert self.leases[name]["metadata"]["resourceVersion"] == version
+            del self.leases[name]
+        else:
+            self.deleted.append(name)
+
+    def with_own_client(self) -> FakeCluster:
+        return self
+
+    def suspend_job(self, name: str, suspended: bool) -> None:
+        self.suspended.append((name, suspended))
+        for job in self.jobs:
+            if job["metadata"]["name"] == name:
+                job["spec"]["suspend"] = suspended
+
+    def exec(self, pod: str, container: str, argv: list[str], stdin: Any, idle_seconds: float) -> Any:
+        self.executed_in.append(pod)
+        if self.root is None:
+            raise CliError("the storage cannot be read here")
+        return FolderStorage(self.root).run(argv[4:], stdin)

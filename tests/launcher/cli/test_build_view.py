@@ -1,0 +1,287 @@
+"""The view of a run: built from API objects and files."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from launcher.cli.cluster.releases import ReleaseRun, releases_in
+from launcher.cli.storage.job_files import read_job_files
+from launcher.cli.storage.job_storage import FolderStorage
+from launcher.cli.views import build_view, pass_tables, status_text
+
+PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
+
+
+def seen(api, jobs=None, pods=(), **files):
+    run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
+    both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
+    return build_view.ClusterSnapshot(
+        run=run, jobs=both if jobs is None else jobs, pods=pods, files=api.files(**files)
+    )
+
+
+def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
+    pods = [api.pod(f"{api.k8s_job}-{rank}-abcde", rank=rank, node=f"node{rank + 1}") for rank in range(3)]
+    view = build_view.build_cluster_view(seen(api, pods=pods, status=api.status()))
+    assert view.state == "training"
+    assert [(r.rank, r.pod, r.node, r.phase, r.number, r.batch, r.loss) for r in view.ranks] == [
+        (rank, f"{api.k8s_job}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
+    ]
+    assert view.progress.fraction == 0.65
+    assert status_text.status_line(view) == (
+        "training: pass 7 of 10, batch 40/80, 30,000 samples/s, loss 0.3123, ETA 1 min 15 s, attempt 0"
+    )
+
+
+def test_the_newest_pod_of_a_rank_is_shown_after_a_replacement(api):
+    pods = [
+        api.pod("new", rank=0, made="2026-11-21T05:00:00Z"),
+        api.pod("old", rank=0, phase="Failed", made="2026-11-21T04:00:00Z"),
+    ]
+    assert build_view.build_cluster_view(seen(api, pods=pods)).ranks[0].pod == "new"
+
+
+def test_a_pending_pod_is_shown_with_its_reason_in_status_and_wait(api):
+    pods = [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)]
+    view = build_view.build_cluster_view(seen(api, pods=pods))
+    assert view.state == "pending"
+    assert view.ranks[0].reason == "Unschedulable: no node fits"
+    assert status_text.describe_wait(view) == "rank 0 (p0): Unschedulable: no node fits"
+
+
+def test_a_running_data_job_is_what_the_training_waits_for(api):
+    jobs = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, active=1)}
+    pods = [api.pod("data", job=api.data_job), api.pod("p0", rank=0, phase="Pending")]
+    view = build_view.build_cluster_view(seen(api, jobs, pods))
+    assert view.state == "preparing"
+    assert f"data job still running: {api.data_job}" in view.notes
+
+
+def test_a_job_without_pods_is_explained_by_its_own_event(api):
+    event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
+    what = seen(api)
+    view = build_view.build_cluster_view(
+        build_view.ClusterSnapshot(what.run, what.jobs, (), {api.k8s_job: [event]})
+    )
+    assert view.training.reason == "FailedCreate: violates PodSecurity restricted"
+    assert "violates PodSecurity" in status_text.describe_wait(view)
+
+
+def test_the_first_pod_that_failed_is_the_cause(api):
+    def ended(when, text):
+        return [{"name": "t", "state": {"terminated": {"exitCode": 70, "finishedAt": when, "message": text}}}]
+
+    pods = [
+        api.pod(
+            "late", rank=0, phase="Failed", containerStatuses=ended("2026-11-21T04:00:09Z", "lost rank 1")
+        ),
+        api.pod(
+            "first", rank=1, phase="Failed", containerStatuses=ended("2026-11-21T04:00:01Z", "trainer died")
+        ),
+    ]
+    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
+    view = build_view.build_cluster_view(seen(api, jobs, pods))
+    assert (view.state, view.cause) == ("failed", "first (rank 1): trainer died")
+
+
+def test_the_cause_in_status_json_overrides_the_pods_messages(api):
+    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "x", "y"))}
+    view = build_view.build_cluster_view(
+        seen(api, jobs, status=api.status(state="failed", cause="rank 2: SIGSEGV"))
+    )
+    assert view.cause == "rank 2: SIGSEGV"
+
+
+def test_a_failed_data_job_is_the_cause_with_the_reason_of_data_failed_json(api):
+    jobs = {**seen(api).jobs, api.data_job: api.job(api.data_job, ("Failed", "BackoffLimitExceeded", "z"))}
+    failure = {"dataDigest": "d" * 64, "reason": "sha256 does not match"}
+    view = build_view.build_cluster_view(seen(api, jobs, data_failure=failure))
+    assert (view.state, view.cause) == ("failed", "the data Job failed: sha256 does not match")
+
+
+def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
+    cause = "data.whl has no member 'x'; it has " + ", ".join(f"corpora/member_{n}.csv" for n in range(12))
+
+    def dead(container, text):
+        ended = {"exitCode": 65, "finishedAt": "2026-11-21T04:00:01Z", "message": text}
+        return [{"name": container, "state": {"terminated": ended}}]
+
+    waited = f"the data Job of this run failed: {cause} (told by /home/jobpath/quick-start/data-failed.json)"
+    pods = [
+        api.pod("d", job=api.data_job, phase="Failed", containerStatuses=dead("prepare", cause)),
+        *(
+            api.pod(f"p{n}", rank=n, phase="Failed", initContainerStatuses=dead("await-data", waited))
+            for n in range(3)
+        ),
+    ]
+    jobs = {name: api.job(name, ("Failed", "PodFailurePolicy", "x")) for name in (api.k8s_job, api.data_job)}
+    view = build_view.build_cluster_view(
+        seen(api, jobs, pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
+    )
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(status_text.status_screen(view))
+    text = shown.file.getvalue()
+    assert text.count("has no member") == 1
+    assert text.count("\n") < 20
+    assert status_text.remarks(view) == []
+
+
+def test_the_same_reason_of_several_ranks_is_one_remark_with_all_ranks(api):
+    pods = [
+        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
+    ]
+    view = build_view.build_cluster_view(seen(api, pods=pods))
+    assert status_text.remarks(view) == ["rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"]
+
+
+def test_a_run_whose_pods_succeeded_before_its_job_is_complete_is_finishing(api):
+    pods = [api.pod(f"p{rank}", rank=rank, phase="Succeeded") for rank in range(3)]
+    assert build_view.build_cluster_view(seen(api, pods=pods)).state == "finishing"
+
+
+def test_progress_of_another_run_is_not_shown(api):
+    view = build_view.build_cluster_view(seen(api, status=api.status(runId="quick-start-older")))
+    assert view.progress is None
+    assert view.ranks[0].loss is None
+    assert any("still contains run quick-start-older" in note for note in view.notes)
+
+
+def test_a_run_whose_jobs_are_deleted_is_shown_from_its_files(api):
+    files = {"status": api.status(state="complete"), "manifest": {"dataDigest": "d" * 64}}
+    view = build_view.build_cluster_view(seen(api, {}, **files))
+    assert (view.state, view.data.state) == ("complete", "complete")
+
+
+def test_a_job_deleted_during_training_is_reported_as_missing(api):
+    view = build_view.build_cluster_view(seen(api, {}, status=api.status()))
+    assert view.state == "missing"
+    assert any(f"{api.k8s_job} does not exist" in note for note in view.notes)
+
+
+def test_an_earlier_job_that_is_being_deleted_is_noted(api):
+    old = api.job("quick-start-older")
+    old["metadata"]["deletionTimestamp"] = "2026-11-21T04:00:00Z"
+    view = build_view.build_cluster_view(seen(api, {**seen(api).jobs, "quick-start-older": old}))
+    assert any("quick-start-older (being deleted)" in note for note in view.notes)
+
+
+def test_all_releases_of_the_chart_are_found_by_their_config_maps():
+    def entry(name, release, place):
+        labels = {"app.kubernetes.io/instance": release}
+        return {"metadata": {"name": name, "namespace": place, "labels": labels}}
+
+    maps = [entry("b-run", "b", "two"), entry("a-run", "a", "one"), entry("a-other", "a", "one")]
+    found = [(release.namespace, release.name) for release in releases_in(maps)]
+    assert found == [("one", "a"), ("two", "b")]
+
+
+def test_json_output_calls_a_pass_as_status_json_does(api):
+    value = build_view.build_cluster_view(seen(api, status=api.status())).as_json()
+    assert value["progress"]["pass"] == 6
+    assert value["ranks"][2]["pass"] == 6
+
+
+def test_an_export_of_another_run_is_not_shown(api):
+    exported = {"to": "s3://bucket/models/"}
+    done = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    for run_id, shown in ((api.k8s_job, "s3://bucket/models/"), ("quick-start-other", "")):
+        files = {"status": api.status(state="complete"), "run": {"runId": run_id, "exported": exported}}
+        view = build_view.build_cluster_view(seen(api, done, **files))
+        assert (view.state, view.exported) == ("complete", shown)
+
+
+THEIRS = {"runId": "quick-start-other", "release": "theirs", "namespace": "team-b"}
+
+
+def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix(api):
+    made_by = {"release": "theirs", "namespace": "team-b"}
+    pods = [api.pod("p0", rank=0, phase="Pending")]
+    view = build_view.build_cluster_view(
+        seen(api, pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
+    )
+    (note,) = view.notes
+    assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
+    assert "leftovers --remove -n paddle --release paddle-training" in note
+    for manifest in (None, {"dataDigest": "e" * 64}):
+        (note,) = build_view.build_cluster_view(seen(api, pods=pods, manifest=manifest)).notes
+        assert "leftovers --remove" in note
+    assert not build_view.build_cluster_view(seen(api, pods=pods, manifest={"dataDigest": "d" * 64})).notes
+
+
+def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
+    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    moved = {"runId": api.k8s_job, "score": {"error": 0.25}}
+    view = build_view.build_cluster_view(seen(api, done, run=THEIRS, moved=moved))
+    assert (view.state, view.score) == ("complete", {"error": 0.25})
+    assert view.notes == (
+        "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
+        f"run's output to runs/{api.k8s_job}",
+    )
+
+
+def test_a_complete_job_whose_output_belongs_to_another_release_is_failed(api):
+    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
+    view = build_view.build_cluster_view(
+        seen(api, done, run=THEIRS, status=api.status(runId="quick-start-other"))
+    )
+    assert view.state == "failed"
+    assert "run quick-start-other of release theirs in namespace team-b" in view.cause
+    assert view.notes == ()
+    for known in (
+        {"run": THEIRS, "is_stale": True},
+        {"run": None},
+    ):  # read before the end; the folder was removed
+        assert build_view.build_cluster_view(seen(api, done, **known)).state == "complete"
+
+
+def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
+    pods = [
+        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
+    ]
+    view = build_view.build_cluster_view(seen(api, pods=pods))
+    assert status_text.describe_wait(view) == "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
+    rows = [{"pass": 0, "train_loss": 0.5}]
+    shown = Console(width=100, file=io.StringIO())
+    shown.print(pass_tables.curve_table({"": rows}), pass_tables.curve_table({"": rows * 2}))
+    assert "1 pass " in shown.file.getvalue()
+    assert "2 passes" in shown.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "asked", "more", "told"),
+    [
+        (["pass-00010", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is no longer kept (training."),
+        (["pass-00009", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is pass-00009 in output/. Fix"),
+        (["pass-00009", "pass-00009-batch-0000005"], 10, {}, None),
+        (["pass-00011", "pass-99999"], 1, {"passes": [{"pass": 11}]}, "12. The checkpoint of pass 1 is no"),
+        (["pass-00009", "pass-99999"], 10, {"passes": [{"pass": 9}]}, None),
+        (["pass-00011"], 10, {"run": {"modelPass": 6}}, "7. The checkpoint of pass 10 is no longer kept"),
+    ],
+)
+def test_a_complete_run_with_more_passes_than_requested_says_which_pass_its_model_has(
+    api, checkpoints, asked, more, told
+):
+    jobs = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", "")), api.data_job: api.job(api.data_job)}
+    files = {"status": api.status(state="complete", passes=asked), "checkpoints": checkpoints, **more}
+    api.run = {**api.run, "passes": asked}
+    for view in (
+        build_view.build_cluster_view(seen(api, jobs, **files)),
+        build_view.build_folder_view("here", api.files(**files)),
+    ):
+        found = [note for note in view.notes if "nothing was trained" in note]
+        assert len(found) == (told is not None)
+        begin = (
+            f"training.passes is {asked}, but output/ already has 12 passes: nothing was trained. The model "
+        )
+        assert all(note.startswith(f"{begin}and its score are of pass {told}") for note in found)
+        assert all(f"for a model of {asked} pass{'es' * (asked > 1)}, train" in note for note in found)
+
+
+def test_complete_checkpoints_are_those_with_a_done_file(job_folder):
+    for name in ("pass-00001/done", "pass-00002/contents.json"):
+        file = job_folder / "output" / name
+        file.parent.mkdir()
+        file.write_text("")
+    found = read_job_files(FolderStorage(job_folder))
+    assert found.checkpoints == ["pass-00001"]

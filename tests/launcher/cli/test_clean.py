@@ -1,0 +1,252 @@
+"""`clean --job`, `clean --sources`, `clean --keep-best`; and the storage of an uninstalled release."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli import options
+from launcher.cli.commands import clean
+
+from .conftest import DATA_JOB, K8S_JOB, make_job
+from .fake_cluster import BASE, FakeCluster
+from .test_runs import add_run
+
+Cli = Callable[..., tuple[int, str, str]]
+DONE = ("Complete", "", "")
+ANOTHER_VOLUME = "storage: {type: hostPath, hostPath: {path: /another}}"
+
+
+@pytest.fixture
+def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
+    made = FakeCluster(job_folder.parent)
+    monkeypatch.setattr(options, "connect", lambda *_: made)
+    monkeypatch.setattr(clean, "LOCK_SECONDS", 0.3)
+    made.add_release()
+    made.jobs = [{**make_job(K8S_JOB, DONE)}, {**make_job(DATA_JOB, DONE)}]
+    for job in made.jobs:
+        job["metadata"]["namespace"] = "paddle"
+    for name in ("used.csv", "old.csv", "folder/a.txt"):
+        file = job_folder.parent / "sources" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("rows\n")
+    for path in (job_folder.parent / "sources").iterdir():
+        os.utime(path, (1, 1))
+    return made
+
+
+def test_clean_job_shows_users_and_size_and_removes_the_folder_after_confirmation(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    cluster.add_release("other", jobName="another")
+    code, _, err = cli("clean", "--job", "quick-start")
+    assert code == 64
+    assert "to remove: quick-start: 1,28" in err
+    assert "(release paddle-training in namespace paddle (over))" in err
+    assert "was not confirmed. Fix: confirm it with --yes" in err
+    assert job_folder.is_dir()
+    code, out, _ = cli("clean", "--job", "quick-start", "--yes")
+    assert code == 0
+    assert out.startswith("removed quick-start: 1,28")
+    assert out.endswith(" bytes\n"), "hard-linked files free nothing"
+    assert [path.name for path in job_folder.parent.iterdir()] == ["sources"]
+    code, _, err = cli("clean", "--job", "quick-start", "--yes")
+    assert code == 64
+    assert "the storage has no such job. Fix: choose one of: (none)" in err
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_the_folder_of_a_live_run_is_kept_for_another_release_too(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, suspended: bool
+) -> None:
+    cluster.add_release("other", jobName="another")
+    cluster.jobs[0] = {**make_job(K8S_JOB), "spec": {"suspend": suspended}}
+    cluster.jobs[0]["metadata"]["namespace"] = "paddle"
+    code, _, err = cli("clean", "--job", "quick-start", "--release", "other", "--yes")
+    assert code == 64
+    state = "suspended" if suspended else "running"
+    assert f"kept: quick-start: the run of release paddle-training in namespace paddle is {state}" in err
+    assert job_folder.is_dir()
+
+
+@pytest.mark.slow
+def test_a_folder_that_a_pod_uses_or_a_run_writes_to_is_kept(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    served = {"containers": [{"args": ["serve", "--model", "/jobs/quick-start/output/model"]}]}
+    meta = {"name": "server", "namespace": "another"}
+    cluster.pods = [{"metadata": meta, "spec": served, "status": {"phase": "Running"}}]
+    assert (
+        "these pods use it: server in namespace another" in cli("clean", "--job", "quick-start", "--yes")[2]
+    )
+    cluster.pods = []
+    lock, end = job_folder / "output" / "run.lock", threading.Event()
+
+    def renew() -> None:
+        beat = 0
+        while not end.wait(0.02):
+            beat += 1
+            lock.write_text(f"{beat:09d}")
+
+    lock.write_text("000000000")
+    thread = threading.Thread(target=renew)
+    thread.start()
+    code, _, err = cli("clean", "--job", "quick-start", "--yes")
+    end.set()
+    thread.join()
+    assert code == 64
+    assert "a run writes to it: its output/run.lock is renewed" in err
+    assert cli("clean", "--job", "quick-start", "--yes")[0] == 0, "a lock that nobody renews keeps nothing"
+
+
+def test_a_folder_is_kept_if_a_run_starts_while_clean_asks(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start_a_run(question: str) -> bool:
+        cluster.jobs[0] = make_job(K8S_JOB)
+        cluster.jobs[0]["metadata"]["namespace"] = "paddle"
+        return True
+
+    monkeypatch.setattr(clean, "confirm", start_a_run)
+    code, _, err = cli("clean", "--job", "quick-start")
+    assert code == 64
+    assert "nothing was removed, because this changed in the meantime: quick-start: the run of release" in err
+    assert job_folder.is_dir()
+
+
+def test_a_release_of_another_chart_version_keeps_everything_on_its_volume(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    cluster.add_release("old", claim="of-old")
+    cluster.config_maps["old"]["data"]["run.json"] = "{"
+    for given in (("--job", "quick-start"), ("--sources", "old.csv")):
+        code, _, err = cli("clean", *given, "--yes")
+        assert code == 64
+        assert (
+            "release old in namespace paddle may use it: another version of the chart wrote its ConfigMap"
+            in err
+        )
+    cluster.config_maps["old"]["data"]["base.yaml"] = ANOTHER_VOLUME
+    assert cli("clean", "--sources", "old.csv", "--yes")[0] == 0
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_without_a_known_volume_releases_of_other_namespaces_count_as_users(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, gone: bool
+) -> None:
+    source = {"source": "file://used.csv"}
+    cluster.add_release("other", "another", "{" if not gone else BASE, data=source)
+    cluster.jobs[0] = make_job(K8S_JOB)
+    cluster.jobs[0]["metadata"]["namespace"] = "another"
+    if gone:  # the session's release is not there
+        del cluster.config_maps["paddle-training"]
+        cluster.add_release("near", jobName="another", claim="second")
+    for given in (("--job", "quick-start"), ("--sources", "used.csv")):
+        code, _, err = cli("clean", *given, "--yes", *(["--claim", "paddle-training"] if gone else []))
+        assert code == 64
+        assert "release other in namespace another" in err
+    if not gone:
+        cluster.config_maps["other"]["data"]["base.yaml"] = ANOTHER_VOLUME
+        assert cli("clean", "--job", "quick-start", "--yes")[0] == 0, "it is on another volume"
+
+
+def test_sources_that_are_being_pushed_or_were_just_pushed_are_kept(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    folder = job_folder.parent / "sources"
+    (folder / ".new.csv.0123.tmp").mkdir()
+    os.utime(folder / ".new.csv.0123.tmp", (1, 1))
+    (folder / "new.csv").write_text("rows\n")
+    code, out, err = cli("clean", "--sources", "--yes")
+    assert (code, "removed sources/folder, sources/old.csv, sources/used.csv" in out) == (0, True), err
+    assert "kept: sources/new.csv: it is younger than 1 h" in err
+    assert sorted(path.name for path in folder.iterdir()) == [".new.csv.0123.tmp", "new.csv"]
+    (job_folder.parent / ".shop.0123.old").mkdir()
+    assert "no such job. Fix: choose one of: quick-start" in cli("clean", "--job", "shop", "--yes")[2]
+
+
+@pytest.mark.slow
+def test_sources_that_a_release_refers_to_are_kept_and_others_removed(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    cluster.add_release(
+        "other", jobName="another", data={"source": "file://folder", "testSource": "file://used.csv"}
+    )
+    (job_folder / "manifest.json").write_text(json.dumps({"source": "file://old.csv"}))
+    code, _, err = cli("clean", "--sources", "used.csv", "--yes")
+    assert code == 64
+    assert "kept: sources/used.csv: release other in namespace paddle trains on it" in err
+    code, _, err = cli("clean", "--sources")
+    assert code == 64
+    assert "to remove: sources/old.csv: 5 bytes (jobs prepared from it keep their data: quick-start" in err
+    assert cli("clean", "--sources", "--yes")[0] == 0
+    left = sorted(path.name for path in (job_folder.parent / "sources").iterdir())
+    assert left == ["folder", "used.csv"]
+    assert cli("clean", "--sources", "nope", "--yes")[0] == 64
+    assert cli("clean", "nope", "--yes")[0] == 64
+
+
+def test_the_best_run_is_kept_although_it_is_old(cli: Cli, job_folder: Path) -> None:
+    add_run(job_folder, "a", 1, 0.13)
+    add_run(job_folder, "b", 3, 0.12)
+    add_run(job_folder, "c", 9, 0.15)
+    given = ("clean", "--path", job_folder, "--keep", "0", "--keep-best", "--yes")
+    code, _, err = cli(*given, "--by", "auc")
+    assert code == 64
+    assert "--by auc: no run has this score. Fix: choose one of: error" in err
+    code, _, err = cli(*given)
+    assert code == 0
+    assert [path.name for path in (job_folder / "runs").iterdir()] == ["b"]
+    assert "kept: quick-start/runs/b: it has the best score (--keep-best)" in err
+
+
+@pytest.mark.slow
+def test_results_and_runs_find_the_storage_of_an_uninstalled_release(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    run = job_folder / "output" / "run.json"
+    run.write_text(json.dumps({**json.loads(run.read_text()), "release": "gone"}))
+    for given in ((), ("--claim", "paddle-training"), ("--job", "quick-start")):
+        code, out, err = cli("results", "--release", "gone", *given)
+        assert (code, "score on the test set: error 0.2012" in out) == (0, True), err
+        assert cli("runs", "--release", "gone", *given)[0] == 0
+    cluster.add_release("other", claim="second")
+    code, _, err = cli("results", "--release", "gone")
+    assert code == 64
+    assert "paddle-training (of release paddle-training), second (of release other)" in err
+    assert (
+        "Fix: choose the claim with --claim NAME; or choose a release on the same storage with "
+        "--release NAME, and the job with --job NAME; or" in err
+    )
+    for command, job in (("compare", True), (("push", __file__, "--source"), True), ("clean", False)):
+        err = cli(*([command] if isinstance(command, str) else command), "--release", "gone")[2]
+        assert ("the job with --job NAME" in err, "--claim NAME" in err, "--path DIR" in err) == (
+            job,
+            command == "clean",
+            True,
+        )
+    assert "has no claim third" in cli("runs", "--release", "gone", "--claim", "third")[2]
+    assert cli("results", "--release", "gone", "--claim", "second")[0] == 0
+    code, _, err = cli("results", "--release", "never", "--claim", "second")
+    assert code == 3
+    assert "Jobs there: quick-start (of release gone). Fix: choose one with --job NAME; or install" in err
+
+
+def test_without_any_release_the_error_requests_an_image(cli: Cli, cluster: FakeCluster) -> None:
+    cluster.config_maps = {}
+    code, _, err = cli("runs", "--job", "quick-start")
+    assert code == 64
+    assert "Fix: give the launcher's image with --image IMAGE" in err
+    assert cli("runs", "--job", "quick-start", "--image", "x")[0] in (0, 3)
+    assert next(iter(cluster.created.values()))["spec"]["containers"][0]["image"] == "x"
+    code, _, err = cli("compare", "--job", "quick-start")
+    assert (code, "--image" in err, "--path DIR" in err) == (64, False, True)
+    cluster.claims = {}
+    code, _, err = cli("runs", "--job", "quick-start", "--image", "x")
+    assert code == 64
+    assert "Claims there: none" in err

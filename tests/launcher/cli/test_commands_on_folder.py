@@ -1,0 +1,378 @@
+"""Commands on a job's folder (--path)."""
+
+import json
+import stat
+
+import pytest
+
+from launcher.cli.storage.job_files import OUTPUT, parse_run_file
+from launcher.io.files import folder_sha256, with_checksum
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
+    code, out, _ = cli("status", "--path", job_folder)
+    assert code == 0
+    for part in (
+        "complete",
+        "100%",
+        "3 shards, 21,000 lines",
+        "quick-start-1a2b3c4d-2-abcde",
+        "node3",
+        "0.3100",
+        "train_loss  0.3000  ▁▁     0.3000",
+        "test_error  0.3000  █▁     0.2000",
+    ):
+        assert part in out
+
+
+def test_a_complete_run_ends_with_its_score_and_the_next_command(cli, job_folder):
+    assert (
+        "score error 0.2012; copy model and curve: python -m launcher results --to DIR"
+        in cli("status", "--path", job_folder)[1]
+    )
+    code, out, _ = cli("wait", "--path", job_folder)
+    assert code == 0
+    assert out.splitlines()[-1].endswith("score error 0.2012")
+    run = json.loads((job_folder / "output" / "run.json").read_text())
+    (job_folder / "output" / "run.json").write_text(json.dumps({**run, "score": {}}))
+    assert "score" not in cli("wait", "--path", job_folder)[1]
+
+
+def test_results_say_when_the_run_finished(cli, job_folder):
+    file = job_folder / "output" / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "finished": 1795236798.0}))
+    assert "complete at 2026-11-21 04:53:18Z" in cli("results", "--path", job_folder)[1]
+
+
+def test_another_jobs_folder_is_read_by_its_name(cli, job_folder):
+    (job_folder.parent / "paddle").mkdir()
+    code, out, _ = cli("results", "--path", job_folder.parent / "paddle", "--job", job_folder.name)
+    assert (code, "score on the test set: error 0.2012" in out) == (0, True)
+    assert cli("runs", "--path", job_folder, "--job", "../x")[0] == 64
+
+
+def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
+    code, out, _ = cli("status", "--path", job_folder, "--output", "json")
+    value = json.loads(out)
+    assert code == 0
+    assert (value["state"], value["data"]["state"], len(value["ranks"])) == ("complete", "complete", 3)
+
+
+def test_the_best_pass_and_early_stopping_are_shown(cli, job_folder):
+    file = job_folder / "output" / "run.json"
+    about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
+    file.write_text(json.dumps(json.loads(file.read_text()) | about))
+    for command in ("status", "wait", "results"):
+        assert "after pass 2, stopped early" in cli(command, "--path", job_folder)[1], command
+    assert json.loads(cli("status", "--path", job_folder, "-o", "json")[1])["best"]["endedEarly"] is True
+
+
+def test_a_folder_without_a_training_says_what_is_missing(cli, tmp_path):
+    code, out, _ = cli("status", "--path", tmp_path)
+    assert code == 0
+    assert "the data Job has not finished" in out
+    assert "no training has started in this folder" in out
+
+
+def test_a_failed_data_job_is_shown_with_its_reason(cli, tmp_path):
+    (tmp_path / "data-failed.json").write_text('{"dataDigest": "abc", "reason": "no space", "time": 1}')
+    code, _, err = cli("wait", "--path", tmp_path, "--timeout", "1")
+    assert code == 1
+    assert "the data Job failed: no space" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ((), "trainer 0\n"),
+        (("--rank", "2"), "trainer 2\n"),
+        (("--rank", "1", "--role", "pserver"), "server 1\n"),
+        (("--rank", "1", "--role", "pserver", "--server", "1"), "second server 1\n"),
+        (("--rank", "1", "--attempt", "0"), "trainer 1, first attempt\n"),
+        (("--follow",), "trainer 0\n"),
+    ],
+)
+def test_logs_prints_the_requested_log(cli, job_folder, argv, text):
+    assert cli("logs", "--path", job_folder, *argv)[:2] == (0, text)
+
+
+def test_a_missing_log_is_one_message(cli, job_folder):
+    code, out, err = cli("logs", "--path", job_folder, "--rank", "7")
+    assert (code, out) == (3, "")
+    assert "node_7/train.log" in err
+    assert "Traceback" not in err
+
+
+def test_wait_returns_0_for_a_complete_run(cli, job_folder):
+    code, out, _ = cli("wait", "--path", job_folder)
+    assert code == 0
+    assert out.startswith("complete")
+
+
+def test_wait_returns_1_and_the_cause_for_a_failed_run(cli, job_folder):
+    status = job_folder / "output" / "status.json"
+    value = json.loads(status.read_text())
+    status.write_text(
+        json.dumps({**value, "state": "failed", "cause": "rank 1: trainer exited with SIGSEGV"})
+    )
+    code, _, err = cli("wait", "--path", job_folder)
+    assert code == 1
+    assert "rank 1: trainer exited with SIGSEGV" in err
+
+
+def test_wait_returns_2_after_its_timeout_and_says_what_it_waits_for(cli, job_folder):
+    status = job_folder / "output" / "status.json"
+    status.write_text(json.dumps({**json.loads(status.read_text()), "state": "training"}))
+    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
+    assert code == 2
+    assert "training: pass 7 of 10" in out
+    assert "still waits for: pass 7 of 10" in err
+
+
+def exporting(job_folder, state, exported=None):
+    """Write the files of a run whose model is being exported, or was exported."""
+    output = job_folder / "output"
+    to = "s3://bucket/models/quick-start/quick-start-1a2b3c4d/"
+    for name, more in (
+        ("status.json", {"state": state, "exportTo": to}),
+        ("run.json", {"exported": exported}),
+    ):
+        (output / name).write_text(json.dumps({**json.loads((output / name).read_text()), **more}))
+    return to
+
+
+def test_a_run_that_still_exports_is_not_over(cli, job_folder):
+    to = exporting(job_folder, "exporting")
+    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
+    assert code == 2
+    assert out.startswith("exporting: ")
+    assert f"still waits for: copying the model to {to}" in err
+    code, out, _ = cli("status", "--path", job_folder)
+    assert f"copying the model to {to}" in out
+    assert "100%" in out
+
+
+def test_the_address_of_an_exported_model_is_shown(cli, job_folder):
+    to = exporting(job_folder, "complete")
+    exporting(job_folder, "complete", {"to": to, "objects": 5, "bytes": 1000})
+    for command in ("wait", "status", "results"):
+        code, out, _ = cli(command, "--path", job_folder)
+        assert code == 0
+        assert f"exported to {to}" in out, command
+
+
+def test_results_prints_score_and_passes(cli, job_folder):
+    code, out, _ = cli("results", "--path", job_folder)
+    assert code == 0
+    assert "error 0.2012" in out
+    assert "test_error" in out
+
+
+def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):
+    to = tmp_path / "to"
+    code, _, err = cli("results", "--path", job_folder, "--to", to)
+    assert code == 0
+    assert "every sha256 matches the storage" in err
+    output = job_folder / "output"
+    copied = [path.relative_to(to) for path in to.rglob("*") if path.is_file()]
+    assert {str(path) for path in copied} >= {
+        "model/model.pdmodel",
+        "metrics.csv",
+        "run.json",
+        "node_2/server-1.log",
+    }
+    assert all((to / path).read_bytes() == (output / path).read_bytes() for path in copied)
+
+
+def test_results_rejects_overwriting_and_with_force_keeps_other_files(cli, job_folder, tmp_path):
+    to = tmp_path / "to"
+    (to / "model").mkdir(parents=True)
+    (to / "model" / "mine").write_text("mine")
+    (to / "notes.txt").write_text("notes")
+    code, _, err = cli("results", "--path", job_folder, "--to", to)
+    assert code == 64
+    assert "already contains model" in err
+    assert names(to) == ["model", "notes.txt"]
+    assert cli("results", "--path", job_folder, "--to", to, "--force")[0] == 0
+    assert names(to / "model") == ["model.pdmodel"]
+    assert (to / "notes.txt").read_text() == "notes"
+
+
+def test_an_interrupted_copy_leaves_no_files(cli, job_folder, tmp_path, monkeypatch):
+    from launcher.cli.commands import results
+
+    def broken(source, into):
+        (into / "half").write_bytes(source.read(100))
+        raise results.ReaderError("the stream ended early")
+
+    monkeypatch.setattr(results, "save_tar", broken)
+    code, _, err = cli("results", "--path", job_folder, "--to", tmp_path / "to")
+    assert code == 3
+    assert "Nothing was copied" in err
+    assert not (tmp_path / "to").exists()
+
+
+def test_a_copy_whose_stream_ends_early_is_retried(cli, job_folder, tmp_path, monkeypatch):
+    from launcher.cli.commands import results
+
+    whole, tries = results.save_tar, []
+
+    def torn_once(source, into):
+        tries.append(into)
+        if len(tries) == 1:
+            (into / "half").write_bytes(source.read(100))
+            source.read()
+            raise results.ReaderError("the stream ended early")
+        return whole(source, into)
+
+    monkeypatch.setattr(results, "save_tar", torn_once)
+    assert cli("results", "--path", job_folder, "--to", tmp_path / "to")[0] == 0
+    assert len(tries) == 2
+    assert "model" in names(tmp_path / "to") and "half" not in names(tmp_path / "to")
+
+
+def test_missing_results_are_one_message_and_no_empty_folder(cli, tmp_path):
+    (tmp_path / "job").mkdir()
+    code, _, err = cli("results", "--path", tmp_path / "job", "--to", tmp_path / "to")
+    assert code == 3
+    assert "no training has written to this folder yet" in err
+    assert not (tmp_path / "to").exists()
+
+
+WHOLE = """
+COLUMNS, LABEL = ("text", "label"), "label"
+def inputs(job): ...
+def parse(row, job): ...
+try:
+    from other import network
+except ImportError:
+    def network(inputs, job): ...
+def metrics(prediction, label): ...
+optimizer = None
+"""
+
+
+def a_program(folder):
+    folder.mkdir()
+    (folder / "trainer_config.py").write_text(WHOLE)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    return folder
+
+
+def test_push_uploads_a_program_and_prints_its_values(cli, job_folder, tmp_path):
+    code, out, _ = cli("push", a_program(tmp_path / "mine"), "--path", job_folder)
+    assert code == 0
+    assert "training.config=mine/trainer_config.py" in out
+    assert f"training.programSha256={folder_sha256(job_folder / 'mine')}" in out
+    assert names(job_folder / "mine") == ["trainer_config.py"]
+    assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
+
+
+def test_push_for_another_job_uploads_to_that_jobs_folder(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder, "--job", "next-job")[0] == 0
+    assert names(job_folder.parent / "next-job" / "mine") == ["trainer_config.py"]
+    code, _, err = cli("push", program, "--path", job_folder, "--job", "../x")
+    assert code == 64
+    assert "--job" in err
+
+
+def test_push_uploads_a_data_file_and_prints_its_checksum(cli, job_folder, tmp_path):
+    (tmp_path / "texts.csv").write_bytes(b"a,b\n")
+    code, out, _ = cli("push", tmp_path / "texts.csv", "--source", "--path", job_folder)
+    assert code == 0
+    assert "data.source=file://texts.csv" in out
+    assert "data.sha256=" in out
+    assert (job_folder.parent / "sources" / "texts.csv").read_bytes() == b"a,b\n"
+
+
+def test_push_rejects_overwriting_without_force(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder)[0] == 0
+    (program / "trainer_config.py").write_text(WHOLE + "x = 2\n")
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 3
+    assert "exists already with other content; nothing was sent" in err
+    assert cli("push", program, "--path", job_folder, "--force")[0] == 0
+    assert (job_folder / "mine" / "trainer_config.py").read_text() == WHOLE + "x = 2\n"
+
+
+@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", "../x", ".x", "a b", ""])
+def test_push_rejects_reserved_and_invalid_names(cli, job_folder, tmp_path, name):
+    code, _, err = cli("push", a_program(tmp_path / "mine"), "--as", name or "/", "--path", job_folder)
+    assert code == 64
+    assert "--as" in err
+
+
+def test_push_rejects_an_incomplete_program_unless_no_check_is_given(cli, job_folder, tmp_path):
+    program = a_program(tmp_path / "mine")
+    (program / "trainer_config.py").write_text(WHOLE.replace("def metrics", "def others"))
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 64
+    assert "metrics(prediction, label)" in err
+    assert "network(" not in err
+    assert not (job_folder / "mine").exists()
+    assert cli("push", program, "--no-check", "--path", job_folder)[0] == 0
+
+
+def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
+    empty, broken = tmp_path / "empty", a_program(tmp_path / "broken")
+    empty.mkdir()
+    (broken / "trainer_config.py").write_text("def x(:\n")
+    assert "no .py file" in cli("push", empty, "--path", job_folder)[2]
+    assert "trainer_config.py, line 1" in cli("push", broken, "--path", job_folder)[2]
+    linked = a_program(tmp_path / "linked")
+    (linked / "data.txt").symlink_to("/etc/passwd")
+    assert "is a symbolic link" in cli("push", linked, "--path", job_folder)[2]
+    assert not any((job_folder / name).exists() for name in ("empty", "broken", "linked"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("status", "--path", "/nowhere"), "does not exist"),
+        (("status", "--path", "/etc/passwd"), "is not a folder"),
+        (("status", "--path", "/", "--context", "x"), "reads a folder, no cluster"),
+        (("status", "--kubeconfig", "/nowhere"), "--kubeconfig /nowhere: no such file"),
+        (("status", "--frobnicate"), "--frobnicate"),
+        (("logs", "--rank", "-1"), "--rank"),
+    ],
+)
+def test_wrong_usage_is_one_message_and_exit_code_64(cli, argv, said):
+    code, out, err = cli(*argv)
+    assert (code, out) == (64, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_an_invalid_kubeconfig_and_an_unknown_context_are_reported(cli, tmp_path):
+    config = tmp_path / "config"
+    config.write_text("{: no yaml")
+    assert "cannot be read as a kubeconfig" in cli("status", "--kubeconfig", config)[2]
+    config.write_text(
+        "{apiVersion: v1, kind: Config, current-context: a, users: [{name: u, user: {}}],"
+        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}],"
+        " contexts: [{name: a, context: {cluster: c, user: u}}]}"
+    )
+    code, _, err = cli("status", "--kubeconfig", config, "--context", "b")
+    assert code == 64
+    assert "--context b: " in err
+    assert "choose one of: a" in err
+    code, _, err = cli("status", "--kubeconfig", config)
+    assert code == 3
+    assert "context a (http://127.0.0.1:9) cannot be reached" in err
+    assert "Traceback" not in err
+
+
+def test_a_damaged_run_record_is_read_from_its_copy():
+    record = {"runId": "a", "score": {"error": 0.125}}
+    whole = json.dumps(with_checksum(record)).encode()
+    own, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
+    for damaged in (whole.replace(b"0.125", b"0.925"), b"{", b""):
+        assert parse_run_file({own: damaged, copy: whole}, OUTPUT).content == record
+    assert parse_run_file({own: whole.replace(b"0.125", b"0.925")}, OUTPUT) is None

@@ -1,0 +1,358 @@
+"""`run` changes a release: leases, confirmation, conflicts with helm, and the messages about them."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+
+from launcher.cli.cluster import run_lease
+from launcher.cli.cluster.cluster_api import Cluster
+from launcher.cli.cluster.helm import Helm
+from launcher.cli.errors import CliError, OtherRunError, UsageError
+from launcher.cli.launch import launch_training
+from launcher.cli.session import ClusterSession
+from launcher.cli.views.follow_run import explain_interrupt
+from testkit.waiting import until
+
+from .fake_cluster import FakeCluster
+
+CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(**more: Any) -> launch_training.LaunchOptions:
+    given: dict[str, Any] = {"program": Path(), "data": None, "values": [], "settings": [], "trainers": None}
+    return launch_training.LaunchOptions(**{**given, "passes": None, "keep": Path("kept.yaml"), **more})
+
+
+def make_cluster(api: Any, *releases: str) -> FakeCluster:
+    """Return a cluster with releases whose trainings run."""
+    cluster = FakeCluster()
+    cluster.claims = {api.run["claim"]: ""}
+    cluster.jobs = [api.job(api.k8s_job)]
+    for name in releases:
+        cluster.add_release(name, base="image: x\n")
+    return cluster
+
+
+class FakeHelm(Helm):
+    """Upgrades the fake cluster; the name of the training Job ends with the batch size."""
+
+    def __init__(self, cluster: FakeCluster, before: Callable[[], object] = str) -> None:
+        super().__init__(CHART, "paddle")
+        object.__setattr__(self, "state", (cluster, before, []))
+
+    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
+        return {"k8sJob": f"mine-{yaml.safe_load(values)['training']['batchSize']}"}
+
+    def run(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+        cluster, before, done = self.state  # type: ignore[attr-defined]
+        before()
+        job = self.check(release, base, values, keep)["k8sJob"]
+        cluster.add_release(release, base="image: x\n", k8sJob=job)
+        done.append((job, description))
+
+    def history(self, release: str) -> list[dict[str, Any]]:
+        done = self.state[2]  # type: ignore[attr-defined]
+        entries = [
+            {"revision": number, "updated": "today", "description": description}
+            for number, (_, description) in enumerate(done, 2)
+        ]
+        return [*reversed(entries), {"revision": 1, "updated": "before", "description": "Install complete"}]
+
+    def claim(self, release: str, revision: int) -> str:
+        return "nope" if revision == len(self.history(release)) else "paddle-training"
+
+
+def launch(
+    cluster: FakeCluster, request: launch_training.LaunchOptions, batch: int = 8, helm: FakeHelm | None = None
+) -> launch_training.LaunchResult:
+    made = launch_training.TrainingPlan([], {"jobName": "mine", "training": {"batchSize": batch}})
+    return launch_training.launch(made, request, helm or FakeHelm(cluster), cast(Cluster, cluster), print)
+
+
+@pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
+def test_a_running_training_is_not_stopped_without_confirmation(api: Any, here: Path, job: str) -> None:
+    cluster = make_cluster(api)
+    cluster.add_release(jobName=job)
+    with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
+        launch(cluster, asked())
+    assert not (here / "kept.yaml").exists()
+    assert launch(cluster, asked(replace=True)).changed
+    assert not cluster.leases, "the lease is given up"
+    cluster.jobs = [api.job("mine-8")]
+    assert not launch(cluster, asked()).changed, "the same training again is only followed"
+
+
+def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: Path) -> None:
+    cluster = make_cluster(api)
+    cluster.add_release(k8sJob="mine-8", jobName="mine")
+    cluster.jobs = [{**api.job("mine-8"), "spec": {"suspend": True}}]
+    fix = r"Fix: resume it: python -m launcher resume --follow$"
+    for replace in (False, True):
+        with pytest.raises(UsageError, match=rf"training mine of release paddle-training is stopped .*{fix}"):
+            launch(cluster, asked(replace=replace))
+    assert not (here / "kept.yaml").exists()
+    cluster.jobs[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    assert not launch(cluster, asked()).changed, "its queue starts it"
+    with pytest.raises(UsageError, match="Starting mine would stop it"):
+        launch(cluster, asked(), batch=16)
+
+
+def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
+    cluster = make_cluster(api, "paddle-training")
+    stopped = {"spec": {"suspend": True}}
+    cluster.jobs = [{**api.job(name), **stopped} for name in (api.k8s_job, api.data_job)]
+    assert launch(cluster, asked()).changed
+    assert cluster.suspended == [(api.data_job, False)], "helm leaves a Job that it keeps suspended"
+
+
+@pytest.mark.slow
+def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, here: Path) -> None:
+    cluster = make_cluster(api, "one", "other")
+    refused: list[str] = []
+
+    def second() -> None:
+        with pytest.raises(OtherRunError, match=r"has been using job mine since .*Fix: ") as raised:
+            launch(cluster, asked(release="other", replace=True))
+        refused.append(str(raised.value))
+
+    launch(cluster, asked(release="one", replace=True), helm=FakeHelm(cluster, second))
+    assert refused
+    assert not cluster.leases
+
+
+def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
+    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
+    cluster = make_cluster(api, "paddle-training")
+    refused: list[OtherRunError] = []
+
+    def second() -> None:
+        with pytest.raises(OtherRunError) as raised:
+            launch(cluster, asked(keep=None, replace=True), batch=16)
+        refused.append(raised.value)
+
+    helm = FakeHelm(cluster, second)
+    done = launch(cluster, asked(keep=None, replace=True), helm=helm)
+    assert [str(path) for path in here.glob("*.values.yaml")] == [str(here / "mine.values.yaml")]
+    assert yaml.safe_load(done.keep.read_text())["training"]["batchSize"] == 8
+    assert done.session.run().k8s_job == "mine-8"
+    assert str(refused[0]).startswith(
+        f"{run_lease.user_and_host()} (process {os.getpid()}) has been using release"
+    )
+    assert "Fix: " in str(refused[0])
+    assert refused[0].exit_code == 4
+
+
+def test_a_replaced_run_is_reported_with_who_replaced_it_and_a_fix(api: Any, here: Path) -> None:
+    cluster = make_cluster(api, "paddle-training")
+    helm = FakeHelm(cluster)
+    first = launch(cluster, asked(replace=True), helm=helm)
+    launch(cluster, asked(replace=True), batch=16, helm=helm)
+    with pytest.raises(OtherRunError, match=r"run mine-8 was replaced by revision 3 \(run by .*--replace"):
+        first.session.poll_view()
+
+
+def test_an_expired_lease_is_taken_over(api: Any) -> None:
+    cluster, now = make_cluster(api), [0.0]
+    cluster.create("lease", {"metadata": {"name": "mine-run"}, "spec": {"holderIdentity": "eve@gone:1"}})
+
+    def sleep(seconds: float) -> None:
+        assert cluster.leases["mine-run"]["spec"]["holderIdentity"] == "eve@gone:1"
+        now[0] += seconds
+
+    with run_lease.hold_lease(cluster, "mine", clock=lambda: now[0], sleep=sleep):  # type: ignore[arg-type]
+        assert now[0] >= run_lease.EXPIRED_SECONDS
+        assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
+    assert not cluster.leases
+
+
+def test_a_run_that_lost_its_lease_changes_nothing(
+    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
+    cluster = make_cluster(api, "paddle-training")
+
+    def taken_over(*_: object) -> None:
+        lease = cluster.leases["paddle-training-run"]
+        taken = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "99"}}
+        cluster.leases["paddle-training-run"] = taken
+        until(lambda: sum(one.name == "lease" for one in threading.enumerate()) == 1, "the renewal's end")
+
+    monkeypatch.setattr(launch_training, "_upload", taken_over)
+    with pytest.raises(
+        OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
+    ):
+        launch(cluster, asked(replace=True))
+    assert ClusterSession(cast(Cluster, cluster), "paddle-training", print).run().k8s_job == api.k8s_job
+    assert cluster.leases, "it is another's"
+
+
+HELM = """#!/bin/sh
+[ $1 = show ] && exec cat {chart}/values.yaml
+case "$*" in
+*--dry-run*) cat dry.json ;;
+*) echo "jobName: theirs" > kept.yaml; cat $(echo "$*" | grep -o '[^ ]*kept.yaml') > sent.yaml ;;
+esac
+{end}
+"""
+
+
+def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Helm:
+    """Put a stand-in for helm on PATH, which creates Job `mine-1` after it replaced the kept file."""
+    run = {"kind": "ConfigMap", "metadata": {"name": "paddle-training-run"}}
+    manifest = yaml.safe_dump({**run, "data": {"run.json": json.dumps({"k8sJob": "mine-1"})}})
+    (here / "dry.json").write_text(json.dumps({"manifest": manifest}))
+    (here / "bin").mkdir()
+    (here / "bin" / "helm").write_text(HELM.format(chart=CHART, end=end))
+    (here / "bin" / "helm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{here / 'bin'}:{os.environ['PATH']}")
+    return Helm(CHART, "paddle")
+
+
+@pytest.mark.slow
+def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
+    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, made = (
+        make_cluster(api, "paddle-training"),
+        launch_training.TrainingPlan([], {"jobName": "mine"}),
+    )
+    helm = fake_helm(here, monkeypatch)
+    launch_training.launch(made, asked(replace=True), helm, cluster, print)  # type: ignore[arg-type]
+    assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
+
+
+@pytest.mark.slow
+def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "old.json").write_text('[{"revision": 1, "description": "a"}, {"revision": 2}]')
+    run = json.dumps({"claim": "shared"})
+    (here / "manifest.yaml").write_text(
+        "---\n# Source: x\n---\nkind: Job\nmetadata: {name: x-run}\n---\nkind: ConfigMap\n"
+        f"metadata: {{name: x-run}}\ndata: {{run.json: '{run}'}}\n"
+    )
+    cases = '"history x") cat old.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
+    helm = fake_helm(here, monkeypatch, f'case "$(echo "$*" | sed "s/ -n .*//")" in\n{cases}\nesac; exit')
+    assert [entry["revision"] for entry in helm.history("x")] == [2, 1]
+    assert helm.claim("x", 1) == "shared"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Error: UPGRADE FAILED: release: already exists",
+        "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
+        'Error: create: failed to create: secrets "sh.helm.release.v1.x.v1" already exists',
+    ],
+)
+def test_a_conflict_with_another_helm_is_reported_with_a_fix(
+    here: Path, monkeypatch: pytest.MonkeyPatch, said: str
+) -> None:
+    helm = fake_helm(here, monkeypatch, f"echo '{said}' >&2; exit 1")
+    for call in (helm.check, functools.partial(helm.run, description="mine")):
+        with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
+            call("x", "", "", Path("kept.yaml"))
+        assert raised.value.exit_code == 3, "the values are not to blame"
+
+
+@pytest.mark.parametrize("release", ["paddle-training", "new"])
+def test_a_missing_claim_is_reported_with_the_revision_to_roll_back_to(
+    api: Any, here: Path, release: str
+) -> None:
+    cluster = make_cluster(api, "paddle-training")
+    helm = FakeHelm(cluster)
+    launch(cluster, asked(replace=True), helm=helm)
+    cluster.add_release(claim="nope")
+    del cluster.claims["nope"]
+    fix = "helm rollback paddle-training 1 -n paddle; then run the same command again"
+    with pytest.raises(CliError, match=rf"the claim nope .* does not exist\. .*Fix: {fix}"):
+        launch(cluster, asked(replace=True, release=release), helm=helm)
+    assert not cluster.leases
+
+
+@pytest.mark.parametrize(
+    ("releases", "told"),
+    [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
+)
+def test_a_new_release_needs_another_one_for_image_and_storage(
+    api: object, here: Path, releases: tuple[str, ...], told: str
+) -> None:
+    with pytest.raises(CliError, match=told):
+        launch(make_cluster(api, *releases), asked(release="new"))
+
+
+def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any) -> None:
+    cluster = make_cluster(api, "theirs")
+    theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
+    theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
+    session = ClusterSession(cluster, "new", print)  # type: ignore[arg-type]
+
+    def check(base: str, values: dict[str, Any] = mine) -> None:
+        launch_training._check_job_name_is_free(session, base, values)
+
+    same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
+    for place in ("paddle", "elsewhere"):
+        theirs["metadata"]["namespace"] = place
+        with pytest.raises(UsageError, match=f"release theirs in namespace {place} .* release new .*Fix"):
+            check(same)
+    check(same, {"jobName": "other"})
+    for damaged in ("{", "[]"):
+        cluster.config_maps["theirs"] = {**theirs, "data": {**theirs["data"], "run.json": damaged}}
+        check(same)
+    cluster.config_maps["theirs"] = theirs
+    check(same.replace("/x", "/y"))
+    check(same, {**mine, "storage": {"nfs": {"server": "b"}}})
+    theirs["data"]["base.yaml"] = claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"
+    check(claim)  # a claim with that name in another namespace
+    theirs["metadata"]["namespace"] = "paddle"
+    with pytest.raises(UsageError):
+        check(claim)
+
+
+def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
+    cluster = make_cluster(api, "quick-start", "line-2")
+    launch_training.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
+        launch_training.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+
+
+def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:
+    said: list[str] = []
+    with pytest.raises(SystemExit), explain_interrupt(["--release", "mine"], said.append):
+        raise SystemExit(128 + signal.SIGINT)
+    assert "training continues on the cluster. Show it: python -m launcher status --release mine;" in said[0]
+
+
+def test_a_file_that_run_did_not_write_is_not_overwritten(api: object, here: Path) -> None:
+    (here / "kept.yaml").write_text("trainers: 3\n")
+    with pytest.raises(UsageError, match=r"kept\.yaml exists, and `run` did not write it"):
+        launch(make_cluster(api, "paddle-training"), asked(replace=True))
+    assert (here / "kept.yaml").read_text() == "trainers: 3\n"
+
+
+@pytest.mark.parametrize("text", ["image: x", "image: x\n"])
+def test_base_prints_one_newline_at_the_end(
+    cli: Any, api: Any, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    cluster = make_cluster(api, "paddle-training")
+    cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
+    monkeypatch.setattr("launcher.cli.commands.base.connect", lambda *_: cluster)
+    assert cli("base")[:2] == (0, "image: x\n")

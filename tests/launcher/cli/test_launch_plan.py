@@ -1,0 +1,203 @@
+"""`run` before anything is sent: the computed values, and what is rejected."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli.cluster.helm import Helm
+from launcher.cli.errors import UsageError
+from launcher.cli.launch import launch_training, training_values
+
+ROOT = Path(__file__).resolve().parents[3]
+CHART = str(ROOT / "charts" / "paddle-training")
+DEFAULTS = yaml.safe_load((ROOT / "charts" / "paddle-training" / "values.yaml").read_text())
+Cli = Callable[..., tuple[int, str, str]]
+
+PROGRAM = """
+import paddle
+from launcher.program import Real, real_number
+COLUMNS, LABEL, OPTIONS = ("y", "x"), "y", {"rate": 0.1}
+def inputs(job): return {"x": Real(), "y": Real()}
+def parse(row, job): return {name: real_number(row, name, -10, 10) for name in COLUMNS}
+def network(data, job):
+    line = paddle.static.nn.fc(data["x"], 1, name="line")
+    return line, paddle.mean(paddle.square(line - data["y"]))
+def metrics(prediction, label): return {"error": float(abs(prediction - label).mean())}
+def optimizer(job): return paddle.optimizer.SGD(job.options["rate"])
+"""
+paddle_is_here = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, reason="no paddlepaddle here")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with a program and its rows."""
+    (tmp_path / "My Line").mkdir()
+    (tmp_path / "My Line" / "trainer_config.py").write_text(PROGRAM)
+    (tmp_path / "rows.txt").write_text("1\t2\n3\t4\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(**more: object) -> launch_training.LaunchOptions:
+    given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
+    return launch_training.LaunchOptions(
+        **{**given, "trainers": None, "passes": None, "check": False, "keep": Path("kept.yaml"), **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "path", "value"),
+    [
+        ("training.batchSize=128", ("training", "batchSize"), 128),
+        ("data.columns=[a, b]", ("data", "columns"), ["a", "b"]),
+        ("runId=2", ("runId",), "2"),  # a text of the chart stays one
+        ("data.delimiter=,", ("data", "delimiter"), ","),
+        ("learning_rate=1e-3", ("training", "extraArgs"), ["--width=4", "--learning_rate=1e-3"]),
+        ("width=8", ("training", "extraArgs"), ["--width=8"]),
+    ],
+)
+def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
+    setting: str, path: tuple[str, ...], value: object
+) -> None:
+    found: object = training_values.apply_settings(
+        {"training": {"extraArgs": ["--width=4"]}}, [setting], DEFAULTS
+    )
+    for key in path:
+        assert isinstance(found, dict)
+        found = found[key]
+    assert found == value
+
+
+@pytest.mark.parametrize("setting", ["batchSize", "=1", "trainin.passes=1", "data.columns=[a"])
+def test_an_invalid_setting_is_rejected(setting: str) -> None:
+    with pytest.raises(UsageError):
+        training_values.apply_settings({}, [setting], DEFAULTS)
+
+
+@pytest.mark.slow
+def test_a_misspelt_value_is_reported_with_the_most_similar_one(
+    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("run", "My Line", "--data", "rows.txt", "--set")
+    code, _, err = cli(*given, "trainig.passes=3")
+    assert code == 64
+    assert "the chart has no value trainig" in err
+    assert "did you mean training?" in err
+    code, _, err = cli("sweep", "My Line", "--data", "rows.txt", "--grid", "dta.seed=1,2")
+    assert code == 64
+    assert "did you mean data?" in err
+    # What lies deeper, helm knows: a stand-in for it on a cluster, with the real one's words.
+    text = "- at '/training': additional properties 'passs' not allowed"
+    fake = here / "bin" / "helm"
+    fake.parent.mkdir()
+    fake.write_text(f'#!/bin/sh\n[ $1 = show ] && exec cat {CHART}/values.yaml\necho "{text}" >&2\nexit 1\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
+    with pytest.raises(UsageError, match=r"'passs' not allowed\npasss: did you mean passes\?$"):
+        Helm(CHART, "paddle").check("paddle-training", "", "", here / "mine.yaml")
+
+
+@pytest.mark.slow
+def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None:
+    (here / "mine.yaml").write_text("training: {passes: 9, batchSize: 8}\ndata: {format: lines, seed: 3}\n")
+    (made,) = launch_training.plan_trainings(
+        asked(values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1),
+        Helm(CHART, "paddle"),
+        print,
+    )
+    assert made.values["jobName"] == "my-line"
+    training = made.values["training"]
+    assert (training["passes"], training["batchSize"], training["extraArgs"]) == (1, 8, ["--rate=0.5"])
+    assert training["config"] == "My-Line/trainer_config.py"
+    assert made.values["data"]["seed"] == 4
+    assert made.values["data"]["source"] == "file://rows.txt"
+    assert made.values["trainers"] == 2
+    (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
+    (again,) = launch_training.plan_trainings(asked(), Helm(CHART, "paddle"), print)
+    assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
+
+
+@pytest.mark.slow
+@paddle_is_here
+@pytest.mark.parametrize(
+    ("rows", "options", "told"),
+    [
+        ("1\t2\n1\tmany\n", (), "rows.txt, row 2: column x is 'many'"),
+        ("1,2\n", (), "rows.txt, row 1"),
+        ("y;x\n1;many\n", ("--set", "data.format=csv", "--set", "data.delimiter=;"), "column x is 'many'"),
+        ("1\t2\n", ("--set", "depth=3"), "'--depth=3', but .* has only"),
+    ],
+)
+def test_an_invalid_program_or_row_is_reported_before_the_cluster_is_contacted(
+    cli: Cli, here: Path, rows: str, options: tuple[str, ...], told: str
+) -> None:
+    (here / "rows.txt").write_text(rows)
+    nowhere = ("--kubeconfig", "not-there")
+    code, _, err = cli("run", "My Line", "--data", "rows.txt", *nowhere, *options)
+    assert code == 65 or "has only" in err
+    assert re.search(told, err), err
+    assert not list(here.glob("*.values.yaml"))
+
+
+@pytest.mark.slow
+@paddle_is_here
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Paddle warns of its own expressions
+def test_rows_in_an_archive_are_checked_with_its_tables(cli: Cli, here: Path) -> None:
+    program = (
+        PROGRAM + 'TABLES = ("side.csv",)\ndef prepare(job): assert job.tables["side.csv"].read_text()\n'
+    )
+    (here / "My Line" / "trainer_config.py").write_text(program)
+    (here / "in").mkdir()
+    (here / "in" / "side.csv").write_text("1")
+    shutil.copy("rows.txt", "in/rows.txt")
+    shutil.make_archive("packed", "zip", here / "in")
+    options = ("--set", "data.member=rows.txt", "--set", "data.tables=[side.csv]")
+    _, _, err = cli("run", "My Line", "--data", "packed.zip", *options, "--kubeconfig", "not-there")
+    assert "parses the first 2 rows (0 skipped)" in err
+    assert "--kubeconfig not-there: no such file" in err
+
+
+def test_a_missing_helm_or_chart_is_reported(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, _, err = cli("run", "My Line", "--data", "rows.txt", "--chart", "nowhere")
+    assert code == 64
+    assert "--chart nowhere is not a chart" in err
+    monkeypatch.setenv("PATH", str(here))
+    code, _, err = cli("run", "My Line", "--data", "rows.txt")
+    assert code == 64
+    assert "helm is not on PATH" in err
+
+
+def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--data gone\.txt: no such file"):
+        launch_training.plan_trainings(asked(data="gone.txt"), Helm(CHART, "paddle"), print)
+    (here / "My Line").rename(here / "output")
+    with pytest.raises(UsageError, match=r"^the name output is reserved: .* Fix: rename it$"):
+        launch_training.plan_trainings(asked(program=Path("output")), Helm(CHART, "paddle"), print)
+
+
+@pytest.mark.slow
+@paddle_is_here
+def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cli, here: Path) -> None:
+    program = here / "shop" / "trainer_config.py"
+    program.parent.mkdir()
+    text = (ROOT / "launcher" / "programs" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    program.write_text(text)
+    (here / "rows.txt").write_text("1\t12\tred shoes\n0\t1\tweather\n")
+    for data in ("rows.txt", "s3://elsewhere/rows"):
+        given = ("shop", "--data", data, "--grid", "width=4,8", "--by", "mae", "--kubeconfig", "not-there")
+        code, _, err = cli("sweep", *given)
+        assert (
+            code,
+            "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err,
+        ) == (
+            64,
+            True,
+        )

@@ -1,0 +1,134 @@
+"""Explanations of why pods wait and why they failed."""
+
+import pytest
+
+from launcher.cli.cluster import object_states
+
+
+def waiting(reason, message="", image="localhost/x:1"):
+    return {"name": "train", "image": image, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+def test_an_unschedulable_pod_is_explained_by_the_scheduler(api):
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 3 Insufficient memory.",
+    }
+    pod = api.pod("p", phase="Pending", conditions=[condition])
+    assert (
+        object_states.explain_pending(pod) == "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
+    )
+
+
+@pytest.mark.parametrize("key", ["containerStatuses", "initContainerStatuses"])
+def test_an_image_that_cannot_be_pulled_is_in_the_reason(api, key):
+    entry = waiting("ImagePullBackOff", "Back-off pulling image")
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    pod = api.pod("p", phase="Pending", conditions=scheduled, **{key: [entry]})
+    assert (
+        object_states.explain_pending(pod) == "ImagePullBackOff (image localhost/x:1): Back-off pulling image"
+    )
+    assert object_states.unusual_wait(pod)[0] in object_states.PERMANENT_WAITS
+
+
+def test_a_missing_secret_is_in_the_reason(api):
+    entry = waiting("CreateContainerConfigError", 'secret "aws" not found')
+    pod = api.pod("p", phase="Pending", containerStatuses=[entry])
+    assert object_states.explain_pending(pod) == 'CreateContainerConfigError: secret "aws" not found'
+
+
+def test_a_failed_mount_is_explained_by_its_newest_event(api):
+    pod = api.pod(
+        "p",
+        phase="Pending",
+        conditions=[{"type": "PodScheduled", "status": "True"}],
+        containerStatuses=[waiting("ContainerCreating")],
+    )
+    events = [
+        {"type": "Normal", "reason": "Scheduled", "message": "assigned"},
+        {"type": "Warning", "reason": "FailedMount", "message": "hostPath type check failed\n"},
+        {"type": "Normal", "reason": "Pulled", "message": "pulled"},
+    ]
+    assert object_states.explain_pending(pod, events) == "FailedMount: hostPath type check failed"
+
+
+def test_a_running_init_container_is_in_the_reason(api):
+    pod = api.pod(
+        "p",
+        phase="Pending",
+        conditions=[{"type": "PodScheduled", "status": "True"}],
+        initContainerStatuses=[{"name": "await-data", "state": {"running": {}}}],
+        containerStatuses=[waiting("PodInitializing")],
+    )
+    assert object_states.explain_pending(pod) == "init container await-data is running"
+
+
+def test_a_termination_message_is_the_reason_of_a_failed_pod(api):
+    ended = {"name": "train", "state": {"terminated": {"exitCode": 70, "message": "rank 1: trainer died\n"}}}
+    assert (
+        object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        == "rank 1: trainer died"
+    )
+
+
+def test_a_container_killed_for_memory_is_explained(api):
+    ended = {"name": "train", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    told = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+    assert "exit code 137 (SIGKILL)" in told
+    assert "more memory than its limit" in told
+
+
+def test_an_evicted_pod_without_containers_is_explained_by_its_status(api):
+    pod = api.pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
+    assert object_states.explain_failure(pod) == "Evicted: The node was low on disk."
+
+
+def test_job_states_follow_their_conditions(api):
+    assert object_states.job_state(None) == ("missing", "")
+    assert object_states.job_state(api.job("j")) == ("running", "")
+    assert object_states.job_state(api.job("j", ("Complete", "", ""))) == ("complete", "")
+    failed = api.job("j", ("Failed", "PodFailurePolicy", "exit code 70"))
+    assert object_states.job_state(failed) == ("failed", "PodFailurePolicy: exit code 70")
+    suspended = {**api.job("j"), "spec": {"suspend": True}}
+    assert object_states.job_state(suspended)[0] == "suspended"
+
+
+def test_an_unbound_claim_is_explained_by_its_newest_event():
+    claim = {"status": {"phase": "Pending"}, "spec": {"volumeName": "paddle-pv"}}
+    events = [{"reason": "FailedBinding", "message": "volume paddle-pv is bound to another claim"}]
+    told = object_states.explain_claim(claim, "paddle", events)
+    assert "Pending, not Bound (it requests paddle-pv)" in told
+    assert "bound to another claim" in told
+    assert object_states.explain_claim({"status": {"phase": "Bound"}}, "paddle") == ""
+    assert object_states.explain_claim(None, "paddle") == "the claim paddle does not exist"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (69, "another pod of this rank has taken its place"),
+        (71, "it is replaced"),
+        (143, "stopped by SIGTERM"),
+        (137, "SIGKILL"),
+    ],
+)
+def test_an_exit_code_that_does_not_fail_the_run_is_described(api, code, words):
+    for message in ("", "the log's last line"):
+        ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": message}}}
+        told = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        assert told.startswith(f"container train exited with exit code {code} (")
+        assert words in told
+        assert told.endswith(message)
+
+
+def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
+    said = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    events = [{"type": "Warning", "reason": "FailedScheduling", "message": said}]
+    waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}]
+    pod = api.pod("p", phase="Pending", conditions=waits)
+    assert object_states.explain_pending(pod, events) == "its storage claim is not bound yet"
+    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    assert object_states.explain_pending(pod, events) == "its containers are starting"
+    assert "FailedScheduling" in object_states.explain_pending(api.pod("p", phase="Pending"), events)

@@ -1,0 +1,186 @@
+"""Archives and reader commands: what is received is complete and verified, or nothing is written."""
+
+import hashlib
+import io
+import json
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+
+import pytest
+
+from launcher.cli.storage import reader_commands
+from launcher.io import tar_stream
+from launcher.io.tar_stream import ReaderError
+
+
+def archive_of(root, *patterns):
+    out = io.BytesIO()
+    tar_stream.write_tar(out, tar_stream.select(root, patterns))
+    return out.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path):
+    folder = tmp_path / "root"
+    (folder / "sub" / "deep").mkdir(parents=True)
+    (folder / "a.bin").write_bytes(bytes(range(256)) * 1000 + b"\r\n\0")
+    (folder / "sub" / "empty").write_bytes(b"")
+    (folder / "sub" / "deep" / "ünïcode name").write_text("x\n")
+    (folder / "sub" / ".half.tmp").write_text("not whole")
+    (folder / "sub" / "link").symlink_to("/etc/passwd")
+    return folder
+
+
+def test_every_byte_is_copied_and_temporary_files_and_links_are_skipped(root, tmp_path):
+    saved = tar_stream.save_tar(io.BytesIO(archive_of(root, "a.bin", "sub")), tmp_path / "to")
+    assert set(saved) == {"a.bin", "sub/empty", "sub/deep/ünïcode name"}
+    for name in saved:
+        assert (tmp_path / "to" / name).read_bytes() == (root / name).read_bytes()
+
+
+@pytest.mark.parametrize("kept", [0, 100, 5000, 200_000, -10240])
+def test_a_truncated_stream_is_rejected(root, tmp_path, kept):
+    with pytest.raises(ReaderError):
+        tar_stream.save_tar(io.BytesIO(archive_of(root, "a.bin")[: kept or 1]), tmp_path / "to")
+
+
+def test_a_changed_byte_is_rejected_by_its_checksum(root, tmp_path):
+    archive = bytearray(archive_of(root, "a.bin"))
+    archive[archive.index(bytes(range(256))) + 3] ^= 1
+    with pytest.raises(ReaderError, match=r"a\.bin was corrupted on the way"):
+        tar_stream.save_tar(io.BytesIO(bytes(archive)), tmp_path / "to")
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_names_outside_the_folder_are_rejected(tmp_path, name):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo(name)
+        archive.addfile(info, io.BytesIO())
+    with pytest.raises(ReaderError, match="is not a path below"):
+        tar_stream.save_tar(io.BytesIO(out.getvalue()), tmp_path / "to")
+
+
+def test_links_in_an_archive_are_rejected(tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        info = tarfile.TarInfo("model")
+        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(ReaderError, match="is not a regular file"):
+        tar_stream.save_tar(io.BytesIO(out.getvalue()), tmp_path / "to")
+
+
+def test_an_absent_path_is_an_error_unless_it_is_optional(root):
+    with pytest.raises(ReaderError, match="nothing-here does not exist"):
+        tar_stream.select(root, ["nothing-here"])
+    assert tar_stream.select(root, ["nothing-here", "no*"], optional=True) == []
+
+
+def test_a_second_push_is_rejected_and_with_replace_replaces_the_first(tmp_path):
+    target = tmp_path / "job"
+    for text in ("one", "two"):
+        source = tmp_path / text
+        source.mkdir()
+        (source / "trainer_config.py").write_text(text)
+    first, second = (archive_of(tmp_path / text, "trainer_config.py") for text in ("one", "two"))
+    reader_commands.untar(io.BytesIO(first), target, "mine/program", 10, replace=False)
+    with pytest.raises(ReaderError, match="exists already"):
+        reader_commands.untar(io.BytesIO(second), target, "mine/program", 10, replace=False)
+    assert (target / "mine/program/trainer_config.py").read_text() == "one"
+    reader_commands.untar(io.BytesIO(second), target, "mine/program", 10, replace=True)
+    assert (target / "mine/program/trainer_config.py").read_text() == "two"
+    assert [path.name for path in (target / "mine").iterdir()] == ["program"]
+
+
+def test_a_truncated_push_leaves_no_files(root, tmp_path):
+    target = tmp_path / "job"
+    with pytest.raises(ReaderError):
+        reader_commands.untar(io.BytesIO(archive_of(root, "a.bin")[:9000]), target, "mine", 0, replace=False)
+    assert list(target.iterdir()) == []
+
+
+def test_a_push_without_free_space_is_rejected_before_writing(root, tmp_path):
+    with pytest.raises(ReaderError, match="bytes free, but 1,000,000,000,000,000 are needed"):
+        reader_commands.untar(io.BytesIO(b""), tmp_path, "mine", 10**15, replace=False)
+    assert not (tmp_path / "mine").exists()
+
+
+def run_reader(*argv, **more):
+    command = [sys.executable, "-m", "launcher", "reader", *map(str, argv)]
+    return subprocess.run(command, capture_output=True, check=False, timeout=60, **more)
+
+
+def test_reader_commands_use_stdin_and_stdout(root):
+    assert run_reader("cat", "--root", root, "a.bin").stdout == (root / "a.bin").read_bytes()
+    names = [(row["name"], row["type"]) for row in json.loads(run_reader("ls", "--root", root).stdout)]
+    assert names == [("a.bin", "file"), ("sub", "folder")]
+    archive = run_reader("tar", "--root", root, "sub").stdout
+    arrived = run_reader("untar", "--root", root, "copy", input=archive)
+    assert json.loads(arrived.stdout) == {"sub/deep/ünïcode name": 2, "sub/empty": 0}
+
+
+@pytest.mark.parametrize("argv", [("cat", "gone"), ("tar", "gone"), ("ls", "gone"), ("cat", "../root/a.bin")])
+def test_a_failing_reader_command_prints_one_sentence(root, argv):
+    done = run_reader(argv[0], "--root", root, argv[1])
+    assert done.returncode == 1
+    assert len(done.stderr.decode().splitlines()) == 1
+    assert b"Traceback" not in done.stderr
+
+
+def test_following_a_file_prints_new_lines_and_the_file_of_a_new_attempt(tmp_path):
+    log, status, out = tmp_path / "train.log", tmp_path / "status.json", io.BytesIO()
+    log.write_text("one\n")
+
+    def write():
+        def wait_for(text):
+            while text not in out.getvalue():
+                time.sleep(0.01)
+
+        wait_for(b"one\n")
+        with log.open("a") as file:
+            file.write("two\n")
+        wait_for(b"two\n")
+        log.rename(tmp_path / "old")
+        log.write_text("three\n")
+        wait_for(b"three\n")
+        status.write_text('{"state": "complete"}')
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    reader_commands.follow_file(log, status, out, seconds=30, pause=0.01)
+    writer.join(30)
+    assert out.getvalue() == b"one\ntwo\nthree\n"
+
+
+@pytest.mark.slow
+def test_copying_needs_the_same_memory_for_any_size(tmp_path):
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(300 * 1024 * 1024)
+    code = (
+        "import re, subprocess, sys; from launcher.io import tar_stream\n"
+        f"argv = [sys.executable, '-m', 'launcher', 'reader', 'tar', '--root', {str(tmp_path)!r}, 'big']\n"
+        "p = subprocess.Popen(argv, stdout=subprocess.PIPE); n = theirs = 0\n"
+        "peak = lambda pid: int(re.search(r'VmHWM:\\s+(\\d+)', open(f'/proc/{pid}/status').read())[1])\n"
+        "for _, _, content in tar_stream.read_tar(p.stdout):\n"
+        "    while block := content.read(1 << 18):\n"
+        "        if n < 250 << 20 <= n + len(block): theirs = peak(p.pid)\n"
+        "        n += len(block)\n"
+        "p.wait(); print(n, theirs, peak('self'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True
+    )
+    size, theirs, ours = map(int, done.stdout.split())
+    assert size == 300 * 1024 * 1024
+    assert 0 < theirs < 60 * 1024  # KiB
+    assert 0 < ours < 60 * 1024
+
+
+def test_sums_are_those_of_the_files(root):
+    sums = tar_stream.write_tar(io.BytesIO(), tar_stream.select(root, ["a.bin"]))
+    assert sums == {"a.bin": hashlib.sha256((root / "a.bin").read_bytes()).hexdigest()}

@@ -1,0 +1,127 @@
+"""`sweep`: the order of its trainings, the effect of a failure, and the choice of the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from launcher.cli.commands import sweep
+from launcher.cli.commands.sweep import Trial
+from launcher.cli.errors import RunFailedError, UsageError
+from launcher.cli.launch import training_values
+from launcher.cli.views.run_view import RunView
+
+
+class Session:
+    """A run that is over at the third poll; only `read_view` returns its score."""
+
+    def __init__(self, name: str, end: str, score: dict[str, float], told: list[str]) -> None:
+        self.name, self.end, self.score, self.told, self.looks = name, end, score, told, 0
+
+    def poll_view(self, log: bool = False) -> RunView:
+        self.looks += 1
+        state = "training" if self.looks < 3 else self.end
+        if state != "training":
+            self.told.append(f"{self.name} ends")
+        return RunView(self.name, self.name, state, cause="no shoes" if state == "failed" else "")
+
+    def read_view(self, log: bool = False) -> RunView:
+        return RunView(self.name, self.name, self.end, cause="no shoes", score=self.score)
+
+
+def train(
+    ends: Sequence[tuple[str, dict[str, float]]], parallel: int
+) -> tuple[list[Trial], list[str], list[str]]:
+    """Train a grid; return (the trials, what happened in order, the printed lines)."""
+    trials = [Trial(f"t-{n}", (f"rate={n}",)) for n in range(len(ends))]
+    happened: list[str] = []
+    said: list[str] = []
+
+    def launch(trial: Trial) -> Session:
+        happened.append(f"{trial.release} begins")
+        return Session(trial.release, *ends[trials.index(trial)], happened)
+
+    sweep.train_all(trials, parallel, launch, lambda: None, said.append, sleep=lambda _: None)
+    return trials, happened, said
+
+
+ENDS = [("complete", {"error": 0.3, "auc": 0.6}), ("failed", {}), ("complete", {"error": 0.2, "auc": 0.5})]
+
+
+def test_at_most_parallel_trials_run_and_a_failure_does_not_affect_others() -> None:
+    _, happened, said = train(ENDS, 1)
+    assert happened == [f"t-{n} {what}" for n in range(3) for what in ("begins", "ends")]
+    assert "t-1: failed" in said
+    trials, happened, _ = train(ENDS, 2)
+    assert happened[:2] == ["t-0 begins", "t-1 begins"]
+    assert happened.index("t-2 begins") > happened.index("t-0 ends")
+    assert [trial.state for trial in trials] == ["complete", "failed", "complete"]
+
+
+@pytest.mark.parametrize(
+    ("by", "highest", "release", "why"),
+    [
+        (None, None, "t-2", "lowest error"),
+        ("auc", None, "t-0", "highest auc"),
+        ("auc", False, "t-2", "lowest auc"),
+    ],
+)
+def test_the_best_trial_is_chosen_by_the_first_or_the_given_score(
+    by: str | None, highest: bool | None, release: str, why: str
+) -> None:
+    trials, _, _ = train(ENDS, 3)
+    best, told = sweep.choose_best(trials, by, highest)
+    assert (best.release, told) == (release, why)
+
+
+def test_trials_without_the_score_are_an_error() -> None:
+    with pytest.raises(RunFailedError, match=r"none of the trainings has a score. t-0: no shoes"):
+        sweep.choose_best(train([("failed", {})], 1)[0], None, None)
+    with pytest.raises(
+        UsageError, match=r"--by loss: t-0 has no such score.* Fix: choose one of: error, auc"
+    ):
+        sweep.choose_best(train(ENDS[:1], 1)[0], "loss", None)
+
+
+def test_a_grid_expands_to_all_combinations_the_last_key_fastest() -> None:
+    assert training_values.expand_grid(["a=1,2", "b=x,y"]) == [
+        ("a=1", "b=x"),
+        ("a=1", "b=y"),
+        ("a=2", "b=x"),
+        ("a=2", "b=y"),
+    ]
+    with pytest.raises(UsageError, match="this is not KEY=A,B"):
+        training_values.expand_grid(["a="])
+
+
+def test_an_unknown_score_stops_the_sweep_after_the_first_scored_trial() -> None:
+    trials = [Trial(f"t-{n}", ()) for n in range(3)]
+    happened: list[str] = []
+
+    def launch(trial: Trial) -> Session:
+        return Session(trial.release, "complete", {"error": 0.3}, happened)
+
+    with pytest.raises(UsageError, match=r"--by mae: t-0 has no such score.* Fix: choose one of: error"):
+        sweep.train_all(trials, 1, launch, lambda: None, lambda _: None, by="mae", sleep=lambda _: None)
+    assert happened == ["t-0 ends"]
+
+
+def test_other_trials_wait_until_the_first_has_its_data() -> None:
+    trials = [Trial(f"t-{n}", ()) for n in range(3)]
+    launched: list[str] = []
+    states = iter(["preparing", "preparing", "rendezvous"])
+
+    class Preparing(Session):
+        def poll_view(self, log: bool = False) -> RunView:
+            if self.name != "t-0" or (state := next(states, None)) is None:
+                return super().poll_view()
+            assert launched == ["t-0"], "its data Job would make the same data at the same time"
+            return RunView(self.name, self.name, state)
+
+    def launch(trial: Trial) -> Session:
+        launched.append(trial.release)
+        return Preparing(trial.release, "complete", {"error": 0.3}, [])
+
+    sweep.train_all(trials, 3, launch, lambda: None, lambda _: None, sleep=lambda _: None)
+    assert launched == ["t-0", "t-1", "t-2"]

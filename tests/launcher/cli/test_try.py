@@ -1,0 +1,207 @@
+"""`try`: one process trains a program, writes its model and predicts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.cli import main
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "launcher" / "programs" / "README.md").read_text()
+pytestmark = [
+    pytest.mark.paddle,
+    # Paddle warns of its own expressions, and here it runs in the tests' process.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+@pytest.fixture
+def launch(capsys, monkeypatch, tmp_path):
+    """Return a function that runs a command in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv):
+        code = main.run_command([str(part) for part in argv])
+        told = capsys.readouterr()
+        return code, told.out, told.err
+
+    return run
+
+
+def block(language: str) -> str:
+    """Return the first code block of a language on the page about programs."""
+    return re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)[1]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """Create the program of the page's example."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    (folder / "trainer_config.py").write_text(block("python"))
+    return folder
+
+
+def visits(rows: int) -> list[list[str]]:
+    """Return rows in which visits that search for shoes buy."""
+    rng = random.Random(1)  # noqa: S311
+    found = []
+    for _ in range(rows):
+        bought = rng.random() < 0.5
+        words = [rng.choice(["red", "blue", "cheap"]), "shoes" if bought else "weather"]
+        found.append([str(int(bought)), str(rng.randint(0, 20)), " ".join(words)])
+    return found
+
+
+def lines(rows: list[list[str]]) -> str:
+    return "".join("\t".join(row) + "\n" for row in rows)
+
+
+def test_the_first_example_of_the_guide_runs_unchanged(launch, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "visits.txt").write_text(block("text") + lines(visits(6000)))
+    command = re.search(r"python -m launcher (try .*?)  +#", block("sh"))[1]
+    code, out, err = launch(*command.split())
+    assert (code, err) == (0, "")
+    assert re.search(r"[\d,]+ rows to train on, \d+ to test on", out)
+    assert "pass 3: " in out
+    assert "error=0.0" in out, "shoes are learnt"
+    assert "model written to tried-model (word: 5 ids)" in out, "red, blue, cheap, shoes, weather"
+    assert re.search(r"prediction of the first row: buys with a chance of (9\d|100|\d)%", out)
+
+
+def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
+    launch, shop: Path, tmp_path: Path
+) -> None:
+    from launcher.serving.paddle_served import Model
+
+    (tmp_path / "train.txt").write_text(lines(visits(800)))
+    (tmp_path / "test.txt").write_text(lines(visits(300)))
+    told = ["--data", "train.txt", "--test", "test.txt", "--to", "model", "-o", "json"]
+    code, out, _ = launch("try", shop, *told, "--set", "width=4")
+    done = json.loads(out)
+    assert code == 0
+    assert done["passes"][-1]["samples"] == 800
+    assert done["score"]["error"] == pytest.approx(done["passes"][-1]["error"])
+    assert done["score"] == json.loads(Path("model/score.json").read_text())
+    model = Model("model")
+    assert model.tables["word"].width == 4
+    assert np.allclose(model.predict([done["row"]])[0], done["prediction"])
+    assert model.answer([{"visits": "3", "words": "umbrella"}]).unknown == {"word": 1}
+
+
+def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
+    launch, shop: Path, tmp_path: Path
+) -> None:
+    records = "who,words,visits,bought\n" + "".join(f"x,{w},{v},{b}\n" for b, v, w in visits(400))
+    (tmp_path / "visits.csv.gz").write_bytes(gzip.compress(records.encode()))
+    told = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
+    for _ in range(2):
+        code, out, err = launch("try", shop, *told)
+        assert (code, err) == (0, "")
+    assert "pass 1: " in out
+
+
+def test_rows_limits_both_files_and_progress_is_shown(
+    launch, shop: Path, tmp_path: Path, monkeypatch
+) -> None:
+    from launcher.trainer import training_log
+
+    monkeypatch.setattr(training_log, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(training_log, "REPORT_SECONDS", 0.0)
+    (tmp_path / "visits.txt.gz").write_bytes(
+        gzip.compress(lines([*visits(400), ["many", "1", "x"]]).encode())
+    )
+    told = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
+    code, out, err = launch("try", shop, *told, "--batch-size", "100")
+    assert (code, err) == (0, ""), "row 401, which cannot be parsed, is not read"
+    assert (
+        out.index("loading Paddle")
+        < out.index("visits.txt.gz: 150 rows parsed")
+        < out.index("300 rows to train")
+    )
+    assert re.search(r"visits.txt.gz: 300 rows parsed, 100%, [\d,]+ rows/s", out)
+    assert "300 rows to train on, 300 to test on" in out
+    assert re.search(r"pass 1: 2 of 3 batches, [\d,]+ samples/s, loss=0\.\d+", out)
+
+
+def test_a_network_that_cannot_be_trained_is_found_before_all_rows_are_parsed(
+    launch, shop: Path, tmp_path: Path
+) -> None:
+    page = (shop / "trainer_config.py").read_text()
+    (shop / "trainer_config.py").write_text(page.replace("sigmoid(score), loss", "sigmoid(loss), loss"))
+    (tmp_path / "visits.txt").write_text(lines([*visits(1000), ["many", "1", "x"]]))
+    code, _, err = launch("try", shop, "--data", "visits.txt")
+    assert (code, "a prediction of shape []" in err) == (64, True), err
+
+
+@pytest.mark.parametrize("rate", ["1e15", "1e20"])
+def test_a_diverging_loss_is_one_message_without_warnings(
+    launch, shop: Path, tmp_path: Path, rate: str
+) -> None:
+    page = (shop / "trainer_config.py").read_text()
+    (shop / "trainer_config.py").write_text(
+        page.replace("with_logits(score, data", "with_logits(score * score, data")
+    )
+    (tmp_path / "visits.txt").write_text(lines(visits(2000)))
+    code, out, err = launch("try", shop, "--data", "visits.txt", "--set", f"learning_rate={rate}")
+    assert code == 65
+    assert re.fullmatch(
+        r"error: the loss is (nan|inf) at pass 1, batch \d: training diverged. Fix: lower .*\n", err
+    )
+    assert "Warning" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("nowhere", "--data", "good.txt"),
+            "program nowhere does not exist.*ctr, quick_start, recommendation",
+        ),
+        (("shop", "--data", "absent.txt"), "there is no file absent.txt"),
+        (("shop", "--data", "bad.txt"), "bad.txt, row 61: column visits is '-1', but must be a whole number"),
+        (("shop", "--data", "cut.txt.gz"), "cut.txt.gz is not a complete gzip file"),
+        (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* has only"),
+        (("shop", "--data", "good.txt", "--to", "shop"), "--to shop contains other files and no model"),
+    ],
+)
+def test_invalid_input_is_one_message_and_leaves_no_files(
+    launch, shop: Path, tmp_path: Path, argv: tuple[str, ...], message: str
+) -> None:
+    rows = visits(60)
+    (tmp_path / "good.txt").write_text(lines(rows))
+    (tmp_path / "bad.txt").write_text(lines([*rows, ["1", "-1", "x"]]))
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(lines(rows).encode())[:-20])
+    code, out, err = launch("try", *argv)
+    assert code != 0
+    assert re.search(message, err), err
+    assert "Traceback" not in out + err
+    assert not Path("tried-model").exists()
+
+
+def test_the_regression_of_the_guide_accepts_rows_with_empty_cells(
+    launch, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "how-to" / "own-data.md").read_text().partition("## A number to predict")[2]
+    (tmp_path / "rents").mkdir()
+    (tmp_path / "rents" / "trainer_config.py").write_text(re.search(r"```python\n(.*?)```", page, re.S)[1])
+    rng, rows = random.Random(1), re.search(r"```text\n(.*?)```", page, re.S)[1]  # noqa: S311
+    for _ in range(3000):
+        area, year = rng.randint(20, 150), rng.randint(1900, 2020)
+        cells = [f"{8 * area}", f"{area}", f"{year}", rng.choice(["north", "south"])]
+        rows += ",".join(cell if rng.random() < 0.9 else "" for cell in cells) + "\n"
+    (tmp_path / "rents.csv").write_text(rows)
+    code, out, err = launch(*re.search(r"python -m launcher (try rents .*)", page)[1].split())
+    assert (code, err) == (0, "")
+    assert re.search(r"\([23]\d\d skipped\)", out), "a tenth of the rows has no rent"
+    assert float(re.findall(r"mae=([\d.]+)", out)[-1]) < 120, "a guess of the mean is off by 260"
+    assert "prediction of the first row: a rent of " in out

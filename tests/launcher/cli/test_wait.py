@@ -1,0 +1,199 @@
+"""`wait`: what it prints, when it returns and with which exit code."""
+
+import dataclasses
+
+import pytest
+
+from launcher.cli.cluster.cluster_api import UnreachableError
+from launcher.cli.cluster.releases import ReleaseNotFoundError
+from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
+from launcher.cli.views import follow_run
+from launcher.cli.views.run_progress import RunProgress
+from launcher.cli.views.run_view import JobView, RunView
+from launcher.schema import RestartRecord
+
+from .fake_cluster import FakeCluster
+
+
+class Time:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def a_view(state="training", batch=0, number=0, run_id="run-1", **more):
+    progress = RunProgress(state, 0, number, 10, batch, 100, 1000.0, 0.5, 60.0, None)
+    return RunView("here", run_id, state, progress=progress, **more)
+
+
+def follow(views, timeout=1000.0):
+    """Follow a run with one of `views` at each poll, the last one repeatedly; raise those that are errors."""
+    left, said, time = list(views), [], Time()
+
+    def look():
+        found = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    teller = follow_run.LinePrinter(said.append, time)
+    try:
+        follow_run.poll_until_over(
+            look, teller.print_view, said.append, timeout, clock=time, sleep=time.sleep
+        )
+    except CliError as error:
+        return said, error
+    return said, None
+
+
+def test_wait_returns_when_the_run_is_complete():
+    said, error = follow([a_view(), a_view("complete")])
+    assert error is None
+    assert said[-1].startswith("complete")
+
+
+def test_a_failed_run_is_exit_code_1_with_its_cause():
+    _, error = follow([a_view(), a_view("failed", cause="rank 1: SIGSEGV")])
+    assert isinstance(error, RunFailedError)
+    assert (error.exit_code, str(error)) == (1, "the run failed: rank 1: SIGSEGV")
+
+
+def test_an_expired_timeout_is_exit_code_2_with_what_the_run_waits_for():
+    data = JobView("quick-start-data", "running")
+    _, error = follow([RunView("here", "run-1", "preparing", data=data)], timeout=60)
+    assert isinstance(error, WaitTimeoutError)
+    assert error.exit_code == 2
+    waits = "the run still waits for: data job still running: quick-start-data"
+    assert str(error).startswith(f"--timeout 1 min 00 s expired; {waits}. Fix: ")
+
+
+def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
+    said, error = follow([a_view(), a_view(run_id="run-2"), a_view("complete", run_id="run-2")])
+    assert error is None
+    assert "run run-1 was replaced by an upgrade; now following run-2" in said
+
+
+def test_a_removed_release_stops_the_wait():
+    _, error = follow([a_view(), ReleaseNotFoundError(FakeCluster(), "x")])
+    assert isinstance(error, RunFailedError)
+    assert "removed while waiting" in str(error)
+
+
+def test_an_unreachable_api_server_is_retried():
+    said, error = follow([a_view(), UnreachableError("cannot be reached"), a_view("complete")])
+    assert error is None
+    assert "cannot be reached. Retrying." in said
+
+
+def test_an_api_server_that_stays_unreachable_stops_the_wait():
+    _, error = follow([a_view(), UnreachableError("cannot be reached")], timeout=10000)
+    assert isinstance(error, UnreachableError)
+
+
+def test_an_api_server_that_never_answered_is_not_retried():
+    _, error = follow([UnreachableError("cannot be reached")])
+    assert isinstance(error, UnreachableError)
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
+def test_figures_are_printed_at_most_every_five_seconds(seconds, lines):
+    time, said = Time(), []
+    teller = follow_run.LinePrinter(said.append, time)
+    teller.print_view(a_view(batch=1))
+    time.now = seconds
+    teller.print_view(a_view(batch=2))
+    assert len(said) == lines
+
+
+def test_a_new_pass_is_printed_immediately_and_equal_figures_once():
+    time, said = Time(), []
+    teller = follow_run.LinePrinter(said.append, time)
+    for number in (0, 0, 1):
+        teller.print_view(a_view(number=number))
+    time.now = 100
+    teller.print_view(dataclasses.replace(a_view(number=1)))
+    assert len(said) == 2
+
+
+def restarted(count, **more):
+    """Return a view after that many restarts."""
+    restarts = tuple(RestartRecord(attempt, f"{attempt}\nlog line", 0.0) for attempt in range(count))
+    view = a_view(**more)
+    return dataclasses.replace(
+        view, progress=dataclasses.replace(view.progress, attempt=count, restarts=restarts)
+    )
+
+
+def test_each_restart_is_printed_once_with_its_cause():
+    said, error = follow(
+        [restarted(0), restarted(2), restarted(2), restarted(3), restarted(3, state="complete")]
+    )
+    assert error is None
+    assert [line for line in said if line.startswith("restart ")] == [
+        f"restart {k + 1}, at 1970-01-01 00:00:00Z: attempt {k} failed, attempt {k + 1} starts; cause: {k}"
+        for k in range(3)
+    ]
+
+
+def test_earlier_restarts_are_counted_and_not_printed():
+    said, _ = follow(
+        [restarted(2), RunView("here", "run-1", "pending"), restarted(2), restarted(2, state="complete")]
+    )
+    assert not [line for line in said if line.startswith("restart ")]
+    assert said[0].endswith("attempt 2, 2 restarts")
+
+
+def test_restarts_of_another_run_are_counted_from_1():
+    views = [restarted(2), restarted(0, run_id="run-2"), restarted(1, run_id="run-2")]
+    said, _ = follow([*views, restarted(1, run_id="run-2", state="complete")])
+    assert [line[:9] for line in said if line.startswith("restart ")] == ["restart 1"]
+
+
+@pytest.mark.parametrize(
+    "state", ["rendezvous", "starting", "restarting", "finishing", "stopped", "exporting"]
+)
+def test_a_run_that_is_not_training_is_waited_for(state):
+    said, error = follow([a_view(state), a_view("complete")])
+    assert error is None
+    assert said[0].startswith(f"{state}: ")
+
+
+def test_an_expired_timeout_names_the_rank_that_the_run_waits_for():
+    view = a_view("rendezvous")
+    progress = dataclasses.replace(view.progress, number=None, waiting_for="rank 1 to come")
+    said, error = follow([dataclasses.replace(view, progress=progress)], timeout=0)
+    assert isinstance(error, WaitTimeoutError)
+    assert "the run still waits for: rank 1 to come. Fix: " in str(error)
+    assert said == ["rendezvous: ETA 1 min 00 s, attempt 0, waits for rank 1 to come"]
+
+
+def test_a_new_score_is_printed_although_nothing_else_changed():
+    said: list[str] = []
+    teller = follow_run.LinePrinter(said.append, lambda: 0.0)
+    teller.print_view(a_view("complete"))
+    teller.print_view(a_view("complete", score={"error": 0.25}))
+    assert "score error 0.2500" in said[-1]
+
+
+def test_an_equal_line_is_printed_once():
+    said: list[str] = []
+    teller = follow_run.LinePrinter(said.append, lambda: 0.0)
+    failed = a_view("failed")
+    teller.print_view(dataclasses.replace(failed, progress=None))
+    teller.print_view(failed)
+    assert said == ["failed"]
+
+
+def test_notes_on_a_complete_run_are_printed_without_a_screen():
+    class Session:
+        def poll_view(self, log=False):
+            return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
+
+    said: list[str] = []
+    follow_run.follow_run(Session(), 10, said.append, said.append)
+    assert said[-1] == "3 passes already"

@@ -1,0 +1,135 @@
+"""Fixtures that run the data preparation in this process, on a temporary folder as shared storage."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.dataprep import data_job as prepare
+from launcher.io import files
+from launcher.io.retry import Retry
+from launcher.settings import DataSettings
+
+LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file.getvalue()
+
+
+def tarred(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return file.getvalue()
+
+
+@dataclass
+class Pod:
+    """A stand-in for one pod of the data Job: its shared storage, and `prepare` to run it with settings."""
+
+    storage: Path
+    environ: dict[str, str]
+
+    @property
+    def job(self) -> Path:
+        return self.storage / self.environ["JOB_NAME"]
+
+    def source(self, content: bytes, name: str = "in.txt") -> str:
+        """Write a file into sources/ on the storage, make it data.source; return its file:// address."""
+        path = self.storage / "sources" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, (zlib.crc32(content),) * 2)  # what two storages have of it is the same
+        self.environ["PADDLE_LAUNCHER_DATA_SOURCE"] = f"file://{name}"
+        return self.environ["PADDLE_LAUNCHER_DATA_SOURCE"]
+
+    def env(self, **values: Any) -> dict[str, str]:
+        """Return the pod's environment variables; `values` sets PADDLE_LAUNCHER_DATA_<key> or SPLIT_COUNT."""
+        environ = dict(self.environ)
+        for key, value in values.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            environ[key if key == "SPLIT_COUNT" else f"PADDLE_LAUNCHER_DATA_{key}"] = text
+        return environ
+
+    def settings(self, **values: Any) -> DataSettings:
+        return DataSettings.from_environ(self.env(**values))
+
+    def prepare(
+        self, chunk: int = 512 << 10, part_bytes: int | None = None, **values: Any
+    ) -> Mapping[str, Any]:
+        """Run the data preparation in this process, and return the content of manifest.json."""
+        quick = Retry(tries=5, base=0.001)
+        assert prepare.main(self.settings(**values), retry=quick, chunk=chunk, part_bytes=part_bytes) == 0
+        manifest = files.read_json(self.job / "manifest.json")
+        assert manifest is not None
+        return manifest
+
+    def lines(self, shard: int, name: str = "train.txt") -> list[bytes]:
+        content = (self.job / str(shard) / "data" / name).read_bytes()
+        assert not content or content.endswith(b"\n")
+        return content.split(b"\n")[:-1]
+
+    def test(self) -> list[bytes]:
+        """Return the lines of the test set, test.txt."""
+        return (self.job / "test.txt").read_bytes().split(b"\n")[:-1]
+
+    def shards(self, count: int = 3) -> list[list[bytes]]:
+        return [self.lines(index) for index in range(count)]
+
+    def train(self, count: int = 3) -> list[bytes]:
+        """Return the train lines of all shards, one shard after the other."""
+        return [line for shard in self.shards(count) for line in shard]
+
+    def failure(self) -> Mapping[str, Any]:
+        failed: dict[str, Any] = json.loads((self.job / "data-failed.json").read_text())
+        return failed
+
+    def leftovers(self) -> list[str]:
+        """Return names of temporary files and folders that are left in the job's folder."""
+        return [path.name for path in self.job.iterdir() if path.name.endswith(".tmp")]
+
+
+def make_pod(storage: Path) -> Pod:
+    storage.mkdir(exist_ok=True)
+    environ = {
+        "JOB_NAME": "job",
+        "JOB_PATH": str(storage),
+        "JOB_NAMESPACE": "paddle",
+        "PADDLE_LAUNCHER_RELEASE": "paddle-training",
+        "PADDLE_LAUNCHER_K8S_JOB": "job-data-12345678",
+        "PADDLE_LAUNCHER_DATA_DIGEST": "0123456789abcdef",
+        "PADDLE_LAUNCHER_TERMINATION_LOG": str(storage / "termination-log"),
+        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": "0",
+        "SPLIT_COUNT": "3",
+    }
+    return Pod(storage, environ)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Pod:
+    return make_pod(tmp_path / "storage")
+
+
+@pytest.fixture
+def new_pod(tmp_path: Path) -> Callable[[], Pod]:
+    """Return a function that makes another pod, with a storage of its own."""
+    made = iter(range(10_000))
+    return lambda: make_pod(tmp_path / f"storage-{next(made)}")

@@ -1,0 +1,303 @@
+"""Tests of http:// and https:// sources, with a real server that breaks connections and returns errors."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import http.server
+import ipaddress
+import random
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from launcher.dataprep import data_job
+from launcher.errors import DataError
+from launcher.io.retry import Retry
+from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+
+CONTENT = b"".join(b"%d a line that is long enough to be cut anywhere\n" % n for n in range(20_000))
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+CUT = 100_000
+
+
+@dataclass
+class Plan:
+    """What the server does: one entry of `answers` for each request, then complete answers."""
+
+    content: bytes = CONTENT
+    answers: list[str] = field(default_factory=list)
+    ranges: bool = True
+    if_range: bool = True
+    """Whether the server obeys the header If-Range, as HTTP requires."""
+    tag: str = '"v1"'
+    location: str = ""
+    seen: list[dict[str, str]] = field(default_factory=list)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        plan = self.server.plan
+        plan.seen.append(dict(self.headers))
+        answer = plan.answers.pop(0) if plan.answers else "whole"
+        self.close_connection = True
+        if answer.isdecimal():
+            self.send_response(int(answer))
+            self.send_header("Retry-After", "0")
+            self.send_header("Content-Length", "0")
+            if plan.location:
+                self.send_header("Location", plan.location)
+            self.end_headers()
+            return
+        if answer == "hang up":
+            return
+        begin = 0
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        fresh = not plan.if_range or self.headers.get("If-Range", plan.tag) == plan.tag
+        if asked and plan.ranges and fresh:
+            begin = int(asked[1])
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{len(plan.content) - 1}/{len(plan.content)}")
+        else:
+            self.send_response(200)
+        body = plan.content[begin:]
+        if plan.tag:
+            self.send_header("ETag", plan.tag)
+        if answer.startswith("chunked"):
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            part = body[:CUT] if answer == "chunked cut" else body
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+            if answer == "chunked":
+                self.wfile.write(b"0\r\n\r\n")
+            return
+        self.send_header("Content-Length", str(len(body) + (1000 if answer == "too long" else 0)))
+        self.end_headers()
+        self.wfile.write(body[:CUT] if answer == "cut" else body)
+        if answer == "change after the cut":
+            plan.content = plan.content.replace(b"line", b"life")
+
+
+class Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.plan = Plan()
+        self.scheme = "https" if context else "http"
+        self._context = context
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
+        connection, address = super().get_request()
+        if self._context:  # the handshake is made in the connection's own thread
+            connection = self._context.wrap_socket(
+                connection, server_side=True, do_handshake_on_connect=False
+            )
+        return connection, address
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing when a client closes the connection, which some tests do on purpose."""
+
+    def url(self, path: str = "data.txt") -> str:
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"
+
+    def stop(self) -> None:
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """Start an https server whose certificate this process trusts."""
+    pytest.importorskip("cryptography", reason="no certificate can be made without cryptography")
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.datetime.now(datetime.UTC)
+    hosts = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(minutes=5))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(hosts, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = tmp_path / "certificate.pem"
+    public = certificate.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    pem.write_bytes(public + private)
+    monkeypatch.setenv("SSL_CERT_FILE", str(pem))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    server = Server(context)
+    yield server
+    server.stop()
+
+
+def whole(pod: Pod) -> None:
+    assert sorted(pod.train()) == sorted(CONTENT.split(b"\n")[:-1])
+
+
+FAULTS = {
+    "whole": ["whole"],
+    "chunked": ["chunked"],
+    "cut once": ["cut"],
+    "cut again and again": ["cut"] * 7,
+    "cut in a chunk": ["chunked cut", "cut"],
+    "500, 503, 429": ["500", "503", "429"],
+    "hangs up": ["hang up", "cut", "hang up"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("tag", ['"v1"', 'W/"v1"', ""])
+def test_a_broken_connection_is_resumed(pod: Pod, server: Server, fault: str, ranges: bool, tag: str) -> None:
+    server.plan = Plan(answers=list(FAULTS[fault]), ranges=ranges, tag=tag)
+    if fault == "cut again and again" and not ranges:
+        server.plan.answers = ["cut", "cut"]
+    manifest = pod.prepare(SOURCE=server.url(), SHA256=SHA256)
+    assert manifest["sha256"] == SHA256
+    whole(pod)
+    requests = server.plan.seen
+    if fault == "cut again and again" and ranges:
+        assert [r.get("Range") for r in requests[:3]] == [None, f"bytes={CUT}-", f"bytes={2 * CUT}-"]
+        assert {r.get("If-Range") for r in requests[1:]} == {'"v1"' if tag == '"v1"' else None}
+
+
+def test_backoff_grows_with_jitter_and_restarts_after_a_byte(pod: Pod, server: Server) -> None:
+    waits: list[float] = []
+    server.plan.answers = ["500", "500", "500", "cut", "500", "500"]
+    retry = Retry(tries=5, base=1.0, cap=3.0, sleep=waits.append, jitter=lambda: 0.5)
+    data_job.main(pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=retry)
+    assert waits == [0.75, 1.5, 2.25, 0.75, 1.5, 2.25]
+
+
+def test_the_last_reason_is_reported_after_all_tries(pod: Pod, server: Server) -> None:
+    server.plan.answers = ["503"] * 20
+    with pytest.raises(DataError, match="5 attempts in a row: the server answered 503"):
+        pod.prepare(SOURCE=server.url(), SHA256=SHA256)
+    assert len(server.plan.seen) == 5
+
+
+def test_a_body_shorter_than_its_length_is_an_error(pod: Pod, server: Server) -> None:
+    server.plan.answers = ["too long"] * 20
+    server.plan.ranges = False
+    with pytest.raises(DataError, match=f"ended after {len(CONTENT)} of {len(CONTENT) + 1000} bytes"):
+        pod.prepare(SOURCE=server.url(), SHA256=SHA256)
+    assert pod.leftovers() == []
+
+
+@pytest.mark.parametrize(("ranges", "if_range"), [(True, True), (True, False), (False, True)])
+def test_a_source_that_changes_between_two_tries_is_rejected(
+    pod: Pod, server: Server, ranges: bool, if_range: bool
+) -> None:
+    server.plan = Plan(answers=["cut"], ranges=ranges, if_range=if_range)
+    retry = Retry(tries=3, base=0.0, sleep=lambda _: change())
+
+    def change() -> None:
+        server.plan.content = CONTENT.replace(b"line", b"life")
+        server.plan.tag = '"v2"'
+
+    with pytest.raises(DataError, match="changed while it was read"):
+        data_job.main(pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=retry)
+
+
+@pytest.mark.parametrize("code", ["403", "404", "410"])
+def test_a_permanent_error_is_not_retried(pod: Pod, server: Server, code: str) -> None:
+    server.plan.answers = [code]
+    with pytest.raises(DataError, match=f"the server answered {code}.*data.source"):
+        pod.prepare(SOURCE=server.url("x?token=secret"), SHA256=SHA256)
+    assert len(server.plan.seen) == 1
+    assert "secret" not in pod.failure()["reason"]
+
+
+def test_a_refused_connection_is_reported(pod: Pod) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/x"
+    with pytest.raises(DataError, match=r"5 attempts in a row: no connection \(.*refused"):
+        pod.prepare(SOURCE=url, SHA256=SHA256)
+
+
+def test_content_with_a_wrong_checksum_is_never_published(pod: Pod, server: Server) -> None:
+    server.plan.content = CONTENT[:-1] + b"x\n"
+    with pytest.raises(DataError, match=f"data.sha256 is {SHA256}, but"):
+        pod.prepare(SOURCE=server.url(), SHA256=SHA256)
+    assert sorted(path.name for path in pod.job.iterdir()) == [
+        ".prepare.0123456789abcdef.lock",
+        "data-failed.json",
+    ]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_an_archive_over_a_flaky_connection_is_read_completely(
+    pod: Pod, server: Server, pack: Callable[[dict[str, bytes]], bytes]
+) -> None:
+    noise = random.Random(1).randbytes(3 * CUT)  # noqa: S311 - it must not compress
+    server.plan = Plan(content=pack({"a/t.bin": noise, "a/in.txt": LINES}), answers=["cut", "503", "cut"])
+    sha256 = hashlib.sha256(server.plan.content).hexdigest()
+    manifest = pod.prepare(SOURCE=server.url(), SHA256=sha256, MEMBER="a/in.txt", TABLES=["a/t.bin"])
+    assert manifest["sha256"] == sha256
+    assert (pod.job / "tables" / "t.bin").read_bytes() == noise
+    assert sorted(pod.train()) == sorted(LINES.split(b"\n")[:-1])
+    assert pod.leftovers() == []
+
+
+def test_https_needs_no_checksum_and_follows_https(pod: Pod, secure: Server) -> None:
+    secure.plan.answers = ["302", "cut"]
+    secure.plan.location = "/elsewhere"
+    assert pod.prepare(SOURCE=secure.url())["sha256"] == SHA256
+    whole(pod)
+
+
+def test_a_redirect_from_https_to_http_is_rejected(pod: Pod, secure: Server, server: Server) -> None:
+    secure.plan.answers = ["302"]
+    secure.plan.location = server.url("plain?token=secret")
+    with pytest.raises(
+        DataError,
+        match=r"redirects to http://127.0.0.1:\d+/plain: redirects from https are followed to https only",
+    ) as error:
+        pod.prepare(SOURCE=secure.url())
+    assert "secret" not in str(error.value)
+    assert server.plan.seen == []
+
+
+def test_an_untrusted_certificate_is_rejected(
+    pod: Pod, secure: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(DataError, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"):
+        pod.prepare(SOURCE=secure.url())

@@ -1,0 +1,136 @@
+"""Tests of jobs on one storage that hard-link the data of another job with the same content."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.dataprep import data_job
+from tests.launcher.dataprep.conftest import LINES, Pod, zipped
+from tests.launcher.supervisor.failing_calls import fail_calls
+
+
+def tree(job: Path) -> dict[str, bytes]:
+    """Return relative path → content of a job's files, without those that contain the job's name."""
+    own = ("manifest.json", ".prepare")
+    return {
+        path.relative_to(job).as_posix(): path.read_bytes()
+        for path in sorted(job.rglob("*"))
+        if path.is_file() and not path.name.startswith(own)
+    }
+
+
+def other(pod: Pod, name: str = "job-2") -> Pod:
+    """Return a data pod of another job on the same storage, with the same settings."""
+    own = {"JOB_NAME": name, "PADDLE_LAUNCHER_DATA_DIGEST": name, "PADDLE_LAUNCHER_RELEASE": name}
+    return Pod(pod.storage, {**pod.environ, **own})
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that gets the number of each part that a pod reads and splits during the test."""
+    made: list[str] = []
+    run = data_job.PartSplitter.run
+
+    def counted(self: Any, number: int, rows: int) -> dict[str, Any]:
+        made.append(str(number))
+        return run(self, number, rows)
+
+    monkeypatch.setattr(data_job.PartSplitter, "run", counted)
+    return made
+
+
+@pytest.mark.parametrize("kind", ["file", "archive", "parts"])
+def test_a_second_job_links_the_same_data_and_keeps_it_when_the_first_is_removed(
+    pod: Pod, parts: list[str], kind: str
+) -> None:
+    values: dict[str, Any] = {"TEST_FRACTION": 0.1}
+    if kind == "archive":
+        content = zipped({"in": LINES, "t": b"table"})
+        pod.source(content, "z")
+        values |= {"MEMBER": "in", "TABLES": ["t"], "SHA256": hashlib.sha256(content).hexdigest()}
+    else:
+        pod.source(LINES)
+    size = 5000 if kind == "parts" else None
+    first = pod.prepare(part_bytes=size, **values)
+    count, second = len(parts), other(pod)
+    manifest = second.prepare(part_bytes=size, **values)
+    assert len(parts) == count, "the source was read once"
+    assert (manifest["dataDigest"], manifest["madeBy"]["release"]) == ("job-2", "job-2")
+    assert manifest["shards"] == first["shards"]
+    made = tree(pod.job)
+    assert tree(second.job) == made
+    assert not second.leftovers()
+    shutil.rmtree(pod.job)
+    assert tree(second.job) == made
+    assert second.prepare(part_bytes=size, **values) == manifest
+
+
+def test_other_data_is_not_linked(pod: Pod, parts: list[str]) -> None:
+    pod.source(LINES)
+    pod.prepare()
+    other(pod, "b").prepare(SEED="3")
+    assert len(parts) == 2
+    path = pod.storage / "sources" / "in.txt"
+    os.utime(path, (1, 1))  # written again, who knows by what
+    other(pod, "c").prepare()
+    assert len(parts) == 3
+    (pod.storage / "c" / "1" / "data" / "train.txt").write_bytes(b"cut\n")
+    other(pod, "d").prepare()
+    assert len(parts) == 4
+
+
+@pytest.mark.parametrize("name", ["1/data/train.txt", "test.txt", "rows.json", "tables/t"])
+@pytest.mark.parametrize("size", [None, 5000])
+def test_data_with_other_bytes_of_the_same_length_is_not_linked(
+    pod: Pod, parts: list[str], size: int | None, name: str
+) -> None:
+    values: dict[str, Any] = {"TEST_FRACTION": 0.1}
+    if name.startswith("tables"):
+        content = zipped({"in": LINES, "t": b"table"})
+        pod.source(content, "z")
+        values |= {"MEMBER": "in", "TABLES": ["t"], "SHA256": hashlib.sha256(content).hexdigest()}
+    else:
+        pod.source(LINES)
+    pod.prepare(part_bytes=size, **values)
+    made, count = tree(pod.job), len(parts)
+    path = pod.job / name
+    if not path.exists():
+        path = path.with_name("train-00002.txt")
+    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
+    second = other(pod)
+    second.prepare(part_bytes=size, **values)
+    assert len(parts) == 2 * count
+    assert tree(second.job) == made
+
+
+def test_hard_links_of_an_interrupted_run_are_not_written_to(
+    pod: Pod, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write through a hard link would change the other job's data, since both names are of one file."""
+    pod.source(LINES)
+    pod.prepare(TEST_FRACTION=0.1)
+    second = other(pod)
+    monkeypatch.setattr(data_job, "remove_folder", lambda tmp: None)  # as one that failed
+    with fail_calls("link", "*/rows.json", errno.EPERM):
+        second.prepare(TEST_FRACTION=0.1)
+    assert len(parts) == 2
+    for name in tree(second.job):
+        assert not (second.job / name).samefile(pod.job / name), name
+
+
+def test_a_storage_without_hard_links_makes_the_data_again(pod: Pod, parts: list[str]) -> None:
+    pod.source(LINES)
+    pod.prepare()
+    second = other(pod)
+    with fail_calls("link", "*/test.txt", errno.EPERM):
+        second.prepare()
+    assert len(parts) == 2
+    assert tree(second.job) == tree(pod.job)
+    assert not second.leftovers()

@@ -1,0 +1,325 @@
+"""Tests of s3:// sources, with the S3 emulator moto on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from launcher.dataprep import s3_source as s3_module
+from launcher.errors import DataError, SettingsError, UnfitError
+from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+
+pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
+
+PARTS = {
+    "set/part-0.txt": b"a0\na1\na2\na3",
+    "set/part-1.txt.gz": gzip.compress(b"b0\nb1\n", mtime=0),
+    "set/sub/part-2.txt": b"c0\n",
+    "set/_SUCCESS": b"",
+    "set/notes.json": b"{}",
+    "set/empty.txt": b"",
+    "setting/other.txt": b"x\n",
+}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    import boto3
+
+    environ = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-west-2",
+    }
+    for key, value in environ.items():
+        monkeypatch.setenv(key, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    for key, content in PARTS.items():
+        client.put_object(Bucket="data", Key=key, Body=content)
+    yield client
+    for listed in client.list_objects_v2(Bucket="data").get("Contents", []):
+        client.delete_object(Bucket="data", Key=listed["Key"])
+    client.delete_bucket(Bucket="data")
+    client.close()
+
+
+def test_all_objects_below_a_prefix_are_split_evenly_in_the_order_of_their_keys(
+    pod: Pod, bucket: Any
+) -> None:
+    manifest = pod.prepare(SOURCE="s3://data/set")
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"]
+    assert sorted(len(shard) for shard in pod.shards()) == [2, 2, 3]
+    together = b"".join(
+        PARTS[key] for key in sorted(PARTS) if key.endswith((".txt", ".gz")) and "set/" in key
+    )
+    assert manifest["sha256"] == hashlib.sha256(together).hexdigest()
+    assert manifest["source"] == "s3://data/set"
+    numbers = [[b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"].index(line) for line in pod.lines(0)]
+    assert numbers == sorted(numbers)
+
+
+def test_a_single_object_can_be_the_source(pod: Pod, bucket: Any) -> None:
+    pod.prepare(SOURCE="s3://data/set/part-0.txt")
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
+
+
+def test_objects_of_several_listing_pages_are_all_read(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_module, "PAGE", 4)
+    for number in range(11):
+        bucket.put_object(Bucket="data", Key=f"many/{number:04d}.txt", Body=b"%d\n" % number)
+    assert pod.prepare(SOURCE="s3://data/many/")["lines"] == 11
+    assert sorted(map(int, pod.train())) == list(range(11))
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "message"),
+    [
+        ("bad/2.txt", b"x\ny\xff\n", "s3://data/bad/2.txt, row 2, column 2: the byte 0xff"),
+        (
+            "bad/2.txt.gz",
+            gzip.compress(b"x\ny\0\n", mtime=0),
+            "s3://data/bad/2.txt.gz, row 2, column 2: a NUL",
+        ),
+        ("bad/2.gz", b"\x1f\x8b nothing", "s3://data/bad/2.gz is damaged"),
+    ],
+)
+def test_a_bad_row_is_reported_with_object_row_and_column(
+    pod: Pod, bucket: Any, key: str, content: bytes, message: str
+) -> None:
+    bucket.put_object(Bucket="data", Key="bad/1.txt", Body=b"1\n2\n3\n")
+    bucket.put_object(Bucket="data", Key=key, Body=content)
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE="s3://data/bad")
+
+
+def test_csv_objects_need_the_same_header(pod: Pod, bucket: Any) -> None:
+    bucket.put_object(Bucket="data", Key="csv/1.csv", Body=b"a,b\r\n1,2\r\n3,4\r\n")
+    bucket.put_object(Bucket="data", Key="csv/2.csv.gz", Body=gzip.compress(b"a,b\n5,6\n"))
+    pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
+    assert sorted(pod.train()) == [b"1\t2", b"3\t4", b"5\t6"]
+    bucket.put_object(Bucket="data", Key="csv/3.csv", Body=b"b,c,a\n7,9,8\n")
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    with pytest.raises(DataError, match=r"3\.csv, line 1: the header is \['b', 'c', 'a'\], but \['a', 'b'\]"):
+        pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
+    pod.prepare(SOURCE="s3://data/csv", FORMAT="csv", COLUMNS=["b", "a"])
+    assert sorted(pod.train()) == [b"2\t1", b"4\t3", b"6\t5", b"7\t8"]
+
+
+def test_an_empty_prefix_is_reported_with_its_objects(pod: Pod, bucket: Any) -> None:
+    with pytest.raises(DataError, match=r"s3://data/se has no text object .* below it is set/_SUCCESS"):
+        pod.prepare(SOURCE="s3://data/se")
+
+
+def test_a_missing_bucket_is_reported(pod: Pod, bucket: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"s3://absent/x: S3 answered NoSuchBucket \(404\)\. Fix: correct the bucket"
+    ):
+        pod.prepare(SOURCE="s3://absent/x")
+
+
+def test_a_wrong_checksum_over_all_objects_publishes_nothing(pod: Pod, bucket: Any) -> None:
+    sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
+    pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    with pytest.raises(DataError, match=r"data.sha256 is .* has "):
+        pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
+
+
+def breaking(
+    monkeypatch: pytest.MonkeyPatch, *lengths: int, then: Callable[[], Any] = lambda: None
+) -> list[int]:
+    """Make S3's n-th answer end after `lengths[n]` bytes and call `then`; later answers are complete."""
+    breaks, broken = iter(lengths), []
+    original = s3_module._ObjectBody
+
+    class Breaking:
+        def __init__(self, body: Any) -> None:
+            self.answer, self.left = original(body), next(breaks, 1 << 30)
+
+        def read(self, size: int = -1, /) -> bytes:
+            if not self.left:
+                self.answer._body.close()
+                broken.append(1)
+                then()
+                raise s3_module.TransientError("pulled")
+            data = self.answer.read(min(size, self.left))
+            self.left -= len(data)
+            return data
+
+    monkeypatch.setattr(s3_module, "_ObjectBody", Breaking)
+    return broken
+
+
+def test_a_broken_download_is_resumed_at_its_byte(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"".join(b"%d\n" % n for n in range(50_000))
+    bucket.put_object(Bucket="data", Key="big/1.txt", Body=content)
+    broken = breaking(monkeypatch, 5000, 100_000, 0)
+    assert pod.prepare(SOURCE="s3://data/big")["sha256"] == hashlib.sha256(content).hexdigest()
+    assert sorted(map(int, pod.train())) == list(range(50_000))
+    assert len(broken) == 3
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_rejected(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = s3_module.S3Objects.objects
+
+    def then_replaced(self: Any) -> Any:
+        listed = original(self)
+        bucket.put_object(Bucket="data", Key="set/part-0.txt", Body=b"others\n")
+        return listed
+
+    monkeypatch.setattr(s3_module.S3Objects, "objects", then_replaced)
+    with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
+        pod.prepare(SOURCE="s3://data/set")
+
+
+def test_a_pod_without_credentials_exits_for_a_replacement_and_does_not_fail_the_job(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(key)
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it remembers the keys
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    with pytest.raises(UnfitError, match=r"(?s)credentials.*service account") as caught:
+        pod.prepare(SOURCE="s3://data/set")
+    assert caught.value.exit_code == 71
+
+
+MEMBERS = {"pkg/data/in.txt": LINES, "pkg/items.txt": b"1 item\n", "pkg/other.txt": b"never read\xff\n"}
+ARCHIVES = {"zip": zipped(MEMBERS), "tar.gz": tarred(MEMBERS)}
+
+
+@pytest.fixture(params=sorted(ARCHIVES))
+def archive(request: pytest.FixtureRequest, bucket: Any) -> dict[str, Any]:
+    """Upload an archive next to unrelated objects; return the data values to read it, and its content."""
+    key = f"sources/set.{request.param}"
+    content = ARCHIVES[request.param]
+    for other, body in ((key, content), (f"{key}.txt", b"x\n"), (f"{key}/a.txt", b"y\n")):
+        bucket.put_object(Bucket="data", Key=other, Body=body)
+    values = {"SOURCE": f"s3://data/{key}", "MEMBER": "pkg/data/in.txt", "TABLES": ["pkg/items.txt"]}
+    return {"values": values, "content": content, "key": key}
+
+
+def test_member_and_tables_are_read_from_exactly_the_given_object(pod: Pod, archive: dict[str, Any]) -> None:
+    sha256 = hashlib.sha256(archive["content"]).hexdigest()
+    manifest = pod.prepare(**archive["values"], SHA256=sha256)
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+    assert (manifest["sha256"], manifest["member"]) == (sha256, "pkg/data/in.txt")
+    assert manifest["source"] == f"s3://data/{archive['key']}"
+    assert (pod.job / "tables" / "items.txt").read_bytes() == b"1 item\n"
+    assert pod.leftovers() == []
+
+
+def test_a_broken_download_of_an_archive_is_resumed_at_its_byte(
+    pod: Pod, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = breaking(monkeypatch, 100, 700, 0)
+    manifest = pod.prepare(**archive["values"])
+    assert manifest["sha256"] == hashlib.sha256(archive["content"]).hexdigest()
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+    assert len(broken) == 3
+
+
+def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is_published(
+    pod: Pod, bucket: Any, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replaced() -> None:
+        bucket.put_object(Bucket="data", Key=archive["key"], Body=archive["content"] + b"\0")
+
+    breaking(monkeypatch, 700, then=replaced)
+    with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
+        pod.prepare(**archive["values"])
+    assert not (pod.job / "manifest.json").exists()
+    assert pod.leftovers() == []
+
+
+def test_an_archive_with_a_wrong_checksum_publishes_nothing(pod: Pod, archive: dict[str, Any]) -> None:
+    found = hashlib.sha256(archive["content"]).hexdigest()
+    with pytest.raises(DataError, match=rf"data.sha256 is {'0' * 64}, but .* has {found}"):
+        pod.prepare(**archive["values"], SHA256="0" * 64)
+    assert not (pod.job / "manifest.json").exists()
+    assert pod.leftovers() == []
+
+
+def test_a_missing_member_is_reported_with_the_existing_ones(pod: Pod, archive: dict[str, Any]) -> None:
+    archive["values"]["MEMBER"] = "in.txt"
+    with pytest.raises(DataError, match=r"has no member 'in.txt'; it has 'pkg/data/in.txt'"):
+        pod.prepare(**archive["values"])
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        (
+            "set/part-9.zip",
+            r"s3://data/set/part-9.zip: the object does not exist; the same prefix has .*set/part-0.txt",
+        ),
+        (
+            "none/part-9.zip",
+            r"s3://data/none/part-9.zip: the object does not exist; the same prefix has nothing",
+        ),
+        ("none.zip", r"s3://data/none.zip: the object does not exist; the same prefix has set/_SUCCESS"),
+        ("set/part", r"s3://data/set/part: the object does not exist"),
+        (
+            "set",
+            r"s3://data/set is a prefix, not an object; below it are set/_SUCCESS.*leave data.member empty",
+        ),
+    ],
+)
+def test_a_key_without_an_object_is_reported_with_the_existing_keys(
+    pod: Pod, bucket: Any, key: str, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE=f"s3://data/{key}", MEMBER="in.txt")
+
+
+@pytest.mark.parametrize("source", ["s3://data", "s3://data/", "s3://data/set/"])
+def test_a_member_of_a_prefix_is_rejected_before_any_request(pod: Pod, source: str) -> None:
+    with pytest.raises(SettingsError, match=r"data.source is .*, but must be s3://BUCKET/KEY of one archive"):
+        pod.prepare(SOURCE=source, MEMBER="in.txt")
+
+
+def test_a_key_may_contain_characters_that_a_url_may_not(pod: Pod, bucket: Any) -> None:
+    bucket.put_object(Bucket="data", Key="a?b#c.zip", Body=zipped({"in": LINES}))
+    pod.prepare(SOURCE="s3://data/a?b#c.zip", MEMBER="in")
+    assert sorted(pod.train()) == sorted(LINES.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("endpoint_url", "message"),
+    [
+        ("http://127.0.0.1:9", r"s3://data/set could not be read after 5 attempts in a row: no connection"),
+        ("minio:9000", r"minio:9000.*AWS_ENDPOINT_URL"),
+    ],
+    ids=["nobody answers", "no address"],
+)
+def test_an_unusable_endpoint_is_reported(
+    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch, endpoint_url: str, message: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE="s3://data/set")

@@ -1,0 +1,409 @@
+"""Tests of sources that are split in parts by several pods, one of which may be evicted."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gzip
+import hashlib
+import io
+import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.dataprep import data_job, job_lock, source_parts, split_part
+from launcher.dataprep.byte_streams import FileStream
+from launcher.dataprep.prefetch import ReadAhead
+from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.shard_files import LIST, list_shard_files
+from launcher.errors import DataError, SettingsError, StoppedError
+from launcher.io import files
+from launcher.paths import JobPaths
+from tests.launcher.dataprep.conftest import LINES, Pod
+
+PART = 4000  # bytes: LINES are some 25 kB
+
+
+def all_lines(pod: Pod, count: int = 3) -> list[bytes]:
+    """Return the train lines of all shards, read from the files that each shard's files.json lists."""
+    layout = JobPaths(pod.storage, "job")
+    manifest = json.loads((pod.job / "manifest.json").read_text())
+    found: list[bytes] = []
+    for shard in manifest["shards"][:count]:
+        lines: list[bytes] = []
+        for piece in list_shard_files(layout, shard):
+            content = (layout.shard(shard["index"]) / piece["name"]).read_bytes()
+            assert hashlib.sha256(content).hexdigest() == piece["sha256"]
+            assert len(content) == piece["bytes"]
+            lines += content.split(b"\n")[:-1]
+        assert len(lines) == shard["lines"]
+        found += lines
+    return found
+
+
+@given(
+    st.lists(st.binary(max_size=6).map(lambda b: b.replace(b"\n", b"")), max_size=30),
+    st.booleans(),
+    st.integers(1, 40),
+    st.integers(1, 9),
+)
+def test_byte_ranges_of_an_object_contain_each_line_once(
+    lines: list[bytes], newline: bool, size: int, read: int
+) -> None:
+    content = b"".join(line + b"\n" for line in lines) + (b"" if newline else b"end")
+    parts = source_parts.plan_parts([source_parts.SourceObject("o", len(content), "")], size, True)
+    found = []
+    for stretch in (s for part_ in parts for s in part_):
+        stream = io.BytesIO(content)
+        stream.seek(max(0, stretch.begin - 1))
+        digest = hashlib.sha256()
+        taken = source_parts.RangeLines(stream, stretch.begin, stretch.end, digest)
+        data = b"".join(iter(lambda taken=taken: taken.read(read), b""))
+        assert digest.digest() == hashlib.sha256(data).digest()
+        assert not data or data.endswith(b"\n") or content.endswith(data)
+        found.append(data)
+    assert b"".join(found) == content
+
+
+def test_small_objects_share_a_part_large_ones_are_divided_and_compressed_ones_are_not() -> None:
+    objects = [
+        source_parts.SourceObject(name, size, "")
+        for name, size in (("a", 4), ("b", 4), ("c.gz", 25), ("d", 12))
+    ]
+    parts = source_parts.plan_parts(objects, 10, True)
+    assert [[(s.object.name, s.begin, s.end) for s in found] for found in parts] == [
+        [("a", 0, 4), ("b", 0, 4), ("c.gz", 0, 25)],
+        [("d", 0, 10)],
+        [("d", 10, 12)],
+    ]
+    assert [len(found) for found in source_parts.plan_parts(objects, 10, False)] == [3, 1]
+    assert source_parts.part_size(3) == 256 << 20
+    assert source_parts.part_size(300) == 1200 << 20
+    assert source_parts.distribute(100, [1, 1, 2]) == [25, 25, 50]
+    assert sum(source_parts.distribute(7, [5, 3, 9])) == 7
+
+
+def test_a_source_in_parts_has_every_line_once_in_even_shards(pod: Pod) -> None:
+    pod.source(LINES)
+    manifest = pod.prepare(part_bytes=PART, TEST_FRACTION=0.1)
+    assert manifest["shards"][0]["parts"] > 5
+    assert sorted([*all_lines(pod), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
+    counts = [shard["lines"] for shard in manifest["shards"]]
+    assert max(counts) - min(counts) <= manifest["shards"][0]["parts"]
+    assert 90 <= len(pod.test()) <= 110
+    assert pod.leftovers() == []
+    pod.prepare(part_bytes=PART, TEST_FRACTION=0.1)  # finds it
+
+
+def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
+    one, three = new_pod(), new_pod()
+    for pod in (one, three):
+        pod.source(LINES)
+    alone = one.prepare(part_bytes=PART, TEST_FRACTION=0.1)
+    settings = three.settings(TEST_FRACTION=0.1)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(data_job.main(settings, part_bytes=PART)))
+        for _ in range(3)
+    ]
+    with separate_locks():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert codes == [0, 0, 0]
+    assert files.read_json(three.job / "manifest.json") == alone
+    assert three.leftovers() == []
+
+
+def test_one_running_pod_of_several_completes_the_data(pod: Pod) -> None:
+    """A pod that cannot be scheduled delays nothing, since no part belongs to a pod before it works on it."""
+    pod.source(LINES)
+    manifest = pod.prepare(part_bytes=PART, WORKERS="4")
+    assert manifest["lines"] == 1000
+    assert manifest["shards"][0]["parts"] > 4
+
+
+@contextmanager
+def separate_locks() -> Iterator[None]:
+    """Let file locks exclude each other between threads of this process, as they do between processes."""
+    kinds = {fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_SH | fcntl.LOCK_NB}
+
+    class OfFile:
+        LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
+
+        @staticmethod
+        def lockf(fd: int, kind: int) -> None:
+            assert kind in kinds
+            fcntl.flock(fd, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_lock, "fcntl", OfFile)
+        yield
+
+
+def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    made: list[int] = []
+    run = split_part.PartSplitter.run
+
+    def evicted(self: Any, number: int, rows: int) -> Any:
+        if number == 3 and len(made) == 3:
+            raise StoppedError("evicted")
+        made.append(number)
+        return run(self, number, rows)
+
+    monkeypatch.setattr(split_part.PartSplitter, "run", evicted)
+    with pytest.raises(StoppedError):
+        pod.prepare(part_bytes=PART)
+    assert not (pod.job / "manifest.json").exists()
+    assert not (pod.job / "data-failed.json").exists()
+    made.append(-1)
+    manifest = pod.prepare(part_bytes=PART)
+    assert made == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
+    assert sorted(all_lines(pod)) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    held: list[Any] = []
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        held.pop().close()  # it dies
+
+    run = split_part.PartSplitter.run
+
+    def hold(self: Any, number: int, rows: int) -> Any:
+        if number == 0:
+            file = (pod.job / ".0123456789abcdef.tmp" / "00002.lock").open("w")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held.append(file)
+        assert number != 2 or not held
+        return run(self, number, rows)
+
+    monkeypatch.setattr(split_part.PartSplitter, "run", hold)
+    monkeypatch.setattr(data_job.time, "sleep", pause)
+    with separate_locks():
+        pod.prepare(part_bytes=PART)
+    assert waits == [data_job._POLL_SECONDS]
+    assert sorted(all_lines(pod)) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_source_that_changed_after_an_eviction_is_read_again(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    run = split_part.PartSplitter.run
+
+    def evicted(self: Any, number: int, rows: int) -> Any:
+        if number == 3:
+            raise StoppedError("evicted")
+        return run(self, number, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(split_part.PartSplitter, "run", evicted)
+        with pytest.raises(StoppedError):
+            pod.prepare(part_bytes=PART)
+    other = LINES.replace(b"text", b"word")
+    pod.source(other)
+    pod.prepare(part_bytes=PART)
+    assert sorted(all_lines(pod)) == sorted(other.split(b"\n")[:-1])
+
+
+def test_a_file_that_changes_while_it_is_read_is_rejected(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    run = split_part.PartSplitter.run
+
+    def then_changed(self: Any, number: int, rows: int) -> Any:
+        found = run(self, number, rows)
+        if number == 1:
+            pod.source(LINES + b"1\tmore\n")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(split_part.PartSplitter, "run", then_changed)
+        with pytest.raises(DataError, match=r"file://in\.txt changed while it was read"):
+            pod.prepare(part_bytes=PART)
+    assert not (pod.job / "manifest.json").exists()
+    assert pod.leftovers() == []
+    assert "changed while" in pod.failure()["reason"]
+
+
+def test_a_file_that_changes_after_it_was_read_is_rejected(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    read = FileStream.read
+
+    def then_changed(self: FileStream, size: int = -1, /) -> bytes:
+        data = read(self, size)
+        if not data:
+            self.path.write_bytes(LINES[:-1])
+        return data
+
+    monkeypatch.setattr(FileStream, "read", then_changed)
+    with pytest.raises(DataError, match=r"file://in\.txt changed while it was read"):
+        pod.prepare()
+
+
+def test_a_pod_fails_with_the_reason_that_another_pod_of_its_job_wrote(pod: Pod) -> None:
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-1"
+    pod.source(LINES[:-5] + b"\xff\n")
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare(part_bytes=PART)
+    pod.source(LINES)
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare(part_bytes=PART)
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
+    assert pod.prepare(part_bytes=PART)["lines"] == 1000, "another Job tries again"
+
+
+def test_a_bad_row_of_a_byte_range_is_reported_with_object_and_byte(pod: Pod) -> None:
+    pod.source(LINES[:-5] + b"\xff\n")
+    with pytest.raises(
+        DataError, match=r"file://in\.txt from byte 2\d,\d00 on, row \d+, column \d+: the byte"
+    ):
+        pod.prepare(part_bytes=PART)
+
+
+def test_a_compressed_file_without_its_suffix_is_rejected(pod: Pod) -> None:
+    noise = b"".join(hashlib.sha256(b"%d" % n).hexdigest().encode() + b"\n" for n in range(500))
+    pod.source(gzip.compress(noise), "in")
+    with pytest.raises(DataError, match="is compressed, but its name does not end with"):
+        pod.prepare(part_bytes=PART)
+    pod.source(gzip.compress(noise), "in.gz")
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    assert pod.prepare(part_bytes=PART)["lines"] == 500
+
+
+def test_all_text_below_a_folder_of_the_storage_is_read(pod: Pod) -> None:
+    for name, content in {
+        "days/0.txt": b"a0\na1\n",
+        "days/1.txt.gz": gzip.compress(b"b0\n"),
+        "days/more/2.tsv": b"c0",
+        "days/notes.md": b"# no data\n",
+    }.items():
+        path = pod.storage / "sources" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    assert pod.prepare(SOURCE="file://days", SPLIT_COUNT="2")["lines"] == 4
+    assert sorted(all_lines(pod, 2)) == [b"a0", b"a1", b"b0", b"c0"]
+    with pytest.raises(DataError, match=r"file://days is a folder, but data\.member"):
+        pod.prepare(SOURCE="file://days", MEMBER="x", SPLIT_COUNT="3")
+
+
+def test_csv_objects_are_never_divided_and_need_equal_headers_in_all_parts(pod: Pod) -> None:
+    folder = pod.storage / "sources" / "csv"
+    folder.mkdir(parents=True)
+    rows = b"".join(b'%d,"two\nlines"\n' % n for n in range(400))
+    (folder / "1.csv").write_bytes(b"a,b\n" + rows)
+    (folder / "2.csv").write_bytes(b"a,b\n" + rows)
+    manifest = pod.prepare(part_bytes=PART, SOURCE="file://csv", FORMAT="csv")
+    assert manifest["lines"] == 800
+    assert manifest["shards"][0]["parts"] == 2
+    (folder / "3.csv").write_bytes(b"b,c\n" + rows)
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    with pytest.raises(DataError, match=r"file://csv/3\.csv has the header \['b', 'c'\] and 2 columns, but"):
+        pod.prepare(part_bytes=PART, SOURCE="file://csv", FORMAT="csv")
+
+
+@pytest.mark.parametrize("part_bytes", [None, PART])
+def test_a_test_set_above_its_limit_is_reduced_and_the_rest_is_trained_on(
+    pod: Pod, part_bytes: int | None
+) -> None:
+    pod.source(LINES)
+    manifest = pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.5, TEST_ROWS="37")
+    test = pod.test()
+    assert len(test) == manifest["test"]["lines"] == 37
+    assert sorted([*all_lines(pod), *test]) == sorted(LINES.split(b"\n")[:-1])
+    places = [int(line.split()[-1]) for line in test]
+    assert places == sorted(places)
+    assert max(after - before for before, after in itertools.pairwise(places)) < 80, "spread"
+
+
+@pytest.mark.parametrize("rows", ["200", "10"])
+def test_data_test_source_replaces_the_held_out_lines(pod: Pod, rows: str) -> None:
+    own = b"".join(b"1\town %d\n" % n for n in range(100))
+    pod.source(own, "own.txt")
+    pod.source(LINES)
+    manifest = pod.prepare(TEST_SOURCE="file://own.txt", TEST_ROWS=rows, TEST_FRACTION=0.1)
+    assert manifest["lines"] == 1000, "nothing is held out"
+    assert manifest["testSource"] == "file://own.txt"
+    assert len(pod.test()) == min(100, int(rows))
+    assert set(pod.test()) <= set(own.split(b"\n"))
+    with pytest.raises(SettingsError, match=r"data\.testSource is 'ftp://x'"):
+        pod.prepare(TEST_SOURCE="ftp://x")
+
+
+def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(job_lock.fcntl, "lockf", none)
+    pod.source(LINES)
+    with pytest.raises(SettingsError, match=r"data\.workers .* is 2, but must be 1 on this storage"):
+        pod.prepare(part_bytes=PART, WORKERS="2")
+    assert pod.prepare(part_bytes=PART)["lines"] == 1000
+
+
+def test_a_link_in_a_source_folder_is_rejected(pod: Pod, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("a\nb\nc\n")
+    folder = pod.storage / "sources" / "days"
+    folder.mkdir(parents=True)
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(DataError, match="is a link that leads out of"):
+        pod.prepare(SOURCE="file://days")
+
+
+def test_a_changed_files_json_is_rejected(pod: Pod) -> None:
+    pod.source(LINES)
+    manifest = pod.prepare(part_bytes=PART)
+    path = pod.job / "1" / "data" / LIST
+    path.write_text(path.read_text().replace("00001", "00002"))
+    with pytest.raises(DataError, match=r"1/data/files\.json is missing, or its sha256 is not the one"):
+        list_shard_files(JobPaths(pod.storage, "job"), manifest["shards"][1])
+
+
+def test_the_default_deadline_depends_on_the_size_and_the_pods() -> None:
+    for given_seconds, size, pods, wanted in (
+        (None, 10**12, 1, 203_600),
+        (None, 10**12, 20, 13_600),
+        (None, 0, 1, 3_600),
+        (None, None, 1, 86_400),
+        (60, 10**12, 1, 60),
+    ):
+        progress = DataProgress(given_seconds)
+        progress.set_deadline(size, pods)
+        assert progress.deadline_seconds == pytest.approx(wanted)
+
+
+def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised(tmp_path: Path) -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            data = super().read(size)
+            if not data:
+                raise DataError("the end is missing")
+            return data
+
+    ahead = ReadAhead(io.BytesIO(LINES))
+    assert b"".join(iter(lambda: ahead.read(777), b"")) == LINES
+    assert ahead.read(5) == b""
+    ahead.close()
+    broken = ReadAhead(Broken(LINES))
+    with pytest.raises(DataError, match="the end is missing"):
+        while broken.read(4000):
+            pass
+    broken.close()
+    unread = ReadAhead(io.BytesIO(LINES * 1000), 1)
+    unread.close()
+    assert not unread._blocks.thread.is_alive()

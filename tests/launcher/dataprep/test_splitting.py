@@ -1,0 +1,144 @@
+"""Tests of the split: which line goes to which shard or to the test set; and of lines made of csv records."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from launcher.dataprep.csv_records import join_fields, split_fields
+from launcher.dataprep.splitting import HeldOutSelector, LineSplitter, ShardAssigner
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 20), st.lists(st.integers(0, 50), max_size=8))
+def test_each_block_of_n_lines_goes_to_n_different_shards_for_any_block_size(
+    seed: int, shards: int, parts: list[int]
+) -> None:
+    whole = ShardAssigner(seed, shards).owners(sum(parts))
+    dealer = ShardAssigner(seed, shards)
+    pieces = [dealer.owners(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.uint16)]), whole)
+    for first in range(0, len(whole), shards):
+        block = whole[first : first + shards].tolist()
+        assert len(set(block)) == len(block)
+        assert set(block) <= set(range(shards))
+    counts = np.bincount(whole, minlength=shards)
+    assert counts.max() - counts.min() <= 1
+
+
+@given(st.integers(0, 2**63 - 1), st.floats(0.001, 0.5), st.lists(st.integers(0, 300), max_size=8))
+def test_the_test_set_has_its_fraction_within_one_line_for_any_block_size(
+    seed: int, fraction: float, parts: list[int]
+) -> None:
+    whole = HeldOutSelector(seed, fraction).select(sum(parts))
+    hold_out = HeldOutSelector(seed, fraction)
+    pieces = [hold_out.select(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.bool_)]), whole)
+    assert abs(int(whole.sum()) - sum(parts) * fraction) <= 1
+
+
+def test_a_fraction_of_zero_holds_out_nothing() -> None:
+    assert not HeldOutSelector(1, 0.0).select(1000).any()
+
+
+@given(
+    st.integers(0, 99),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.lists(st.binary(max_size=5).map(lambda b: b.replace(b"\n", b"")), min_size=1, max_size=60),
+)
+def test_every_line_is_in_one_shard_in_the_order_of_the_source(
+    seed: int, shards: int, fraction: float, lines: list[bytes]
+) -> None:
+    numbered = [b"%d %s" % (number, line) for number, line in enumerate(lines)]
+    split = LineSplitter(seed, shards, fraction)
+    middle = len(numbered) // 2
+    pieces = [b""] * (shards + 1)
+    for run in filter(None, (numbered[:middle], numbered[middle:])):
+        train, held = split.split(b"\n".join(run) + b"\n")
+        for bucket, piece in enumerate([*train, held]):
+            pieces[bucket] += piece
+    buckets = [piece.split(b"\n")[:-1] for piece in pieces]
+    assert [len(bucket) for bucket in buckets] == [*split.lines, split.held]
+    assert sorted(line for bucket in buckets for line in bucket) == sorted(numbered)
+    for bucket in buckets:
+        numbers = [int(line.split(b" ")[0]) for line in bucket]
+        assert numbers == sorted(numbers)
+
+
+GOLDEN = """
+import hashlib
+from launcher.dataprep.splitting import ShardAssigner, HeldOutSelector
+dealer, hold_out = ShardAssigner(20170101, 8), HeldOutSelector(20170101, 0.1)
+print(dealer.owners(16).tolist(), hold_out.select(40).nonzero()[0].tolist())
+print(hashlib.sha256(dealer.owners(100_000).astype('<u2').tobytes()).hexdigest()[:16])
+print(hashlib.sha256(hold_out.select(100_000).astype('u1').tobytes()).hexdigest()[:16])
+"""
+
+EXPECTED = [
+    "[1, 3, 2, 7, 5, 6, 4, 0, 7, 2, 5, 6, 4, 1, 3, 0] [6, 14, 24, 34]",
+    "0be0cd73c2386a2e",
+    "4de9ff426e1a144c",
+]
+
+
+def golden(python: str) -> list[str]:
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([python, "-c", GOLDEN], cwd=root, check=True, capture_output=True, text=True)
+    return done.stdout.split("\n")
+
+
+def test_the_split_is_the_same_on_every_machine_and_numpy_version() -> None:
+    """Compare with fixed values: another split would give other data for the same digest of the settings."""
+    assert golden(sys.executable)[:3] == EXPECTED
+    assert np.random.Philox(key=np.array([1, 0], dtype=np.uint64)).random_raw() == 5599841837815857887
+
+
+def test_the_image_has_the_numpy_version_of_the_tests() -> None:
+    root = Path(__file__).resolve().parents[3]
+    pinned = re.search(r"^numpy==(\S+)", (root / "launcher" / "requirements.lock").read_text(), re.MULTILINE)
+    assert pinned
+    assert pinned[1] == np.__version__
+
+
+def test_a_sorted_source_causes_no_skew_between_shards() -> None:
+    run = b"".join(b"%d\n" % (number >= 5000) for number in range(10_000))
+    shards, test = LineSplitter(3, 7, 0.1).split(run)
+    shares = [piece.count(b"1") / (len(piece) / 2) for piece in (*shards, test)]
+    assert max(shares) - min(shares) < 0.003
+
+
+def test_two_seeds_split_differently() -> None:
+    assert not np.array_equal(ShardAssigner(1, 4).owners(400), ShardAssigner(2, 4).owners(400))
+    assert not np.array_equal(HeldOutSelector(1, 0.1).select(4000), HeldOutSelector(2, 0.1).select(4000))
+
+
+def test_each_part_of_a_source_has_its_own_random_stream() -> None:
+    assert not np.array_equal(ShardAssigner(1, 4).owners(400), ShardAssigner(1, 4, 1).owners(400))
+    assert not np.array_equal(HeldOutSelector(1, 0.1).select(4000), HeldOutSelector(1, 0.1, 1).select(4000))
+
+
+@given(st.lists(texts, min_size=1, max_size=5))
+def test_split_fields_reverses_join_fields(record: list[str]) -> None:
+    line = join_fields(record)
+    assert "\n" not in line
+    assert "\r" not in line
+    assert split_fields(line) == record
+    assert split_fields(line + "\n") == record
+
+
+def test_four_characters_are_escaped() -> None:
+    assert join_fields(["a\tb", "c\nd", "e\rf", "g\\h", ""]) == "a\\tb\tc\\nd\te\\rf\tg\\\\h\t"
+
+
+def test_an_invalid_escape_sequence_is_reported_with_its_column() -> None:
+    with pytest.raises(ValueError, match=r"'\\\\q' is not an escape sequence of a csv record \(column 2\)"):
+        split_fields("a\\q")

@@ -1,0 +1,84 @@
+"""Which pass is the best, and when training ends early."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from launcher import metrics
+from launcher.errors import SettingsError
+from launcher.reporting import text_formats
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.settings import TrainSettings
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+ERRORS = [(1, 0.5), (2, 0.3), (3, 0.3), (4, nan), (5, 0.4)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "scores", "expected"),
+    [
+        ("error", ERRORS, [2, 3, 5, 1]),
+        ("test_AUC", [(3, 0.7), (4, 0.9), (5, inf)], [4, 3]),
+        ("loss", [(1, nan)], []),
+        ("loss", [], []),
+    ],
+)
+def test_passes_are_ranked_by_what_is_better_for_the_metric(metric, scores, expected) -> None:
+    assert metrics.rank_passes(metric, scores) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "patience", "ended"),
+    [
+        (ERRORS, 0, False),
+        (ERRORS, 3, True),
+        (ERRORS, 4, False),
+        (ERRORS[:2], 1, False),
+        ([(4, nan), (5, nan)], 2, True),
+        ([(4, nan), (5, nan)], 3, False),
+        ([], 1, False),
+    ],
+)
+def test_training_ends_early_after_so_many_passes_that_are_not_better(scores, patience, ended) -> None:
+    assert metrics.stops_early("error", scores, patience) is ended
+
+
+PASSES = [{"pass": n, "test_error": value} for n, value in enumerate((0.5, 0.3, 0.4))]
+
+
+@pytest.mark.parametrize(
+    ("run", "number", "ended"),
+    [
+        ({"state": "training", "passes": 9}, 1, False),
+        ({"state": "complete", "passes": 9, "modelPass": 1}, 1, True),
+        ({"state": "complete", "passes": 3, "modelPass": 2}, 2, False),
+        ({"state": "training", "passes": 9, "modelPass": 2}, 1, False),
+    ],
+)
+def test_a_run_has_its_models_pass_as_the_best_or_the_best_so_far(run, number, ended) -> None:
+    found = metrics.best_pass({"keepBest": "error", **run}, PASSES)
+    value = PASSES[number]["test_error"]
+    assert found == {"metric": "error", "pass": number, "value": value, "endedEarly": ended}
+    assert (
+        text_formats.best_pass(found)
+        == f"best error {value:.4f} after pass {number + 1}" + ", stopped early" * ended
+    )
+
+
+def test_a_run_without_keep_best_has_no_best_pass() -> None:
+    assert metrics.best_pass({"state": "complete", "passes": 9}, PASSES) == {}
+    assert text_formats.best_pass({}) == ""
+    assert metrics.best_pass({"keepBest": "auc"}, PASSES) == {}
+
+
+def test_patience_without_a_metric_is_refused() -> None:
+    settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_PATIENCE="2"))
+    with pytest.raises(
+        SettingsError, match=r"training.patience .* is 2, but must be 0 without training.keepB"
+    ):
+        FleetRuntime().check(settings)
+    FleetRuntime().check(
+        TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_PATIENCE="2", PADDLE_LAUNCHER_KEEP_BEST="auc"))
+    )

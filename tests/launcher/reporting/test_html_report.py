@@ -1,0 +1,181 @@
+"""report.html: what stands in it, and that a real browser lays it out, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from launcher.reporting import html_report
+
+HOSTILE = "<script>document.title='x'</script> & \"more\""
+MEASURE = """<script>
+const box = (e) => { const b = e.getBoundingClientRect(); return [b.width, b.height]; };
+const found = {
+  curves: [...document.querySelectorAll("svg .mean")].map(box),
+  points: document.querySelectorAll("svg .mean use").length,
+  wide: document.documentElement.scrollWidth > innerWidth,
+  page: getComputedStyle(document.body).backgroundColor,
+  ink: getComputedStyle(document.body).color,
+  title: document.title,
+  asked: performance.getEntriesByType("resource").length,
+};
+document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
+</script></body>"""
+
+
+@pytest.fixture
+def output(job_folder: Path) -> Path:
+    """A complete run after a restart, with another one before it."""
+    folder = job_folder / "output"
+    told = {
+        "runId": "quick-start-1a2b3c4d",
+        "release": "r",
+        "namespace": "n",
+        "state": "complete",
+        "started": 1795230000.0,
+        "finished": 1795230600.0,
+        "score": {"error": 0.2012},
+        "restarts": [{"attempt": 0, "cause": f"rank 1 was lost; {HOSTILE}\nlast line", "at": 1795230300.0}],
+        "fingerprint": {
+            "trainers": 2,
+            "program": "a" * 64,
+            "dataDigest": "d" * 64,
+            "extraArgs": ["--rate=0.1"],
+        },
+    }
+    (folder / "run.json").write_text(json.dumps(told))
+    aside = job_folder / "runs" / "quick-start-older"
+    aside.mkdir(parents=True)
+    before = {
+        **told,
+        "fingerprint": {**told["fingerprint"], "extraArgs": ["--rate=0.3"]},
+        "score": {"error": 0.3},
+    }
+    for path in (aside, aside.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
+        path.mkdir(exist_ok=True)
+        (path / "run.json").write_text(json.dumps(before))
+    (folder / "metrics.csv").write_text(
+        "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+        "0,0,0,100,2.0,50,0.6,0.30\n0,1,0,300,3.0,100,0.2,\n1,0,1,100,2.0,50,nan,0.25\n1,1,1,100,2.0,50,0.2,\n"
+        "2,0,1,100,2.0,50,0.3,0.2012\n2,1,1,100,2.0,50,0.2,\n"
+    )
+    return folder
+
+
+class Cells(HTMLParser):
+    """The rows of all tables, as texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.tags: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self.rows.append([])
+
+    def handle_data(self, data: str) -> None:
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+
+def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output: Path) -> None:
+    assert html_report.write_report(output) == output / "report.html"
+    page = (output / "report.html").read_text("utf-8")
+    cells = Cells()
+    cells.feed(page)
+    assert ["3", "200", "2.0", "100", "0.2500", "0.2012"] in cells.rows, "passes count from 1"
+    assert ["run", "state", "finished", "duration", "score", "--rate"] in cells.rows, "only what differs"
+    assert [
+        "quick-start-older",
+        "complete",
+        "2026-11-21 03:10:00Z",
+        "10 min 00 s",
+        "error 0.3000",
+        "0.3",
+    ] in (cells.rows)
+    assert "quick-start-removed" not in page
+    assert ["training rows", "21,000"] in cells.rows
+    assert any(row[-1].startswith("rank 1 was lost; <script>") for row in cells.rows if row)
+    assert "script" not in cells.tags
+    assert not re.search(r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import", page), (
+        "nothing beside the page is needed"
+    )
+
+
+def test_the_page_of_damaged_run_records_is_made_of_their_copies(output: Path) -> None:
+    html_report.write_report(output)
+    page = (output / "report.html").read_text("utf-8")
+    folders = (output, output.parent / "runs" / "quick-start-older")
+    for folder in folders:
+        (folder / "run.json").rename(folder / "run.copy.json")
+    (output / "run.json").write_text("{")
+    html_report.write_report(output)
+    assert (output / "report.html").read_text("utf-8") == page
+
+
+def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) -> None:
+    run = json.loads((output / "run.json").read_text())
+    about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
+    (output / "run.json").write_text(json.dumps(run | about))
+    options = {"rate": "0.1", "width": "16"}
+    (output / "program.json").write_text(json.dumps({"options": options, "files": {}}))
+    html_report.write_report(output)
+    page = (output / "report.html").read_text("utf-8")
+    cells = Cells()
+    cells.feed(page)
+    for row in (["program", f"own/net.py, sha256 {'a' * 12}"], ["--width", "16"], ["keepBest", "error"]):
+        assert row in cells.rows
+    assert '<span class="soft">best error, stopped early</span><b>pass 2</b>' in page
+    assert page.count("<title>best: pass 2: 0.25</title></use>") == 1
+    assert '<tr class="here"><td class="n">2</td>' in page
+
+
+def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
+    told = json.loads((output / "run.json").read_text())
+    cause = "rank 1's trainer ended with 1; its log:\n<b>no space</b>"
+    (output / "run.json").write_text(json.dumps({**told, "state": "failed", "score": {}, "cause": cause}))
+    (output / "metrics.csv").unlink()  # before the first pass was whole
+    html_report.write_report(output)
+    page = (output / "report.html").read_text("utf-8")
+    assert "<h2>Cause of the failure</h2><pre>rank 1" in page
+    assert "&lt;b&gt;no space" in page
+    assert re.search("<title>.*: failed</title>", page)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="`make tools` installs Debian's chromium")
+@pytest.mark.parametrize(("scheme", "width", "dark"), [(1, 1200, False), (0, 420, True)])
+def test_a_browser_lays_the_page_out(
+    output: Path, tmp_path: Path, scheme: int, width: int, dark: bool
+) -> None:
+    html_report.write_report(output)
+    page = tmp_path / "page.html"
+    page.write_text((output / "report.html").read_text("utf-8").replace("</body>", MEASURE), "utf-8")
+    argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    argv += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    argv += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--hide-scrollbars"]
+    argv += [f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout)[1])  # type: ignore[index]
+    assert len(found["curves"]) == 2
+    assert all(w > 200 and h > 20 for w, h in found["curves"]), found["curves"]
+    assert found["points"] == 2 + 3, "the pass whose loss is no number has no point"
+    assert not found["wide"], "nothing is cut off at the side"
+    assert found["asked"] == 0
+    assert found["title"] == "quick-start: error 0.2012"
+    page_light, ink_light = (sum(map(int, re.findall(r"\d+", found[key])[:3])) for key in ("page", "ink"))
+    assert (page_light < ink_light) == dark

@@ -1,0 +1,131 @@
+"""The v1 runtime: the seeds' command lines, argument by argument."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SettingsError
+from launcher.paths import Position
+from launcher.runtimes.runtime_protocol import RankAttempt
+from launcher.runtimes.v1 import V1Runtime
+from launcher.settings import TrainSettings
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+
+def gang(rank: int = 0, resume: Position | None = None, **env: str) -> RankAttempt:
+    s = TrainSettings.from_environ(
+        pod_environ(PADDLE_LAUNCHER_RUNTIME="v1", JOB_NAME="paddle-cluster-job", TRAINER_COUNT="4", **env)
+    )
+    return RankAttempt(
+        rank=rank,
+        hosts=("192.168.129.66", "192.168.223.143", "192.168.129.71"),
+        settings=s,
+        attempt=0,
+        resume=resume,
+    )
+
+
+def test_the_trainer_line_is_the_one_in_the_seeds_log_with_num_gradient_servers() -> None:
+    here = gang()
+    spec = V1Runtime().trainer(here)
+    assert spec.argv == (
+        "paddle", "train",
+        "--nics=eth0", "--port=7164",
+        "--ports_num=2", "--comment=paddle_process_by_paddle",
+        "--pservers=192.168.129.66,192.168.223.143,192.168.129.71",
+        "--ports_num_for_sparse=2", "--config=./trainer_config.py",
+        "--trainer_count=4", "--num_passes=10", "--use_gpu=0",
+        "--log_period=50", "--dot_period=10", "--saving_period=1",
+        "--local=0", "--trainer_id=0",
+        "--save_dir=/home/jobpath/paddle-cluster-job/output",
+        "--num_gradient_servers=3",
+    )  # fmt: skip
+    assert spec.cwd == Path("/work/program")
+    assert spec.log == here.settings.work.log("train.log")
+    assert spec.copy == Path("/home/jobpath/paddle-cluster-job/output/node_0/train.log")
+
+
+def test_the_pserver_is_one_process_that_listens_on_dense_and_sparse_ports() -> None:
+    (spec,) = V1Runtime().pservers(gang(rank=2))
+    assert spec.argv == (
+        "paddle", "pserver", "--nics=eth0", "--port=7164", "--ports_num=2",
+        "--comment=paddle_process_by_paddle", "--ports_num_for_sparse=2", "--num_gradient_servers=3",
+    )  # fmt: skip
+    assert spec.ready_ports == (7164, 7165, 7166, 7167)
+    assert spec.ends_itself is False
+    assert spec.log.name == "server.log"
+    assert spec.copy is not None
+    assert spec.copy.parent.name == "node_2"
+
+
+def test_a_resume_starts_behind_the_pass_and_trains_only_what_is_left() -> None:
+    argv = V1Runtime().trainer(gang(resume=Position(7))).argv
+    assert "--start_pass=7" in argv
+    assert "--num_passes=3" in argv
+
+
+def test_extra_arguments_are_passed_on_at_the_end() -> None:
+    argv = V1Runtime().trainer(gang(PADDLE_LAUNCHER_EXTRA_ARGS='["--parallel_nn=1", "--seed=a b"]')).argv
+    assert argv[-2:] == ("--parallel_nn=1", "--seed=a b")
+
+
+@pytest.mark.parametrize(
+    "argument", ["--trainer_id=1", "--num-passes=3", "--ports_num=1", "--init_model_path=/x"]
+)
+def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -> None:
+    with pytest.raises(SettingsError, match=r"training\.extraArgs .* does not set itself"):
+        V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CHECKPOINT_EVERY_BATCHES",
+        "CHECKPOINT_EVERY_MINUTES",
+        "INCREMENTAL_CHECKPOINTS",
+        "KEEP_BEST",
+        "INIT_MODEL_PATH",
+    ],
+)
+def test_what_the_old_binary_cannot_do_is_refused(name: str) -> None:
+    with pytest.raises(SettingsError, match="unset with runtime v1"):
+        V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
+
+
+def with_binary(tmp_path: Path, text: str | None) -> TrainSettings:
+    settings = gang().settings
+    if text is not None:
+        binary = tmp_path / "paddle"
+        binary.write_text(f"#!/bin/sh\n{text}\n")
+        binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+    return replace(settings, environ={"PATH": str(tmp_path)})
+
+
+def test_an_image_without_the_binary_is_refused_early(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no `paddle` on PATH"):
+        V1Runtime().check(with_binary(tmp_path, None))
+
+
+def test_a_binary_without_the_sub_commands_is_refused_early(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="`paddle pserver` is not a command"):
+        V1Runtime().check(with_binary(tmp_path, "echo 'usage: paddle [version]'; exit 0"))
+
+
+def test_a_binary_whose_help_ends_with_1_is_taken(tmp_path: Path) -> None:
+    V1Runtime().check(with_binary(tmp_path, "echo '-nics -port -ports_num'; exit 1"))
+
+
+def test_only_passes_with_done_count_and_the_newest_wins(tmp_path: Path) -> None:
+    runtime = V1Runtime()
+    assert runtime.newest_checkpoint(tmp_path) is None
+    for number in (0, 2, 10):
+        (tmp_path / f"pass-{number:05d}").mkdir()
+        (tmp_path / f"pass-{number:05d}" / "done").touch()
+    (tmp_path / "pass-00011").mkdir()
+    assert runtime.newest_checkpoint(tmp_path) == Position(11)
+    assert runtime.is_complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="11").settings)
+    assert not runtime.is_complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="12").settings)

@@ -1,0 +1,110 @@
+"""A model of three classes, built without training, whose predictions follow from its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from launcher.trainer import program_loader as programs
+from launcher.trainer.checkpoint import table_files
+from launcher.trainer.export import model_writer
+
+PROGRAM = """
+import numpy as np
+import paddle
+from helper import LABELS
+from launcher.program import Ids, Real, hash64
+
+COLUMNS = ("kind", "words", "size")
+LABEL = "label"
+BLANK = {"kind": "a"}
+OPTIONS = {"words": 4}
+
+def inputs(job):
+    return {"words": Ids(job.options["words"]), "size": Real(), "label": Real()}
+
+def parse(row, job):
+    if row["kind"] == "neutral":
+        return None
+    if row["size"] == "wide":
+        return {"words": [], "size": [1.0, 2.0], "label": 0.0}
+    words = [int(word) if word.isdecimal() else hash64(word) for word in row["words"].split()]
+    return {"words": words, "size": float(row["size"]), "label": LABELS.index(row["kind"])}
+
+def network(data, job):
+    words = data["words"]
+    pooled = job.embedding(words, 3, "word/vector", pool="sum")
+    first = job.embedding(words[:, :1], 2, "first", pool="sum")  # ids that the network computes
+    z = paddle.static.nn.fc(paddle.concat([pooled, first, data["size"]], 1), 3, name="score")
+    loss = paddle.mean(paddle.square(z))
+    return paddle.nn.functional.softmax(z), loss
+
+def metrics(prediction, label):
+    return {"mean": float(np.mean(prediction))}
+
+def optimizer(job):
+    return paddle.optimizer.Adam(0.1)
+
+def describe(prediction):
+    return f"most likely {LABELS[int(prediction.argmax())]}"
+"""
+HIGH = 2**64 - 1
+TABLES = {
+    "word/vector": {
+        5: [1.0, -1.0, 0.5],
+        77: [0.25, 2.0, -1.0],
+        2**63: [3.0, 0.0, 0.0],
+        HIGH: [0.0, 0.0, 9.0],
+    },
+    "first": {5: [-1.0, 1.0], 77: [0.5, 0.5]},
+}
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests/conftest.py deselects or skips tests of Paddle
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that use the model of `made` as tests of Paddle, which builds this model."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and "made" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.paddle)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """.folder of the model; .expected(words, size): the probabilities of one row, by hand."""
+    root = tmp_path_factory.mktemp("served")
+    (root / "program").mkdir()
+    config = root / "program" / "trainer_config.py"
+    config.write_text(PROGRAM)
+    (root / "program" / "helper.py").write_text('LABELS = ["a", "b", "c"]\n')
+    import paddle
+
+    from launcher.trainer.graph.network_builder import build_network
+
+    paddle.enable_static()
+    program = programs.load_program(config, root / "tables")
+    network = build_network(program, "served")
+    rng = np.random.default_rng(3)
+    block = network.main.global_block()
+    values = {name: rng.normal(size=block.var(name).shape).astype(np.float32) for name in network.dense()}
+    tables = {
+        name: table_files.TableRows(
+            np.array(list(rows), np.uint64), np.array(list(rows.values()), np.float32)
+        )
+        for name, rows in TABLES.items()
+    }
+    folder = root / "model"
+    writer = model_writer.ModelWriter(folder)
+    model_writer.export_from_memory(writer, program, values, tables, lambda _: {"mean": 0.5})
+    weight = next(value for name, value in values.items() if value.ndim == 2)
+    bias = next(value for name, value in values.items() if value.ndim == 1)
+
+    def expected(words: list[int], size: float) -> np.ndarray:
+        pooled = np.sum([TABLES["word/vector"].get(word, [0] * 3) for word in [*words, 0]], axis=0)
+        first = np.array(TABLES["first"].get(words[0] if words else 0, [0, 0]))
+        z = np.concatenate([pooled, first, [size]]) @ weight + bias
+        return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+
+    return SimpleNamespace(folder=folder, expected=expected, program=program)

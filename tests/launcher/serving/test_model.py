@@ -1,0 +1,272 @@
+"""Tests of loading a model folder, of predictions, and of errors about models and rows."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from launcher.serving.paddle_served import Model, ModelError, RowError
+from launcher.serving.paddle_served import model as model_of
+from launcher.trainer.records import row_parsing
+
+from .conftest import HIGH
+
+ROOT = Path(__file__).parents[3]
+UNKNOWN = 12345
+pytestmark = pytest.mark.slow  # the model is made by Paddle
+
+
+def test_predictions_are_complete_vectors_with_the_programs_labels(made: SimpleNamespace) -> None:
+    answer = Model(made.folder).answer([{"words": "5 77", "size": "0.5"}, {"words": "", "size": -2}])
+    assert answer.predictions.shape == (2, 3)
+    assert answer.predictions[0] == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)
+    assert answer.predictions[1] == pytest.approx(made.expected([], -2.0), rel=1e-5)
+    likely = ["abc"[int(row.argmax())] for row in answer.predictions]
+    assert answer.words == [f"most likely {letter}" for letter in likely]
+
+
+def test_ids_of_all_64_bits_are_found_and_unknown_ones_are_zeros_and_counted(made: SimpleNamespace) -> None:
+    model = Model(made.folder)
+    rows = [
+        {"words": f"{2**63} {HIGH}", "size": 1},
+        {"words": f"{UNKNOWN} 5 {UNKNOWN}", "size": 1},
+        {"words": "77", "size": 1},
+    ]
+    answer = model.answer(rows)
+    assert answer.predictions[0] == pytest.approx(made.expected([2**63, HIGH], 1.0), rel=1e-5)
+    assert answer.predictions[1] == pytest.approx(made.expected([UNKNOWN, 5, UNKNOWN], 1.0), rel=1e-5)
+    assert answer.unknown == {"word/vector": 2, "first": 2}, "padding is not unknown"
+    model.predict(rows[2:])
+    assert model.unknown == {"word/vector": 2, "first": 2}
+    assert model.ids == {"word/vector": 16, "first": 4}
+
+
+def test_many_rows_are_predicted_in_batches_by_several_threads(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(made.folder)
+    rows = [{"words": f"{5 if n % 2 else 77}", "size": n / 10} for n in range(30)]
+    expected = np.array([made.expected([5 if n % 2 else 77], n / 10) for n in range(30)])
+    monkeypatch.setattr(model_of, "CHUNK", 7)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(model.predict, [rows] * 8):
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNamespace) -> None:
+    words = ["great lovely 5", "77", "", f"{HIGH} x y z"]
+    lines = [f"a\t{text}\t{n / 3}" for n, text in enumerate(words)]
+    trained = row_parsing.parse_lines(lines, "rows", made.program).arrays
+    rows = [{"words": text, "size": n / 3} for n, text in enumerate(words)]
+    served = Model(made.folder).program.arrays(rows)
+    assert set(served) == {"words", "size"}
+    for name, array in served.items():
+        assert array.dtype == trained[name].dtype
+        assert (array == trained[name]).all(), name
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"words": "5"}, r"^row 2 has no size: it has words, but the model needs words, size\. Fix: add"),
+        ({}, r"^row 2 has no words, size: it has no columns, but"),
+        (
+            {"words": "5", "size": None},
+            r"^row 2: column size is None, but must be a text or a number\. Fix: ",
+        ),
+        ({"words": "5", "size": "x"}, r"^row 2: could not convert string to float: 'x'$"),
+        (
+            {"words": "5", "size": "nan"},
+            r"^row 2: input size is \[nan\], which is not a finite float32 number\. Fix: ",
+        ),
+        (
+            {"words": "5", "size": "1e39"},
+            r"^row 2: input size is \[inf\], which is not a finite float32 number\. Fix: ",
+        ),
+        ({"words": "5", "size": "wide"}, r"^row 2: input size: 2 numbers, but the input has 1$"),
+        (
+            {"words": "1 2 3 4 5", "size": 1},
+            r"^row 2: input words: 5 ids, but Ids\(4\) takes at most 4 per row",
+        ),
+        ({"words": str(2**64), "size": 1}, r"^row 2: input words: 18446744073709551616 is not an id"),
+        ({"words": "5", "size": 1, "kind": "neutral"}, r"^row 2: the program skips such rows"),
+    ],
+)
+def test_an_invalid_row_is_reported_with_number_and_column(
+    made: SimpleNamespace, row: dict, told: str
+) -> None:
+    with pytest.raises(RowError, match=told):
+        Model(made.folder).predict([{"words": "5", "size": 1}, row])
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def version(path: Path) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "told"),
+    [
+        ("model.json", Path.unlink, r"is not a model: it has no model\.json"),
+        ("model.json", cut, r"model\.json cannot be read: .*Fix: copy the model again"),
+        ("model.json", version, r"has a model of version 1, but this package reads version 2"),
+        (
+            "embeddings/word%2Fvector/vectors.npy",
+            cut,
+            r"vectors\.npy cannot be read .*Fix: copy the model again",
+        ),
+        ("embeddings/first/ids.npy", Path.unlink, r"first/ids\.npy is missing"),
+        ("network.pdiparams", Path.unlink, r"network\.pdiparams is missing: .*Fix: copy it again"),
+        ("network.pdiparams", cut, r"network\.pdiparams is \d+ bytes long, but was \d+"),
+        ("program/trainer_config.py", Path.unlink, r"trainer_config\.py is missing"),
+        ("interface.py", Path.unlink, r"interface\.py is missing"),
+        ("program/helper.py", Path.unlink, r"helper\.py is missing"),
+    ],
+)
+def test_an_incomplete_model_is_one_message(
+    made: SimpleNamespace, tmp_path: Path, file: str, harm: Callable[[Path], None], told: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    harm(folder / file)
+    with pytest.raises(ModelError, match=told):
+        Model(folder)
+
+
+def test_tables_of_another_model_are_rejected(made: SimpleNamespace, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    shutil.copy(folder / "embeddings/word%2Fvector/ids.npy", folder / "embeddings/first/ids.npy")
+    with pytest.raises(ModelError, match=r"has uint64 of shape \(4,\), but model.json says .* \(2,\)"):
+        Model(folder)
+
+
+def test_two_models_in_one_process_use_their_own_files(
+    made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "helper")  # the launcher loaded it before
+    other = tmp_path / "model"
+    shutil.copytree(made.folder, other)
+    (other / "program" / "helper.py").write_text('LABELS = ["x", "y", "z"]\n')
+    config = other / "program" / "trainer_config.py"
+    config.write_text(config.read_text().replace('"kind": "a"', '"kind": "x"'))
+    row = [{"words": "5", "size": 1}]
+    first, second = Model(made.folder), Model(other)
+    said = [model.answer(row).words for model in (first, second, first)]
+    assert said[0] == said[2]
+    assert said[0] is not None and said[1] is not None
+    assert said[0][0][-1] in "abc"
+    assert said[1][0][-1] in "xyz"
+    assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
+
+
+def test_a_model_whose_program_imports_the_interface_under_its_earlier_name_predicts(
+    made: SimpleNamespace, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(made.folder, folder)
+    config = folder / "program" / "trainer_config.py"
+    assert "from launcher.program import" in config.read_text()
+    config.write_text(config.read_text().replace("launcher.program", "launcher.worker.interface"))
+    description = json.loads((folder / "model.json").read_text())
+    description["files"]["program/trainer_config.py"] = config.stat().st_size
+    (folder / "model.json").write_text(json.dumps(description))
+    row = [{"words": "5", "size": 1}]
+    assert Model(folder).answer(row).words == Model(made.folder).answer(row).words
+
+
+def _install(folder: Path, project: str = "") -> Path:
+    """Install a clone, or a folder of it, with `pip install --target`."""
+    source, site = folder / "source", folder / "site"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, source)
+    for name in ("launcher", "charts", "served"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", site, source / project], check=True, capture_output=True)
+    return site
+
+
+@pytest.mark.slow
+def test_the_installed_command_contains_the_launcher_and_the_chart(tmp_path: Path) -> None:
+    site = _install(tmp_path)
+    installed = {path.relative_to(site / "launcher") for path in (site / "launcher").rglob("*.py")}
+    assert installed == {path.relative_to(ROOT / "launcher") for path in (ROOT / "launcher").rglob("*.py")}
+
+    def run(*words: str, **env: str) -> str:
+        env |= {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "HOME": str(tmp_path)}
+        done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command = str(site / "bin" / "paddle-training")
+    typed = {"COMP_WORDS": "paddle-training sw", "COMP_CWORD": "1"}
+    assert run(command, **typed, _PADDLE_TRAINING_COMPLETE="complete_bash").split() == ["sweep"]
+    found = run(
+        sys.executable, "-c", "from launcher.cli.cluster import helm; print(helm.find_chart(None))"
+    ).strip()
+    assert Path(found) == site / "launcher" / "charts" / "paddle-training"
+    assert (site / "launcher" / "reporting" / "report.html").is_file()
+    for name in ("values.schema.json", "templates/_helpers.tpl", "templates/NOTES.txt"):
+        assert (Path(found) / name).is_file(), name
+
+
+def _find_requirements(name: str, extra: str = "") -> set[str]:
+    """Return the packages that an installed one requires, as they are installed here."""
+    found = {name}
+    for text in importlib.metadata.requires(name) or ():
+        needed = Requirement(text)
+        if needed.marker is None or needed.marker.evaluate({"extra": extra}):
+            found |= _find_requirements(canonicalize_name(needed.name), "".join(needed.extras))
+    return found
+
+
+@pytest.mark.slow
+def test_the_installed_model_package_does_not_need_the_launcher(
+    made: SimpleNamespace, tmp_path: Path
+) -> None:
+    alone = _install(tmp_path, "served")
+    [about] = importlib.metadata.distributions(path=[str(alone)])
+    needed = [Requirement(text) for text in about.requires or ()]
+    plain = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
+    brought = set().union(*(_find_requirements(canonicalize_name(name)) for name in plain))
+    assert plain == {"numpy", "paddlepaddle", "protobuf", "setuptools"}
+    assert len(brought) <= 15, "numpy, Paddle, and what Paddle itself asks for"
+    assert not brought & {"kubernetes", "typer", "rich", "pyyaml", "fastapi", "uvicorn"}
+    script = (
+        "import importlib.util, sys\n"
+        "from paddle_served import Model\n"
+        "assert importlib.util.find_spec('launcher') is None\n"
+        f"model, rows = Model({str(made.folder)!r}), [{{'words': '5 77', 'size': 0.5}}]\n"
+        "before = model.predict(rows)[0].tolist()\n"
+        "assert 'paddle.nn' not in sys.modules, 'half of the start'\n"
+        "assert model.program.module.paddle.to_tensor([1.0, 2.0]).sum() == 3, 'for a program that uses it'\n"
+        "import paddle.nn\n"
+        "assert paddle.nn.functional.relu(paddle.to_tensor([-1.0])).item() == 0\n"
+        "assert model.predict(rows)[0].tolist() == before\n"
+        "print(before)\n"
+        "assert not {m.split('.')[0] for m in sys.modules} & {'fastapi', 'uvicorn', 'prometheus_client'}\n"
+    )
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(alone)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)

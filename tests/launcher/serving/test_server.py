@@ -1,0 +1,224 @@
+"""Tests of the model's HTTP server and of the process `python -m launcher serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from launcher.serving.paddle_served import Model, http_server
+from testkit.waiting import answers, until
+
+ROOT = Path(__file__).parents[3]
+JSON = {"Content-Type": "application/json"}
+ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
+
+
+class Client:
+    """Send requests to an application without a socket."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._transport = httpx.ASGITransport(app)
+
+    def get(self, path: str) -> httpx.Response:
+        return self._ask("GET", path)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self._ask("POST", path, **body)
+
+    def _ask(self, *request: str, **body: Any) -> httpx.Response:
+        async def ask() -> httpx.Response:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://model") as client:
+                return await client.request(*request, **body)
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture
+def client(made: SimpleNamespace) -> Client:
+    return Client(http_server.build_application(Model(made.folder), workers=2, start_seconds=0.25))
+
+
+def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, made: SimpleNamespace) -> None:
+    answer = client.post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 200
+    found = answer.json()
+    assert found["predictions"][0] == pytest.approx(made.expected([5, 12345], 0.5), rel=1e-5)
+    assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
+    assert all(word.startswith("most likely ") for word in found["words"])
+    assert found["unknownIds"] == {"word/vector": 1, "first": 0}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "told"),
+    [
+        ({"rows": [ROWS[0], {"words": "5"}]}, 422, "row 2 has no size: it has words, but the model needs"),
+        ({"rows": []}, 422, "rows: List should have at least 1 item"),
+        ({"rows": [ROWS[0]] * 10_001}, 422, "rows: List should have at most 10000 items"),
+        ({"lines": []}, 422, "rows: Field required"),
+        ({"rows": [{"words": ["5"], "size": 1}]}, 422, "rows.0.words"),
+        ({"rows": None}, 422, "rows: Input should be a valid list"),
+        ("no object", 422, "the body: "),
+        (b"null", 422, "the body: is null"),
+        (b"", 422, "the body: is empty"),
+        (b"{rows: 1}", 422, "the body: is not JSON"),
+    ],
+)
+def test_an_invalid_request_is_answered_with_one_sentence(
+    client: Client, body: Any, code: int, told: str
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/predict", content=content, headers=JSON)
+    assert (answer.status_code, list(answer.json())) == (code, ["error"])
+    assert told in answer.json()["error"]
+    assert "row 2" in told or 'send {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
+    assert f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
+
+
+@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
+def test_another_content_type_is_rejected_with_the_supported_one(
+    client: Client, headers: dict[str, str]
+) -> None:
+    answer = client.post("/predict", content=json.dumps({"rows": ROWS}).encode(), headers=headers)
+    assert (answer.status_code, list(answer.json())) == (415, ["error"])
+    for word in (headers.get("Content-Type", "none"), "send the header Content-Type: application/json"):
+        assert word in answer.json()["error"]
+
+
+def test_another_method_or_path_is_rejected_with_the_supported_ones(client: Client) -> None:
+    answer = client.get("/predict")
+    assert (answer.status_code, answer.headers["allow"], list(answer.json())) == (405, "POST", ["error"])
+    assert 'POST {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
+    assert 'paddle_serve_requests_total{code="405"} 1.0' in client.get("/metrics").text
+    missing = client.get("/predictions")
+    assert (missing.status_code, list(missing.json())) == (404, ["error"])
+    assert "/predict, /model, /healthz, /metrics or /docs" in missing.json()["error"]
+
+
+def test_a_chunked_body_is_accepted_and_a_too_large_one_rejected(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pieces(count: int = 0) -> AsyncIterator[bytes]:
+        yield json.dumps({"rows": ROWS}).encode()
+        for _ in range(count):
+            yield b" " * 50
+
+    assert client.post("/predict", content=pieces(), headers=JSON).json()["unknownIds"]["word/vector"] == 1
+    monkeypatch.setattr(http_server, "MAX_BYTES", 200)
+    assert client.post("/predict", content=pieces(), headers=JSON).status_code == 200
+    for content in (pieces(4), b" " * 201):
+        answer = client.post("/predict", content=content, headers=JSON)
+        assert (answer.status_code, list(answer.json())) == (413, ["error"])
+        assert "more than 200 bytes" in answer.json()["error"]
+
+
+def test_an_error_of_the_program_is_a_server_error(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(made.folder)
+    monkeypatch.setattr(model.program.module, "describe", lambda _: 1 / 0)
+    answer = Client(http_server.build_application(model, workers=1)).post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 500
+    assert "describe() of the model's program trainer_config.py failed" in answer.json()["error"]
+
+
+def test_metrics_count_rows_ids_and_unknown_ids(client: Client) -> None:
+    client.post("/predict", json={"rows": ROWS})
+    text = client.get("/metrics").text
+    for line in (
+        'paddle_serve_requests_total{code="200"} 1.0',
+        "paddle_serve_rows_total 2.0",
+        'paddle_serve_ids_total{table="word/vector"} 8.0',
+        'paddle_serve_unknown_ids_total{table="word/vector"} 1.0',
+        'paddle_serve_unknown_ids_total{table="first"} 0.0',
+        "paddle_serve_seconds_count 1.0",
+        "paddle_serve_start_seconds 0.25",
+    ):
+        assert line in text
+
+
+def test_the_openapi_page_has_the_models_columns(client: Client) -> None:
+    assert client.get("/healthz").json() == {"status": "ok"}
+    assert client.get("/docs").status_code == 200
+    about = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]
+    schema = about["content"]["application/json"]["schema"]
+    assert list(schema["examples"][0]["rows"][0]) == ["words", "size"]
+    assert schema["description"] == "Rows with the columns words, size."
+    found = client.get("/model").json()
+    assert found["columns"] == ["words", "size"]
+    assert found["tables"]["first"] == {"rows": 2, "width": 2}
+    assert found["score"] == {"mean": 0.5}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PADDLE_LAUNCHER_TERMINATION_LOG": os.devnull}
+    command = [sys.executable, "-m", "launcher", "serve", *arguments]
+    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.slow
+def test_a_server_answers_until_it_receives_sigterm(made: SimpleNamespace) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = start("--model", str(made.folder), "--port", str(port))
+    try:
+
+        def healthy() -> bool:
+            assert process.poll() is None, process.stderr and process.stderr.read()
+            return answers(f"http://127.0.0.1:{port}/healthz")
+
+        until(healthy, "an answer", 60, 0.1)
+        body = json.dumps({"rows": ROWS}).encode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/predict", iter([body[:9], body[9:]]), JSON
+        )  # an iterator's length is not known: it goes in chunks
+        found = json.loads(urllib.request.urlopen(asked, timeout=30).read())  # noqa: S310
+        assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_an_invalid_model_folder_exits_with_one_message(tmp_path: Path) -> None:
+    _, told = start("--model", str(tmp_path)).communicate(timeout=60)
+    assert told == (
+        f"launcher serve: {tmp_path} is not a model: it has no model.json. Fix: use the folder `model` of "
+        "a run's output, or of a folder that `python -m launcher results --to DIR` copied\n"
+    )
+
+
+@pytest.mark.slow
+def test_other_commands_do_not_import_the_http_server() -> None:
+    script = (
+        "import sys, launcher.supervisor.agent, launcher.dataprep.data_job, launcher.runtimes.fleet, "
+        "launcher.cli.storage.reader_commands, "
+        "launcher.supervisor.helpers.bucket_export_process, launcher.trainer.training_loop, "
+        "launcher.trainer.fleet_process\n"
+        "heavy = {'fastapi', 'starlette', 'uvicorn', 'pydantic'}\n"
+        "sys.exit(','.join(sorted(heavy & {name.split('.')[0] for name in sys.modules})) or 0)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,283 @@
+"""A gang of real launchers on loopback with a shared folder, one address per rank and the fake `paddle`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from testkit.waiting import PATIENCE, until
+
+HERE = Path(__file__).parent
+REPO = HERE.parents[2]
+# Short deadlines that still tolerate a machine that is busy for a second or two.
+FAST = {
+    "poll": 0.05,
+    "training_poll": 0.2,
+    "hold": 0.3,
+    "silence": 4.0,
+    "orphan": 4.0,
+    "stuck": 20.0,
+    "ready": 5.0,
+    "stop": 1.0,
+    "pserver_exit": 1.5,
+    "early_pserver_exit": 1.0,
+    "second_pod_wait": 6.0,
+    "late_rank_wait": 4.0,
+    "farewell": 5.0,
+    "lock_beat": 0.3,
+    "lock_lease": 4.0,
+    "lock_stale": 5.5,
+    "lock_wait": 16.0,
+    "lock_settle": 0.4,
+    "status": 0.2,
+    "reach": 15.0,
+    "export": 30.0,
+    "export_base": 0.05,
+}
+# Tests in other processes run at the same time and need other addresses.
+_subnet = [os.getpid() % 200 + 20, os.getpid() // 200]
+
+
+def pod_environ(**changes: str) -> dict[str, str]:
+    """Return the smallest environment of a training pod, with `changes`."""
+    base = {
+        "JOB_NAME": "quick-start",
+        "JOB_NAMESPACE": "paddle",
+        "PADDLE_LAUNCHER_RELEASE": "paddle-training",
+        "PADDLE_LAUNCHER_K8S_JOB": "quick-start-0a1b2c3d",
+        "PADDLE_LAUNCHER_DATA_DIGEST": "d1",
+        "TRAIN_CONFIG_DIR": "mine",
+        "JOB_COMPLETION_INDEX": "0",
+        "PADDLE_LAUNCHER_TRAINERS": "3",
+        "PADDLE_LAUNCHER_SERVICE": "paddle-training",
+    }
+    return {**base, **changes}
+
+
+def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
+    """Write a job's folder as the data Job leaves it, with the program `mine`; return the manifest."""
+
+    def write(path: Path, text: str) -> dict[str, Any]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+    manifest: dict[str, Any] = {
+        "version": 2, "dataDigest": digest, "source": "file://x", "sha256": "", "member": "",
+        "format": "lines", "seed": 0, "testFraction": 0.1, "splitCount": shards, "lines": shards,
+        "shards": [],
+    }  # fmt: skip
+    for i in range(shards):
+        entry = write(job / str(i) / "data" / "train.txt", f"line of {digest} shard {i}\n")
+        manifest["shards"].append({"index": i, "lines": 1, **entry})
+        (job / str(i) / "data" / "train.list").write_text("./data/train.txt\n")
+        (job / str(i) / "data" / "test.list").write_text("./data/test.txt\n")
+    manifest["test"] = {"lines": 1, **write(job / "test.txt", "test line\n")}
+    manifest["tables"] = [{"name": "items.txt", **write(job / "tables" / "items.txt", "1 item\n")}]
+    write(job / "mine" / "trainer_config.py", "settings()\n")
+    (job / "manifest.json").write_text(json.dumps(manifest))
+    return manifest
+
+
+class LoopbackGang:
+    """The launchers of one run. As a context manager it kills all processes that still run at its end."""
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        trainers: int = 3,
+        run: str = "quick-start-0a1b2c3d",
+        fake: dict[str, Any] | None = None,
+        timings: dict[str, float] | None = None,
+        pservers_exit_themselves: bool = False,
+        trainer_waits: bool = False,
+        forked: bool = False,
+        nics: dict[str, list[str]] | None = None,
+        **env: str,
+    ) -> None:
+        self.root, self.trainers, self.run = root, trainers, run
+        self.mark = uuid.uuid4().hex
+        self.job = root / "shared" / env.get("JOB_NAME", "quick-start")
+        self.output = self.job / "output"
+        self.timings = {**FAST, **(timings or {})}
+        self.fake, self.env, self.nics = fake or {}, env, nics
+        self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
+        self.forked = forked
+        _subnet[1] += 1
+        self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
+        self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
+        self.hosts = dict(zip(self.names, self.addresses, strict=True))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.folder = root / f"gang-{self.mark[:8]}"
+        (self.folder / "bin").mkdir(parents=True)
+        binary = self.folder / "bin" / "paddle"
+        binary.write_text(f"#!{sys.executable} -S\n{(HERE / 'fake_paddle.py').read_text()}")
+        binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+        if not (self.job / "manifest.json").exists():
+            write_data(self.job, trainers)
+
+    def __enter__(self) -> LoopbackGang:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.running_pids():
+            os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait()
+
+    def build_config(self, rank: int) -> dict[str, Any]:
+        """Return the configuration that loopback_launcher.py reads for a rank."""
+        work = self.folder / f"work-{rank}"
+        own = {
+            "JOB_PATH": str(self.root / "shared"),
+            "JOB_COMPLETION_INDEX": str(rank),
+            "PADDLE_LAUNCHER_K8S_JOB": self.run,
+            "PADDLE_LAUNCHER_TRAINERS": str(self.trainers),
+            "PADDLE_LAUNCHER_POD_NAME": f"{self.run}-{rank}-x",
+            "PADDLE_LAUNCHER_POD_IP": self.addresses[rank],
+            "PADDLE_LAUNCHER_NODE_NAME": f"node-{rank}",
+            "PADDLE_LAUNCHER_RUNTIME": "v1",
+            "PADDLE_LAUNCHER_PASSES": "3",
+            "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "8",
+            "PADDLE_LAUNCHER_RESTARTS": "0",
+            "PADDLE_LAUNCHER_DATA_WAIT_SECONDS": "5",
+            "PADDLE_LAUNCHER_WORK_DIR": str(work),
+            "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"termination-{rank}"),
+            "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
+            "FAKE": json.dumps(self.fake),
+            "FAKE_HOSTS": json.dumps(self.hosts),
+            "FAKE_OWN": self.names[rank],
+            "FAKE_STOP": str(self.folder / "stop"),
+            "GANG_MARK": self.mark,
+        }
+        return {
+            "environ": pod_environ(**{**own, **self.env}),
+            "hosts": self.hosts,
+            "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
+            "own": self.addresses[rank],
+            "renamed": str(self.folder / "names.json"),
+            "jumps": str(self.folder / "jumps.json"),
+            "timings": self.timings,
+            "pservers_exit_themselves": self.pservers_exit_themselves,
+            "trainer_waits": self.trainer_waits,
+            "forked": self.forked,
+        }
+
+    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> LoopbackGang:
+        """Start the launchers of `ranks`, by default of all ranks."""
+        for rank in ranks or range(self.trainers):
+            config = self.build_config(rank)
+            config["environ"].update(env)
+            path = self.folder / f"config-{rank}.json"
+            path.write_text(json.dumps(config))
+            with (self.folder / f"pod-{rank}.log").open("ab") as log:
+                self.processes[rank] = subprocess.Popen(
+                    [*prefix, sys.executable, "-m", "tests.launcher.supervisor.loopback_launcher", str(path)],
+                    cwd=REPO,
+                    env={"PATH": os.environ["PATH"], "GANG_MARK": self.mark, "PYTHONPATH": str(REPO)},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+        return self
+
+    def wait_for_exit(self, seconds: float = 80) -> list[int]:
+        """Return all exit codes in rank order; fail if a launcher still runs after `seconds`."""
+        deadline = time.monotonic() + seconds * PATIENCE
+        codes = []
+        for rank, process in sorted(self.processes.items()):
+            try:
+                codes.append(process.wait(timeout=max(0.1, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"rank {rank} still runs:\n{self.pod_log(rank)}") from None
+        return codes
+
+    def wait_until(self, condition: Callable[[], object], seconds: float = 45) -> None:
+        """Wait until `condition()` is true; fail with the logs of all pods after `seconds`."""
+        until(condition, seconds=seconds, words=lambda: "\n".join(map(self.pod_log, self.processes)))
+
+    def read_log(self, rank: int, name: str = "train.log") -> str:
+        """Return the log of a rank's process on its pod's own disk, or an empty text before its start."""
+        path = self.folder / f"work-{rank}" / "logs" / name
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def all_trainers_started(self) -> bool:
+        """Return whether all trainers have started their first pass."""
+        return all("Pass=" in self.read_log(rank) for rank in range(self.trainers))
+
+    def reports_training(self) -> bool:
+        """Return whether all trainers have started and rank 0 reports the state `training`.
+
+        Rank 0 may still report `starting` for a moment after all trainers have started.
+        """
+        files = ("run.json", "status.json")
+        return self.all_trainers_started() and all(
+            self.read_json(name)["state"] == "training" for name in files
+        )
+
+    def running_pids(self) -> list[int]:
+        """Return the process ids of this gang: launchers and all their descendants."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                if f"GANG_MARK={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+        return found
+
+    def find_pid(self, rank: int, command: str) -> int:
+        """Return the process id of a rank's `paddle <command>`."""
+        for pid in self.running_pids():
+            try:
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if command.encode() in words and f"JOB_COMPLETION_INDEX={rank}".encode() in env:
+                return pid
+        raise AssertionError(f"rank {rank} has no {command}")
+
+    def is_running(self, rank: int, command: str) -> bool:
+        """Return whether a rank's `paddle <command>` runs."""
+        try:
+            self.find_pid(rank, command)
+        except AssertionError:
+            return False
+        return True
+
+    def change_dns(self, name: str, address: str) -> None:
+        """Let `name` resolve to `address` from now on in every running launcher."""
+        (self.folder / "names.json").write_text(json.dumps({name: address}))
+
+    def shift_clocks(self, seconds: dict[int, float]) -> None:
+        """Shift the time of day of these ranks' launchers by so many seconds from now on."""
+        jumps = {self.addresses[rank]: by for rank, by in seconds.items()}
+        (self.folder / "jumps.new").write_text(json.dumps(jumps))
+        (self.folder / "jumps.new").rename(self.folder / "jumps.json")
+
+    def pod_log(self, rank: int) -> str:
+        """Return everything that the launchers of a rank have printed."""
+        return (self.folder / f"pod-{rank}.log").read_text(errors="replace")
+
+    def termination_message(self, rank: int) -> str:
+        """Return the termination message of a rank's pod, or an empty text."""
+        path = self.folder / f"termination-{rank}"
+        return path.read_text() if path.exists() else ""
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in a file of the output folder."""
+        value: dict[str, Any] = json.loads((self.output / name).read_text())
+        return value

@@ -1,0 +1,399 @@
+"""Tests of `training.exportTo` with whole gangs that export to moto's S3, with injected errors and delays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.io.bucket_export_format import run_folder_url
+from launcher.settings import TrainSettings
+from tests.launcher.supervisor.loopback_gang import LoopbackGang, pod_environ
+
+pytestmark = pytest.mark.slow
+
+pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
+
+RUN = "quick-start-0a1b2c3d"
+FOLDER = f"models/quick-start/{RUN}/"
+MODEL = {"model": {"network.pdmodel": 1000, "parts/network.pdiparams": 17_000_000}}
+SMALL = {"model": {"network.pdmodel": 1000}}
+
+
+class FakeS3:
+    """moto's S3 behind an HTTP server that counts requests and injects errors and delays."""
+
+    def __init__(self) -> None:
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self._moto: Any = DomainDispatcherApplication(create_backend_app)
+        self.puts: list[str] = []
+        """Written keys in order; a large file has one entry per part."""
+        self.requests = 0
+        self.answers: dict[str, list[Any]] = {}
+        """End of a key → answers to its next writes: an HTTP status, or seconds to wait."""
+        self.test_over = threading.Event()
+        """Set at the end of a test: delayed requests then write nothing."""
+        self._server = make_server("127.0.0.1", 0, self._handle, threaded=True)
+        self.url = f"http://127.0.0.1:{self._server.port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def _handle(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request: with the next injected answer for its key, otherwise as moto does."""
+        self.requests += 1
+        key = environ["PATH_INFO"].partition("/")[2].partition("/")[2]
+        if environ["REQUEST_METHOD"] == "PUT" and key:
+            waiting = next((w for end, w in self.answers.items() if key.endswith(end) and w), [])
+            answer = waiting.pop(0) if waiting else None
+            if isinstance(answer, float):
+                answer = 500 if self.test_over.wait(answer) else None
+            if answer is not None:
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                code = {403: "AccessDenied", 503: "SlowDown"}.get(answer, "InternalError")
+                start(f"{answer} {code}", [("Content-Type", "application/xml")])
+                return [f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()]
+            self.puts.append(key)
+        return self._moto(environ, start)  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """Stop the HTTP server."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FakeS3]:
+    """Return one S3 server for all tests of this module."""
+    store = FakeS3()
+    yield store
+    store.stop()
+
+
+class ExportBucket:
+    """A bucket, and gangs that export to it."""
+
+    def __init__(self, store: FakeS3, client: Any, root: Path) -> None:
+        self.store, self.client, self.root = store, client, root
+        self.env = {
+            "AWS_ENDPOINT_URL": store.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-west-2",
+            "PADDLE_LAUNCHER_EXPORT_TO": "s3://bucket/models",
+        }
+
+    def build_gang(self, **more: Any) -> LoopbackGang:
+        """Return a gang of two trainers that exports to the bucket; `more`: its other arguments."""
+        more = {"trainers": 2, "fake": SMALL, "PADDLE_LAUNCHER_PASSES": "1", **self.env, **more}
+        return LoopbackGang(self.root, **more)
+
+    def list_keys(self) -> list[str]:
+        """Return all keys of the bucket."""
+        return [o["Key"] for o in self.client.list_objects_v2(Bucket="bucket").get("Contents", [])]
+
+    def get(self, key: str) -> bytes:
+        """Return the content of an object."""
+        return bytes(self.client.get_object(Bucket="bucket", Key=key)["Body"].read())
+
+    def put(self, key: str, value: Any) -> None:
+        """Write an object as JSON."""
+        self.client.put_object(Bucket="bucket", Key=key, Body=json.dumps(value).encode())
+
+
+@pytest.fixture
+def bucket(server: FakeS3, tmp_path: Path) -> Iterator[ExportBucket]:
+    """Return an empty bucket, which is removed at the end of the test."""
+    import boto3
+
+    access = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-west-2"}
+    client = boto3.client("s3", endpoint_url=server.url, **access)
+    client.create_bucket(Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
+    bucket = ExportBucket(server, client, tmp_path)
+    server.answers, server.puts, server.requests, server.test_over = {}, [], 0, threading.Event()
+    yield bucket
+    server.test_over.set()
+    for key in bucket.list_keys():
+        client.delete_object(Bucket="bucket", Key=key)
+    client.delete_bucket(Bucket="bucket")
+    client.close()
+
+
+def test_a_complete_run_is_exported_with_its_marker_last(bucket: ExportBucket) -> None:
+    with bucket.build_gang(fake=MODEL) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        marker = json.loads(bucket.get(FOLDER + "_SUCCESS.json"))
+        names = [entry["name"] for entry in marker["files"]]
+        model = ["model/network.pdmodel", "model/parts/network.pdiparams"]
+        assert names == [*model, "run.json", "report.html"]
+        for entry in marker["files"]:
+            content = bucket.get(FOLDER + entry["name"])
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (entry["bytes"], entry["sha256"])
+            if entry["name"] != "run.json":  # its field `exported` is set after the upload
+                assert content == (gang.output / entry["name"]).read_bytes()
+        exported_run, run = json.loads(bucket.get(FOLDER + "run.json")), gang.read_json("run.json")
+        assert exported_run["state"] == run["state"] == "complete"
+        assert exported_run == run | {"exported": None, "checksum": exported_run["checksum"]}
+        assert run["exported"]["to"] == f"s3://bucket/{FOLDER}"
+        assert (run["exported"]["objects"], marker["outputId"]) == (4, run["outputId"])
+        puts = bucket.store.puts
+        assert puts[0] == FOLDER + "started.json"
+        assert puts.count(FOLDER + "model/parts/network.pdiparams") == 3, "17 MB go in parts of 8 MiB"
+        assert puts[-2:] == [FOLDER + "_SUCCESS.json", "models/quick-start/latest.json"]
+        latest = json.loads(bucket.get("models/quick-start/latest.json"))
+        assert (latest["runId"], latest["to"]) == (RUN, f"s3://bucket/{FOLDER}")
+        status = gang.read_json("status.json")
+        assert (status["state"], status["exportTo"]) == ("complete", f"s3://bucket/{FOLDER}")
+        assert "exported 4 objects" in gang.pod_log(0)
+        assert f"exported s3://bucket/{FOLDER}model/network.pdmodel (1,000 bytes)" in gang.pod_log(0)
+        assert gang.running_pids() == []
+
+
+def test_without_export_to_no_request_is_sent(bucket: ExportBucket) -> None:
+    before = bucket.store.requests
+    with bucket.build_gang(PADDLE_LAUNCHER_EXPORT_TO="") as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert bucket.store.requests == before
+        assert (gang.read_json("run.json")["exported"], gang.read_json("status.json")["exportTo"]) == (
+            None,
+            None,
+        )
+
+
+def test_a_failed_upload_is_retried(bucket: ExportBucket) -> None:
+    bucket.store.answers = {
+        "network.pdmodel": [503] * 5,
+        "_SUCCESS.json": [500] * 5,
+        "started.json": [503],
+    }
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+        assert "attempt 2 of 8" in gang.pod_log(0)
+
+
+@pytest.mark.parametrize("answer", [403, 503])
+def test_after_a_failed_export_a_second_start_repeats_only_the_export(
+    bucket: ExportBucket, answer: int
+) -> None:
+    bucket.store.answers = {"network.pdmodel": [answer] * 100}
+    with bucket.build_gang(timings={"export_tries": 3}) as gang:
+        assert gang.start().wait_for_exit() == [75, 75], gang.pod_log(0)
+        for rank in (0, 1):
+            cause = gang.termination_message(rank)
+            assert "the training is complete and its model is in output/" in cause
+            assert (
+                f"export to s3://bucket/{FOLDER} failed: s3://bucket/{FOLDER}model/network.pdmodel" in cause
+            )
+            assert {403: "AccessDenied (403)", 503: "3 attempts in a row: S3 answered 503"}[answer] in cause
+            assert "repeats only the export" in cause
+        assert bucket.list_keys() == [FOLDER + "started.json"], "no marker before all files are uploaded"
+        run, status = gang.read_json("run.json"), gang.read_json("status.json")
+        assert (run["state"], run["exported"]) == ("complete", None)
+        assert status["state"] == "failed"
+        assert "the training is complete" in status["cause"]
+        assert not (gang.output / "run.lock").exists()
+    bucket.store.answers.clear()
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "nothing to start" in gang.pod_log(0)
+        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+        assert gang.read_json("run.json")["exported"]["objects"] == 3
+        assert b"Cause of the failure" not in bucket.get(FOLDER + "report.html"), (
+            "the cause belongs to the first start"
+        )
+        assert gang.read_json("run.json")["finished"] == run["finished"], "the model was not trained again"
+        assert json.loads(bucket.get(FOLDER + "run.json"))["state"] == "complete"
+
+
+def test_a_second_start_of_an_exported_run_uploads_nothing(bucket: ExportBucket) -> None:
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        first = gang.read_json("run.json")
+    bucket.store.puts.clear()
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert bucket.store.puts == []
+        assert "contains this model already" in gang.pod_log(0)
+        later = gang.read_json("run.json")
+        differ = {key for key in first if first[key] != later[key]}
+        assert differ <= {"holder", "checksum"}, "only the lease holder differs"
+
+
+def test_another_run_of_the_same_job_is_exported_to_its_own_folder(bucket: ExportBucket) -> None:
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+    before = {key: bucket.get(key) for key in bucket.list_keys() if key.startswith(FOLDER)}
+    with bucket.build_gang(run="quick-start-ffff0000") as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+    other = "models/quick-start/quick-start-ffff0000/"
+    assert other + "_SUCCESS.json" in bucket.list_keys()
+    assert json.loads(bucket.get("models/quick-start/latest.json"))["to"] == f"s3://bucket/{other}"
+    assert {key: bucket.get(key) for key in before} == before
+
+
+def test_a_changed_model_of_the_same_run_is_exported_again(bucket: ExportBucket) -> None:
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        (gang.output / "model" / "network.pdmodel").write_bytes(b"another")
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+    assert bucket.get(FOLDER + "model/network.pdmodel") == b"another"
+    marker = json.loads(bucket.get(FOLDER + "_SUCCESS.json"))
+    assert marker["files"][0]["sha256"] == hashlib.sha256(b"another").hexdigest()
+
+
+def test_without_a_model_folder_the_last_pass_is_exported(bucket: ExportBucket) -> None:
+    """Runtime v1 writes no output/model."""
+    with bucket.build_gang(fake={}, PADDLE_LAUNCHER_PASSES="2") as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+    marker = json.loads(bucket.get(FOLDER + "_SUCCESS.json"))
+    assert [entry["name"] for entry in marker["files"]] == ["pass-00001/done", "run.json", "report.html"]
+
+
+@pytest.mark.parametrize(
+    ("target", "answers", "message"),
+    [
+        ("s3://absent/models", {}, "s3://absent/models/quick-start/.*NoSuchBucket.*There is no such bucket"),
+        ("s3://bucket/models", {"started.json": [403]}, "AccessDenied.*must allow s3:PutObject"),
+        (
+            "s3://bucket/models",
+            {"started.json": [503] * 99},
+            "could not be written after 3 attempts in a row",
+        ),
+    ],
+)
+def test_a_bucket_that_cannot_be_written_is_rejected_before_training(
+    bucket: ExportBucket, target: str, answers: dict[str, list[Any]], message: str
+) -> None:
+    bucket.store.answers = answers
+    with bucket.build_gang(PADDLE_LAUNCHER_EXPORT_TO=target, timings={"export_tries": 3}) as gang:
+        assert gang.start().wait_for_exit() == [64, 64], gang.pod_log(0)
+        cause = gang.termination_message(1)
+        assert f"training.exportTo (PADDLE_LAUNCHER_EXPORT_TO) is '{target}', but must be a bucket" in cause
+        assert re.search(message, cause), cause
+        assert "Fix: correct that" in cause
+        assert not (gang.output / "node_0").exists()
+        assert bucket.list_keys() == []
+
+
+def test_the_export_folder_of_another_training_is_not_written(bucket: ExportBucket) -> None:
+    bucket.put(FOLDER + "_SUCCESS.json", {"outputId": "of another cluster", "files": []})
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [64, 64], gang.pod_log(0)
+        assert "contains the model of another training" in gang.termination_message(0)
+        assert "set another runId" in gang.termination_message(0)
+        assert not (gang.output / "node_0").exists()
+    assert bucket.list_keys() == [FOLDER + "_SUCCESS.json"]
+
+
+def test_a_marker_written_by_another_training_in_the_meantime_is_kept(bucket: ExportBucket) -> None:
+    with bucket.build_gang(FAKE_PASS_SECONDS="2") as gang:
+        gang.start().wait_until(gang.all_trainers_started)
+        bucket.put(FOLDER + "_SUCCESS.json", {"outputId": "of another cluster", "files": []})
+        assert gang.wait_for_exit() == [75, 75], gang.pod_log(0)
+        assert "contains the model of another training" in gang.termination_message(0)
+        assert FOLDER + "model/network.pdmodel" not in bucket.list_keys()
+
+
+def test_during_the_export_status_is_exporting_and_the_other_ranks_wait(bucket: ExportBucket) -> None:
+    """The export takes longer than all deadlines that the other ranks have without an export."""
+    bucket.store.answers = {"network.pdmodel": [6.0]}
+    short = {"pserver_exit": 0.2, "stop": 0.5, "farewell": 0.5, "curve": 0.5}
+    with bucket.build_gang(timings=short) as gang:
+        gang.start().wait_until(lambda: read_state(gang) == "exporting")
+        assert gang.read_json("status.json")["exportTo"] == f"s3://bucket/{FOLDER}"
+        assert (gang.read_json("run.json")["state"], gang.read_json("run.json")["exported"]) == (
+            "complete",
+            None,
+        )
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(1)
+        assert read_state(gang) == "complete"
+
+
+def read_state(gang: LoopbackGang) -> str | None:
+    """Return the state in status.json, or None before it is written."""
+    path = gang.output / "status.json"
+    return json.loads(path.read_text())["state"] if path.exists() else None
+
+
+def test_a_stop_of_rank_0_interrupts_the_export_which_its_next_pod_repeats(
+    bucket: ExportBucket,
+) -> None:
+    bucket.store.answers = {"network.pdmodel": [20.0]}
+    with bucket.build_gang() as gang:
+        gang.start().wait_until(lambda: read_state(gang) == "exporting" and len(gang.running_pids()) == 3)
+        gang.processes[0].send_signal(signal.SIGTERM)
+        assert gang.wait_for_exit(15) == [143, 0], "rank 1 has nothing left to do"
+        assert gang.running_pids() == []
+        assert "received SIGTERM" in gang.termination_message(0)
+        assert (gang.read_json("run.json")["state"], gang.read_json("run.json")["exported"]) == (
+            "complete",
+            None,
+        )
+        assert gang.read_json("status.json")["state"] == "stopped"
+        assert FOLDER + "_SUCCESS.json" not in bucket.list_keys()
+        bucket.store.answers = {}
+        assert gang.start(0).wait_for_exit(15) == [0, 0], gang.pod_log(0)
+        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+
+
+def test_a_stop_of_another_rank_does_not_interrupt_the_export(bucket: ExportBucket) -> None:
+    bucket.store.answers = {"network.pdmodel": [3.0]}
+    with bucket.build_gang() as gang:
+        gang.start().wait_until(lambda: read_state(gang) == "exporting" and len(gang.running_pids()) == 3)
+        gang.processes[1].send_signal(signal.SIGTERM)
+        assert gang.wait_for_exit(30) == [0, 143], gang.pod_log(0)
+        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+        assert gang.start(1).processes[1].wait(15) == 0, "its next pod finds a complete run"
+
+
+def test_an_export_that_hangs_fails_at_its_deadline(bucket: ExportBucket) -> None:
+    bucket.store.answers = {"network.pdmodel": [20.0]}
+    with bucket.build_gang(timings={"export": 4.0}) as gang:
+        assert gang.start().wait_for_exit() == [75, 75], gang.pod_log(0)
+        assert "failed: it did not finish within 4 s" in gang.termination_message(1)
+        assert gang.running_pids() == []
+
+
+def test_a_killed_export_process_is_reported_with_its_signal(bucket: ExportBucket) -> None:
+    bucket.store.answers = {"network.pdmodel": [20.0]}
+    with bucket.build_gang() as gang:
+        gang.start().wait_until(lambda: read_state(gang) == "exporting" and len(gang.running_pids()) == 3)
+        launchers = {process.pid for process in gang.processes.values()}
+        (child,) = set(gang.running_pids()) - launchers
+        os.kill(child, signal.SIGKILL)
+        assert gang.wait_for_exit(15) == [75, 75], gang.pod_log(0)
+        assert "its process ended with signal SIGKILL" in gang.termination_message(0)
+
+
+def test_the_launcher_does_not_import_boto3() -> None:
+    code = (
+        "import sys, launcher.supervisor.agent; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("target", ["s3://bucket/models", "s3://bucket/models/"])
+def test_each_job_and_run_has_its_own_folder(target: str) -> None:
+    first, second, other = (
+        TrainSettings.from_environ(
+            pod_environ(PADDLE_LAUNCHER_EXPORT_TO=target, PADDLE_LAUNCHER_K8S_JOB=run, JOB_NAME=name)
+        )
+        for run, name in (("a-1", "a"), ("a-2", "a"), ("a-1", "b"))
+    )
+    assert run_folder_url(first) == "s3://bucket/models/a/a-1/"
+    assert run_folder_url(second) == "s3://bucket/models/a/a-2/"
+    assert run_folder_url(other) == "s3://bucket/models/b/a-1/"

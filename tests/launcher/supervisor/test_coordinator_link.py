@@ -1,0 +1,199 @@
+"""Tests of the link between a member and the coordinator, with a real HTTP server on loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from launcher.errors import StorageFailedError
+from launcher.supervisor.coordinator.decisions import GangLimits
+from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.peer_server import PeerServer
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+
+LIMITS = GangLimits(silence=5, life=9, rendezvous=60, serve=60, finish=60, restarts=3)
+TIMINGS = Timings(poll=0.02)
+PORT = 7168
+
+
+class OneAddress(PodNetwork):
+    """Listens on one address of loopback."""
+
+    def __init__(self, host: str) -> None:
+        self.bind_host = host
+
+
+class Rank0:
+    """A membership behind an HTTP server; nothing decides."""
+
+    def __init__(self, host: str, hold: float = 0.05) -> None:
+        self.wakes = 0
+        self.membership = Membership(3, LIMITS, self._wake, hold)
+        self.server = PeerServer(OneAddress(host), PORT, {"/healthz": lambda: (200, "text/plain", b"ok")})
+        self.server.handle_state = self.membership.handle_state
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+
+class Rank1:
+    """A link, and the locator and state that it reads."""
+
+    def __init__(self, host: str) -> None:
+        self.host, self.credential, self.state = host, "right", MemberState(1, "pod-a", "idle")
+        self.stuck = False
+        self.reads = 0
+        self.link = CoordinatorLink(
+            OneAddress(host),
+            PORT,
+            TIMINGS,
+            cast(Any, self),
+            read_state=lambda: None if self.stuck else self.state,
+            wake=lambda: None,
+        )
+
+    def find_address(self) -> str:
+        return self.host
+
+    def read_credential(self) -> str:
+        self.reads += 1
+        if self.credential == "unreadable":
+            raise StorageFailedError("run.lock: Stale file handle")
+        return self.credential
+
+
+Pair = tuple[Rank0, Rank1]
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    host = f"127.77.{hash(request.node.name) % 250}.{hash(request.node.name) // 250 % 250 + 1}"
+    rank_0, rank_1 = Rank0(host), Rank1(host)
+    yield rank_0, rank_1
+    rank_1.link.close(1)
+    rank_0.server.close()
+
+
+def reported(rank_0: Rank0) -> MemberState | None:
+    """Return the state of rank 1 that rank 0 has recorded."""
+    return rank_0.membership.members[1].state
+
+
+def test_a_rank_that_sees_an_old_lease_is_accepted_when_it_sees_the_right_one(pair: Pair) -> None:
+    """NFS may show the earlier content of a file for up to a minute."""
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    rank_1.credential = "of the earlier holder"
+    rank_1.link.start()
+    until(lambda: rank_1.reads > 3)
+    assert "401" in rank_1.link.problem
+    assert reported(rank_0) is None
+    rank_1.credential = "unreadable"
+    until(lambda: "Stale file handle" in rank_1.link.problem)
+    rank_1.credential = "right"
+    until(lambda: rank_1.link.order is not None)
+    assert reported(rank_0) == rank_1.state
+
+
+def test_no_rank_is_accepted_before_rank_0_holds_the_lease(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_1.link.start()
+    until(lambda: "503" in rank_1.link.problem)
+    rank_0.membership.open("right")
+    until(lambda: rank_1.link.order is not None)
+
+
+def test_a_new_order_reaches_a_waiting_rank_and_its_new_state_returns(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.hold = 5.0
+    rank_0.membership.open("right")
+    rank_1.link.start()
+    until(lambda: rank_1.link.order is not None)
+    order = Order(4, "serve", ("10.0.0.1", "10.0.0.2"))
+    rank_0.membership.publish(order)
+    until(lambda: rank_1.link.order == order)
+    rank_1.state = replace(rank_1.state, phase="serving", attempt=4)
+    rank_0.membership.hold = 0.05
+    rank_0.membership.publish(Order(4, "train", ("10.0.0.1", "10.0.0.2")))
+    until(lambda: reported(rank_0) == rank_1.state)
+    assert rank_0.wakes >= 2, "a new phase wakes the coordinator"
+
+
+def test_a_launcher_whose_main_thread_is_stuck_reports_nothing(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    rank_1.link.start()
+    until(lambda: reported(rank_0))
+    rank_1.stuck = True
+    time.sleep(0.3)
+    last = rank_0.membership.members[1].heard
+    time.sleep(0.3)
+    assert rank_0.membership.members[1].heard == last
+    rank_1.stuck = False
+    until(lambda: rank_0.membership.members[1].heard > last)
+
+
+def test_a_rank_finds_the_next_pod_of_rank_0(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    rank_1.link.start()
+    until(lambda: rank_1.link.order is not None)
+    successor = Rank0("127.78.0.1")
+    try:
+        successor.membership.open("another token")
+        successor.membership.publish(Order(1, "stop"))
+        rank_1.host, rank_1.credential = "127.78.0.1", "another token"
+        rank_0.membership.close()  # its process lives on, but it lost its lease
+        until(lambda: rank_1.link.order == Order(1, "stop"))
+    finally:
+        rank_1.link.close(1)
+        successor.server.close()
+
+
+def test_the_phase_leaving_is_reported_before_the_link_closes(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    rank_1.link.start()
+    until(lambda: rank_1.link.order is not None)
+    rank_1.state = replace(rank_1.state, phase="leaving")
+    rank_1.link.close(5)
+    state = reported(rank_0)
+    assert state is not None
+    assert state.phase == "leaving"
+
+
+def test_the_second_pod_of_a_rank_is_rejected_until_the_first_one_leaves(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    rank_0.membership.record_state(MemberState(1, "pod-b", "idle"), time.monotonic())
+    rank_1.link.start()
+    until(lambda: rank_1.link.rejection is not None)
+    assert rank_1.link.rejection is not None
+    assert not rank_1.link.rejection.replaced, "the first pod may still be lost"
+    assert reported(rank_0) == MemberState(1, "pod-b", "idle")
+    rank_0.membership.record_state(MemberState(1, "pod-b", "leaving"), time.monotonic())
+    until(lambda: reported(rank_0) == rank_1.state)
+    until(lambda: rank_1.link.rejection is None)
+
+
+def test_urgent_states_do_not_wait_for_an_answer_that_is_held_back(pair: Pair) -> None:
+    rank_0, rank_1 = pair
+    rank_0.membership.hold = 60.0
+    rank_0.membership.open("right")
+    rank_1.link.start()
+    until(lambda: rank_1.link.order is not None)
+    time.sleep(0.1)  # the answer to its next request is held back now
+    rank_1.state = replace(rank_1.state, phase="serving", attempt=4)
+    rank_1.link.send_now()
+    until(lambda: reported(rank_0) == rank_1.state)
+    rank_1.state = replace(rank_1.state, phase="leaving")
+    rank_1.link.close(30)
+    assert reported(rank_0) == rank_1.state

@@ -1,0 +1,352 @@
+"""Tests of the coordinator's decisions: the next plan, and which of two pods of a rank is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
+from launcher.paths import Position
+from launcher.supervisor.coordinator.coordinator import plan_first_attempt
+from launcher.supervisor.coordinator.decisions import (
+    AttemptPlan,
+    FailedAttempt,
+    GangLimits,
+    Member,
+    StateRejectedError,
+    admit_state,
+    decide_next_plan,
+)
+from launcher.supervisor.peers.messages import PHASES, Failure, MemberState, Order
+
+LIMITS = GangLimits(
+    silence=10,
+    life=25,
+    rendezvous=300,
+    serve=150,
+    finish=60,
+    restarts=2,
+    describe_absence=lambda rank: f"why {rank}",
+)
+NOW = 1000.0
+
+
+def rank(
+    number: int, phase: str = "idle", attempt: int = -1, failure: Failure | None = None, **more: Any
+) -> Member:
+    """A member that was heard just now."""
+    state = MemberState(
+        number, f"i{number}", phase, attempt, failure, f"10.0.0.{number}", f"pod-{number}", "node-a"
+    )
+    more = {"heard": NOW} | more
+    if "fingerprint" in more:
+        state = replace(state, fingerprint=more.pop("fingerprint"))
+    return Member(number, state, **more)
+
+
+def gang(phase: str, attempt: int = 3) -> list[Member]:
+    return [rank(0, phase, attempt), rank(1, phase, attempt)]
+
+
+def plan(do: str, **more: Any) -> AttemptPlan:
+    return AttemptPlan(
+        3, do, NOW - 5, **({"incarnations": ("i0", "i1"), "addresses": ("10.0.0.0", "10.0.0.1")} | more)
+    )  # type: ignore[arg-type]
+
+
+def failure(code: int = 70, at: float = NOW - 1, **more: Any) -> Failure:
+    return Failure("it broke", code, at, 1, **more)
+
+
+def step(
+    before: AttemptPlan, members: list[Member], checkpoint: Position | None = None, now: float = NOW
+) -> AttemptPlan:
+    return decide_next_plan(before, members, now, LIMITS, lambda: checkpoint)
+
+
+def stopped(**more: Any) -> AttemptPlan:
+    return plan("stop", **({"cause": failure()} | more))
+
+
+# The arrows of the diagram in decisions.py.
+
+
+def test_wait_becomes_serve_from_the_newest_checkpoint_once_all_ranks_joined() -> None:
+    after = step(AttemptPlan(3), gang("idle", 2), Position(2))
+    assert (after.do, after.incarnations, after.resume) == ("serve", ("i0", "i1"), Position(2))
+    assert after.order() == Order(3, "serve", ("10.0.0.0", "10.0.0.1"), Position(2))
+
+
+@pytest.mark.parametrize(
+    ("do", "reached", "then"),
+    [("serve", "ready", "train"), ("train", "done", "finish"), ("finish", "ended", "end")],
+)
+def test_the_next_action_follows_when_the_last_rank_reaches_the_phase(
+    do: str, reached: str, then: str
+) -> None:
+    behind = [rank(0, reached, 3), rank(1, PHASES[PHASES.index(reached) - 1], 3)]
+    assert step(plan(do), behind) == plan(do)
+    after = step(plan(do), gang(reached))
+    assert (after.do, after.cause) == (then, None)
+
+
+def test_a_phase_of_an_earlier_attempt_does_not_count() -> None:
+    assert step(plan("serve"), [rank(0, "ready", 3), rank(1, "ended", 2)]).do == "serve"
+
+
+@pytest.mark.parametrize("do", ["serve", "train", "finish"])
+def test_a_failure_stops_all_ranks_and_the_cause_contains_its_rank(do: str) -> None:
+    after = step(plan(do), [rank(0, "training", 3), rank(1, "training", 3, failure())])
+    assert after.do == "stop"
+    assert after.order().cause == "rank 1 (pod pod-1 on node node-a): it broke"
+
+
+def test_a_lost_rank_stops_all_ranks() -> None:
+    after = step(plan("train"), [rank(0, "training", 3), rank(1, "training", 3, heard=NOW - 10)])
+    assert after.cause is not None
+    assert after.do == "stop"
+    assert "it has not reported for 10 s" in after.cause.text
+
+
+def test_a_replaced_pod_stops_all_ranks() -> None:
+    after = step(replace(plan("train"), incarnations=("i0", "another")), gang("training"))
+    assert after.cause is not None
+    assert "its pod was lost" in after.cause.text
+
+
+def test_a_rank_that_stopped_its_processes_without_an_order_stops_all_ranks() -> None:
+    after = step(plan("train"), [rank(0, "training", 3), rank(1, "idle", 3)])
+    assert after.cause is not None
+    assert "no order reached it in time" in after.cause.text
+
+
+@pytest.mark.parametrize(("do", "limit", "phase"), [("serve", 150, "serving"), ("finish", 60, "done")])
+def test_an_action_that_takes_too_long_stops_all_ranks(do: str, limit: int, phase: str) -> None:
+    late = replace(plan(do), since=NOW - limit)
+    after = step(late, gang(phase))
+    assert after.cause is not None
+    assert f"is still in phase {phase} {limit} s after the order {do}" in after.cause.text
+    assert step(replace(late, since=NOW - limit + 1), gang(phase)).do == do
+
+
+def test_the_next_attempt_waits_until_no_rank_runs_a_process() -> None:
+    assert step(stopped(), [rank(0, "idle", 3), rank(1, "training", 3)]).do == "stop"
+    after = step(stopped(), gang("idle"))
+    assert (after.do, after.attempt, after.counted_restarts) == ("wait", 4, 1)
+    assert after.restarts == (FailedAttempt(3, "it broke", NOW, None),)
+
+
+def test_a_rank_that_is_idle_in_an_earlier_attempt_may_still_start_processes() -> None:
+    assert step(stopped(), [rank(0, "idle", 3), rank(1, "idle", 2)]).do == "stop"
+
+
+def test_the_next_attempt_waits_as_long_as_a_lost_ranks_processes_may_run() -> None:
+    silent = [rank(0, "idle", 3), rank(1, "training", 3, heard=NOW - 24)]
+    assert step(stopped(), silent).do == "stop"
+    assert step(stopped(), silent, now=NOW + 1).do == "wait"
+
+
+def test_processes_that_cannot_be_stopped_end_the_run() -> None:
+    after = step(replace(stopped(), since=NOW - 60), [rank(0, "idle", 3), rank(1, "training", 3)])
+    assert after.cause is not None
+    assert (after.do, after.cause.code) == ("end", 70)
+    assert "rank 1 (pod pod-1 on node node-a) cannot stop its processes" in after.cause.text
+
+
+def test_the_plan_end_never_changes() -> None:
+    end = plan("end")
+    assert step(end, [rank(0, "training", 3, failure()), rank(1)]) is end
+
+
+# Causes and limits.
+
+
+def test_the_earliest_failure_is_the_cause_even_if_it_is_reported_later() -> None:
+    first = step(plan("train"), [rank(0, "training", 3), rank(1, "training", 3, failure(at=NOW - 1))])
+    members = [
+        rank(0, "training", 3, Failure("earlier", 70, NOW - 2, 0)),
+        rank(1, "training", 3, failure(at=NOW - 1)),
+    ]
+    after = step(first, members)
+    assert after.cause is not None
+    assert after.cause.text.endswith("earlier")
+
+
+def test_restarts_without_a_new_checkpoint_are_limited() -> None:
+    used = stopped(resume=Position(2), counted_restarts=2)
+    after = step(used, gang("idle"), Position(2))
+    assert after.cause is not None
+    assert (after.do, after.cause.code) == ("end", 70)
+    assert after.cause.text.startswith("training.restarts: 3 failures since the newest checkpoint (limit 2).")
+
+
+def test_a_new_checkpoint_resets_the_count_of_restarts() -> None:
+    after = step(stopped(resume=Position(2), counted_restarts=2), gang("idle"), Position(2, 10))
+    assert (after.do, after.counted_restarts, after.resume) == ("wait", 1, Position(2, 10))
+
+
+def test_a_rank_that_received_a_stop_signal_is_not_counted_as_a_failure() -> None:
+    after = step(stopped(cause=failure(143), counted_restarts=2), gang("idle"))
+    assert (after.do, after.counted_restarts) == ("wait", 2)
+
+
+@pytest.mark.parametrize("code", [64, 65, 75])
+def test_a_final_exit_code_ends_the_run(code: int) -> None:
+    after = step(stopped(cause=failure(code)), gang("idle"))
+    assert (after.do, after.order().code) == ("end", code)
+
+
+def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
+    own = failure(process="trainer", returncode=1, place=(1, 40))
+    before = stopped(cause=own, restarts=(FailedAttempt(2, "it broke", NOW - 50, own.signature),))
+    after = step(before, gang("idle"), Position(1))
+    assert after.do == "end"
+    assert "failed twice in a row at pass 2, batch 40; not retrying" in str(after.order().cause)
+    elsewhere = replace(before, cause=replace(own, place=(1, 41)))
+    assert step(elsewhere, gang("idle"), Position(1)).do == "wait"
+
+
+@pytest.mark.parametrize("returncode", [-9, 139, None])
+def test_a_signal_is_not_counted_as_a_failure_of_the_program(returncode: int | None) -> None:
+    assert failure(returncode=returncode, process="trainer", place=(1, 2)).signature is None
+
+
+def test_a_final_exit_code_of_a_process_becomes_the_failures_code() -> None:
+    assert Failure.from_error(ProcessError("x", 65, "trainer"), NOW, 1).code == 65
+    assert Failure.from_error(ProcessError("x", 1, "trainer"), NOW, 1).code == 70
+
+
+def raises(error: LauncherError) -> Any:
+    def find() -> Position | None:
+        raise error
+
+    return find
+
+
+def test_a_run_without_a_usable_checkpoint_ends() -> None:
+    after = decide_next_plan(
+        AttemptPlan(3), gang("idle", 2), NOW, LIMITS, raises(DataError("no usable checkpoint"))
+    )
+    assert (after.do, after.order().code, after.order().cause) == ("end", 65, "no usable checkpoint")
+
+
+def test_a_storage_error_of_rank_0_does_not_end_the_run() -> None:
+    with pytest.raises(StorageFailedError):
+        decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, LIMITS, raises(StorageFailedError("EIO")))
+
+
+# Rendezvous.
+
+
+def test_a_rendezvous_that_times_out_lists_the_missing_ranks_with_reasons() -> None:
+    late = AttemptPlan(3, since=NOW - 300, cause=failure())
+    after = step(late, [rank(0), Member(1)])
+    assert "1 of 2 ranks did not join within 300 s (rendezvousSeconds): why 1." in str(after.order().cause)
+    assert "The rendezvous was for attempt 3, after this failure: it broke" in str(after.order().cause)
+    assert step(replace(late, since=NOW - 299), [rank(0), Member(1)]).do == "wait"
+
+
+@pytest.mark.parametrize("other", [rank(1, "staging"), rank(1, ghost_until=NOW + 1), rank(1, heard=NOW - 10)])
+def test_no_rank_starts_before_all_are_idle_and_earlier_pods_have_no_processes(other: Member) -> None:
+    assert step(AttemptPlan(3, since=NOW - 5), [rank(0), other]).do == "wait"
+
+
+def test_different_fingerprints_end_the_run_and_list_the_keys() -> None:
+    ours, theirs = {"mode": "sync", "portsNum": 2}, {"mode": "async", "portsNum": 2}
+    after = step(AttemptPlan(3), [rank(0, fingerprint=ours), rank(1, fingerprint=theirs)])
+    assert "'mode' 'sync'" not in str(after.order().cause)
+    assert "mode 'sync' against 'async'" in str(after.order().cause)
+    assert "portsNum" not in str(after.order().cause)
+
+
+def test_a_rank_that_could_not_stage_ends_the_run_with_its_code() -> None:
+    after = step(AttemptPlan(3), [rank(0), rank(1, "leaving", -1, failure(65))])
+    assert (after.do, after.order().code) == ("end", 65)
+
+
+# Which of two pods of a rank is accepted.
+
+
+def test_a_second_pod_is_rejected_while_the_first_one_reports() -> None:
+    with pytest.raises(StateRejectedError) as rejected:
+        admit_state(rank(1, "training", 3), MemberState(1, "new"), NOW + 9, LIMITS)
+    assert not rejected.value.replaced
+
+
+def test_a_second_pod_replaces_a_lost_one_whose_processes_may_still_run() -> None:
+    after = admit_state(rank(1, "training", 3), MemberState(1, "new"), NOW + 10, LIMITS)
+    assert (after.state, after.ghost_until) == (MemberState(1, "new"), NOW + 25)
+    with pytest.raises(StateRejectedError) as rejected:
+        admit_state(after, MemberState(1, "i1"), NOW + 11, LIMITS)
+    assert rejected.value.replaced
+
+
+def test_a_pod_that_left_is_replaced_at_once_and_runs_no_process() -> None:
+    after = admit_state(rank(1, "leaving", 3), MemberState(1, "new"), NOW, LIMITS)
+    assert (after.phase, after.ghost_until) == ("staging", 0.0)
+
+
+@pytest.mark.parametrize(("phase", "attempt"), [("idle", 2), ("serving", 3)])
+def test_a_state_that_arrives_after_a_later_one_is_ignored(phase: str, attempt: int) -> None:
+    known = rank(1, "training", 3)
+    assert admit_state(known, MemberState(1, "i1", phase, attempt), NOW + 1, LIMITS) is known
+    assert admit_state(known, MemberState(1, "i1", "idle", 3), NOW + 1, LIMITS).phase == "idle"
+
+
+# A new pod of rank 0.
+
+
+def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run() -> None:
+    told = {
+        "state": "training",
+        "incarnations": ["i0", "i1"],
+        "resume": [2, 10],
+        "countedRestarts": 1,
+        "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
+    }
+    first, members = plan_first_attempt(told, 4, 2, NOW, 3000.0)
+    assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
+    assert first.restarts == (FailedAttempt(1, "x", 2000.0, (1, "trainer", 1)),)
+    assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
+    assert step(first, gang("idle")).counted_restarts == 2
+    assert admit_state(members[1], MemberState(1, "i1", "idle", 2), NOW, LIMITS).phase == "idle"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{}, {"state": "stopped", "incarnations": ["i0", "i1"]}, {"state": "training", "incarnations": []}],
+)
+def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(told: dict[str, Any]) -> None:
+    first, members = plan_first_attempt(told, 4, 2, NOW, 0.0)
+    assert (first.do, first.attempt, members) == ("wait", 4, ())
+
+
+@pytest.mark.parametrize(
+    ("state", "seconds", "fails"), [("waiting", 181, True), ("waiting", 179, False), ("training", 999, False)]
+)
+def test_trainers_that_all_wait_for_each_other_are_a_failure(state: str, seconds: int, fails: bool) -> None:
+    """A half-open connection: each has sent, and none has received."""
+
+    def at(number: int, said: str, progressed: float) -> Member:
+        member = rank(number, "training", 3)
+        assert member.state is not None
+        return replace(member, progressed=progressed, state=replace(member.state, progress={"state": said}))
+
+    after = step(plan("train"), [at(0, "waiting", NOW - 300), at(1, state, NOW - seconds)])
+    assert after.do == ("stop" if fails else "train")
+    assert not fails or "all trainers have waited for each other for 180 s" in str(after.cause)
+
+
+def test_a_member_progresses_with_its_trainers_position_and_state() -> None:
+    before = rank(1, "training", 3)
+    assert before.state is not None
+    there = admit_state(
+        before, replace(before.state, progress={"state": "waiting", "batch": 3}), NOW + 1, LIMITS
+    )
+    assert there.state is not None
+    same = admit_state(
+        there, replace(there.state, progress={"state": "waiting", "batch": 3, "loss": 1.0}), NOW + 2, LIMITS
+    )
+    assert (there.progressed, same.progressed, same.heard) == (NOW + 1, NOW + 1, NOW + 2)

@@ -1,0 +1,409 @@
+"""Tests of how runs end, with real launcher processes on loopback and a fake `paddle`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.supervisor.loopback_gang import LoopbackGang
+
+pytestmark = pytest.mark.slow
+
+
+def test_three_ranks_train_all_passes_exit_with_0_and_write_the_expected_files(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0], gang.pod_log(0)
+        assert gang.running_pids() == []
+        for rank in range(3):
+            node = gang.output / f"node_{rank}"
+            assert "listening" in (node / "server.log").read_text()
+            assert "Pass=2" in (node / "train.log").read_text()
+            assert f"rank {rank} Pass=2" in gang.pod_log(rank), "the pod log contains the trainer's lines"
+        assert [(gang.output / f"pass-{n:05d}" / "done").exists() for n in range(4)] == [True] * 3 + [False]
+        assert not (gang.output / "run.lock").exists()
+        status, run = gang.read_json("status.json"), gang.read_json("run.json")
+        assert (status["state"], status["cause"], status["attempt"]) == ("complete", None, 0)
+        assert [rank["pod"] for rank in status["ranks"]] == [f"{gang.run}-{i}-x" for i in range(3)]
+        assert (run["runId"], run["state"]) == (gang.run, "complete")
+        assert run["finished"] >= run["started"]
+        work = gang.folder / "work-1"
+        assert (work / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
+        assert (work / "data" / "tables" / "items.txt").exists()
+        assert (work / "program" / "data" / "train.txt").exists()
+
+
+def test_a_gang_of_one_trainer_completes(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        assert gang.start().wait_for_exit() == [0], gang.pod_log(0)
+
+
+def test_an_output_that_is_a_symbolic_link_fails_the_run_and_is_not_followed(
+    tmp_path: Path,
+) -> None:
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        (tmp_path / "elsewhere").mkdir()
+        gang.output.symlink_to(tmp_path / "elsewhere")
+        assert gang.start().wait_for_exit() == [75], gang.pod_log(0)
+        assert f"{gang.output} is a symbolic link" in gang.termination_message(0)
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_storage_of_another_user_fails_the_run_with_the_owner_and_a_fix(
+    tmp_path: Path,
+) -> None:
+    """Without capabilities root may not write to these folders, as with storage of another user."""
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        (gang.output / "node_0").mkdir(parents=True)
+        for folder in (gang.job, gang.output):
+            folder.chmod(0o555)
+        without_capabilities = (
+            ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
+        )
+        assert gang.start(prefix=without_capabilities).wait_for_exit() == [75]
+        folder = gang.output.stat()
+        assert f"belongs to {folder.st_uid}:{folder.st_gid} with mode 0555" in gang.termination_message(0)
+        assert "chown" in gang.termination_message(0)
+        for folder in (gang.job, gang.output):
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_killed_trainer_makes_all_ranks_exit_with_70_and_report_its_signal(
+    tmp_path: Path, rank: int
+) -> None:
+    fake = {f"trainer:{rank}": {"do": "signal", "signal": int(signal.SIGKILL), "at": 1}}
+    with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert gang.running_pids() == []
+        for other in range(3):
+            cause = gang.termination_message(other)
+            assert f"rank {rank} (pod {gang.run}-{rank}-x on node node-{rank})" in cause
+            assert "signal SIGKILL (exit code 137)" in cause
+            assert "about to signal" in cause, "the cause quotes the last lines of the log"
+            assert len(cause.encode()) <= 4096
+        status = gang.read_json("status.json")
+        assert status["state"] == "failed"
+        assert "SIGKILL" in status["cause"]
+        assert gang.read_json("run.json")["state"] == "failed"
+        assert not (gang.output / "run.lock").exists()
+
+
+def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_run(
+    tmp_path: Path,
+) -> None:
+    fake = {"trainer:0": {"do": "exit", "code": 65, "at": "start"}}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake) as gang:
+        assert gang.start().wait_for_exit(30) == [65], gang.pod_log(0)
+        page = (gang.output / "report.html").read_text()
+        assert '<span class="state failed">' in page
+        assert "Cause of the failure" in page
+        assert "about to exit" in page, "the cause with the last lines of the log"
+        assert not (gang.output / "run.lock").exists()
+    with LoopbackGang(tmp_path, trainers=1) as gang:
+        assert gang.start().wait_for_exit(30) == [0], gang.pod_log(0)
+        page = (gang.output / "report.html").read_text()
+        assert '<span class="state complete">' in page
+        assert "Cause of the failure" not in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "reason"),
+    [(30.0, "report.html"), (0.0, "it did not finish within 0 s")],
+    ids=["not-writable", "slow"],
+)
+def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path, seconds: float, reason: str) -> None:
+    fake = {"trainer:0": {"do": "exit", "code": 65, "at": 1}}
+    slow = {"FAKE_PASS_SECONDS": "1"}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **slow) as gang:
+        gang.start().wait_until(gang.all_trainers_started)
+        (gang.output / "report.html").mkdir()
+        assert gang.wait_for_exit(30) == [65], gang.pod_log(0)
+        assert reason in gang.pod_log(0).partition("plots and report of the run were not made: ")[2]
+        assert gang.read_json("run.json")["state"] == "failed"
+        assert not (gang.output / "run.lock").exists()
+
+
+def test_a_killed_pserver_makes_all_ranks_exit_with_its_exit_code_in_the_cause(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, timings={"farewell": 60}, FAKE_PASS_SECONDS="30") as gang:
+        gang.start().wait_until(gang.all_trainers_started)
+        os.kill(gang.find_pid(1, "pserver"), signal.SIGSEGV)
+        assert gang.wait_for_exit(30) == [70, 70, 70]
+        assert gang.running_pids() == []
+        assert "rank 1" in gang.termination_message(2)
+        assert "pserver exited with signal SIGSEGV (exit code 139)" in gang.termination_message(2)
+
+
+def test_a_final_exit_code_of_a_process_becomes_the_exit_code_of_all_ranks(tmp_path: Path) -> None:
+    fake = {"trainer:1": {"do": "exit", "code": 65, "at": "start"}}
+    with LoopbackGang(tmp_path, fake=fake) as gang:
+        assert gang.start().wait_for_exit(30) == [65, 65, 65]
+
+
+def test_processes_that_ignore_sigterm_and_their_descendants_are_killed(tmp_path: Path) -> None:
+    fake = {
+        "pserver:0": {"grandchild": True, "ignore_term": True},
+        "trainer:0": {"grandchild": True, "ignore_term": True},
+        "trainer:1": {"do": "exit", "code": 3, "at": 1},
+    }
+    with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert gang.running_pids() == []
+
+
+def test_processes_left_by_a_finished_trainer_are_killed(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, fake={"trainer:1": {"grandchild": True}}) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert gang.running_pids() == []
+
+
+def test_a_launcher_that_is_process_1_trains_and_reaps_orphans(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root for a pid namespace")
+    fake = {"trainer:0": {"grandchild": True}}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, FAKE_PASS_SECONDS="0.6") as gang:
+        gang.start(prefix=("unshare", "--pid", "--fork", "--kill-child"))
+        assert gang.wait_for_exit() == [0], gang.pod_log(0)
+
+
+def test_a_rank_that_never_joins_is_reported_with_the_reason(tmp_path: Path) -> None:
+    env = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "1"}
+    with LoopbackGang(tmp_path, trainers=4, **env) as gang:
+        del gang.hosts[gang.names[3]]
+        assert gang.start(0, 1).wait_for_exit(30) == [70, 70]
+        for rank in (0, 1):
+            cause = gang.termination_message(rank)
+            assert f"rank 3: {gang.names[3]} does not resolve" in cause
+            assert (
+                f"rank 2: {gang.names[2]} resolves to {gang.addresses[2]}, but its launcher has not called rank 0"
+                in cause
+            )
+            assert "peerPort 7168" in cause
+            assert "rank 1" not in cause.split("rendezvousSeconds")[1]
+        assert gang.running_pids() == []
+
+
+def test_without_rank_0_the_other_ranks_exit_and_report_the_reason(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="1") as gang:
+        assert gang.start(1).wait_for_exit(30) == [70]
+        assert (
+            f"no answer from {gang.addresses[0]}:7168 (peerPort 7168): [Errno 111] Connection refused"
+            in gang.termination_message(1)
+        )
+
+
+def test_a_second_start_of_a_complete_run_exits_with_0_and_starts_no_process(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, PADDLE_LAUNCHER_PASSES="1") as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        before = (gang.output / "node_1" / "train.log").read_text()
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert (gang.output / "node_1" / "train.log").read_text() == before
+        assert "the only pass is done already: nothing to start. A new runId resumes" in gang.pod_log(0)
+        status = gang.read_json("status.json")
+        assert status["state"] == "complete"
+        assert [rank["state"] for rank in status["ranks"]] == ["complete"] * 3, "no rank is absent or staging"
+
+
+def test_a_second_start_resumes_after_the_last_finished_pass_and_keeps_earlier_logs(tmp_path: Path) -> None:
+    fake = {"trainer:1": {"do": "exit", "code": 3, "at": 2}}
+    with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.3", PADDLE_LAUNCHER_PASSES="5") as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        newest = max(int(p.parent.name[5:]) for p in gang.output.glob("pass-*/done"))
+        (gang.output / f"pass-{newest + 1:05d}").mkdir(exist_ok=True)  # an unfinished checkpoint
+        gang.fake = {}
+        assert gang.start().wait_for_exit(30) == [0, 0, 0]
+        log = (gang.output / "node_0" / "train.log").read_text()
+        assert f"Pass={newest} " not in log + " "
+        assert [line for line in log.splitlines() if "Pass=" in line] == [
+            f"rank 0 Pass={n}" for n in range(newest + 1, 5)
+        ], "only the remaining passes: --num_passes counts from --start_pass"
+        assert "Pass=0" in (gang.output / "node_0" / "attempt-0" / "train.log").read_text()
+        assert gang.read_json("status.json")["attempt"] == 1
+
+
+def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_restore_it(
+    tmp_path: Path,
+) -> None:
+    with LoopbackGang(tmp_path) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+    first = gang.run
+    with LoopbackGang(tmp_path, run="quick-start-more", PADDLE_LAUNCHER_PASSES="4") as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert "Pass=3" in (gang.output / "node_0" / "train.log").read_text()
+        assert "Pass=2" not in (gang.output / "node_0" / "train.log").read_text()
+    with LoopbackGang(tmp_path, run="quick-start-other", PADDLE_LAUNCHER_BATCH_SIZE="64") as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert (gang.job / "runs" / "quick-start-more" / "pass-00003" / "done").exists()
+        assert not (gang.output / "pass-00003").exists()
+        assert not (gang.job / "runs" / "quick-start-more" / "run.lock").exists()
+    with LoopbackGang(tmp_path, run=first) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert (gang.output / "pass-00003" / "done").exists(), "a rollback restores its own output"
+        assert "nothing to start" in gang.pod_log(0)
+        assert sorted(p.name for p in (gang.job / "runs").iterdir()) == ["quick-start-other"]
+
+
+def test_a_second_release_with_the_same_job_name_fails_and_the_first_one_completes(
+    tmp_path: Path,
+) -> None:
+    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="4") as first:
+        first.start().wait_until(first.all_trainers_started)
+        env = {"run": "quick-start-ffff", "PADDLE_LAUNCHER_RELEASE": "second"}
+        with LoopbackGang(tmp_path, timings={"lock_wait": 1.5}, **env) as second:
+            assert second.start().wait_for_exit(30) == [70, 70, 70]
+            cause = second.termination_message(0)
+            assert "release second in namespace paddle has the same jobName 'quick-start'" in cause
+            assert f"run {first.run} (release paddle-training" in cause
+        assert first.wait_for_exit(40) == [0, 0, 0]
+
+
+def test_a_new_run_takes_over_an_expired_lease(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="30") as first:
+        first.start().wait_until(first.all_trainers_started)
+    lock = json.loads((first.output / "run.lock").read_text())
+    assert lock["runId"] == first.run
+    with LoopbackGang(tmp_path, run="quick-start-next") as second:
+        assert second.start().wait_for_exit(40) == [0, 0, 0], second.pod_log(0)
+        assert "taking it over" in second.pod_log(0)
+
+
+def test_a_run_whose_lease_is_taken_stops_writing(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="30") as gang:
+        gang.start().wait_until(gang.reports_training)
+        other_holder = {
+            "runId": "other-run",
+            "namespace": "n",
+            "release": "r",
+            "pod": "p",
+            "token": "x",
+            "beat": 1,
+        }
+
+        def is_lease_lost_after_overwriting() -> bool:
+            """Overwrite the lease, and return whether rank 0 has noticed it: a renewal may undo it once."""
+            (gang.output / "run.lock.new").write_text(json.dumps(other_holder))
+            (gang.output / "run.lock.new").rename(gang.output / "run.lock")
+            return "other-run" in gang.pod_log(0)
+
+        gang.wait_until(is_lease_lost_after_overwriting)
+        assert gang.wait_for_exit(30) == [71, 70, 70], (
+            "a replacement of rank 0 may get the lease back; the others waited for it"
+        )
+        assert "was taken by run other-run" in gang.termination_message(0)
+        assert json.loads((gang.output / "run.lock").read_text()) == other_holder
+        assert gang.read_json("run.json")["state"] == "training", (
+            "rank 0 must not write to an output that another run holds"
+        )
+        assert gang.read_json("status.json")["state"] == "training"
+        assert gang.running_pids() == []
+
+
+def test_pservers_that_exit_themselves_are_waited_for(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, fake={"servers_end": True}, pservers_exit_themselves=True) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert "still running" not in gang.pod_log(0)
+
+
+def test_pservers_that_run_after_all_trainers_exited_are_stopped_and_logged(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, pservers_exit_themselves=True) as gang:
+        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert "pserver: still running" in gang.pod_log(1)
+        assert gang.running_pids() == []
+
+
+def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(tmp_path: Path) -> None:
+    fake = {"pserver:1": {"do": "exit", "code": 0, "at": "later", "after": 1.5}}
+    with LoopbackGang(tmp_path, fake=fake, pservers_exit_themselves=True, FAKE_PASS_SECONDS="30") as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert "pserver exited with code 0, but" in gang.termination_message(0)
+
+
+@pytest.mark.parametrize("trainer_waits", [False, True])
+def test_a_pserver_that_exits_before_the_training_is_a_failure_at_once(
+    tmp_path: Path, trainer_waits: bool
+) -> None:
+    fake = {f"trainer:{rank}": {"do": "hang", "at": "start"} for rank in range(3)}
+    fake["pserver:1"] = {"do": "exit", "code": 0, "at": "start"}
+    long = {"ready": 100.0, "early_pserver_exit": 100.0}
+    with LoopbackGang(
+        tmp_path, fake=fake, timings=long, pservers_exit_themselves=True, trainer_waits=trainer_waits
+    ) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert "rank 1" in gang.termination_message(0)
+        assert "pserver exited with exit code 0" in gang.termination_message(0)
+
+
+def test_a_pserver_that_never_listens_makes_all_ranks_exit_and_report_its_port(tmp_path: Path) -> None:
+    fake = {"pserver:2": {"do": "hang", "at": "start"}}
+    with LoopbackGang(tmp_path, fake=fake, timings={"ready": 1.0}) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert f"pserver does not accept connections on {gang.addresses[2]}:7164" in gang.termination_message(
+            0
+        )
+        assert gang.running_pids() == []
+
+
+@pytest.mark.parametrize("trainer_waits", [False, True])
+def test_only_a_trainer_that_waits_for_pservers_itself_is_started_with_them(
+    tmp_path: Path, trainer_waits: bool
+) -> None:
+    fake = {"pserver:2": {"do": "hang", "at": "start"}}
+    with LoopbackGang(tmp_path, fake=fake, timings={"ready": 1.0}, trainer_waits=trainer_waits) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert ("started trainer" in gang.pod_log(2)) == trainer_waits
+        assert gang.running_pids() == []
+
+
+def test_a_changed_shard_makes_all_ranks_exit_with_65_before_any_process_starts(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path) as gang:
+        (gang.job / "2" / "data" / "train.txt").write_text("changed\n")
+        assert gang.start().wait_for_exit(30) == [65, 65, 65]
+        for rank in range(3):
+            assert "train.txt has sha256" in gang.termination_message(rank)
+        assert not (gang.output / "node_0").exists()
+
+
+def test_a_failed_data_job_makes_all_ranks_exit_with_its_reason(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path) as gang:
+        (gang.job / "manifest.json").unlink()
+        failed = {"dataDigest": "d1", "reason": "the checksum does not match", "time": 1}
+        (gang.job / "data-failed.json").write_text(json.dumps(failed))
+        assert gang.start().wait_for_exit(30) == [65, 65, 65]
+        assert "the checksum does not match" in gang.termination_message(1)
+
+
+def test_an_unknown_nic_is_rejected_with_the_existing_interfaces(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=1, CONF_PADDLE_NIC="eth7") as gang:
+        assert gang.start().wait_for_exit(30) == [64]
+        assert "'eth7'" in gang.termination_message(0)
+        assert f"eth0 {gang.addresses[0]}" in gang.termination_message(0)
+
+
+def test_the_address_of_the_given_nic_is_advertised(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=1, CONF_PADDLE_NIC="net1") as gang:
+        gang.nics = {"eth0": ["127.0.0.1"], "net1": [gang.addresses[0]]}
+        gang.hosts[gang.names[0]] = "127.0.0.1"
+        gang.env["FAKE_OWN"] = gang.addresses[0]
+        gang.start(FAKE_PASS_SECONDS="1").wait_until(gang.all_trainers_started)
+        argv = Path(f"/proc/{gang.find_pid(0, 'train')}/cmdline").read_text().split("\0")
+        assert f"--pservers={gang.addresses[0]}" in argv
+        assert gang.wait_for_exit() == [0]
+
+
+def test_a_gradient_num_other_than_the_number_of_trainers_is_rejected(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, CONF_PADDLE_GRADIENT_NUM="2") as gang:
+        assert gang.start(0).wait_for_exit() == [64]
+        assert (
+            "gradientNum (CONF_PADDLE_GRADIENT_NUM) is 2, but must be the number of trainers, 3"
+            in gang.pod_log(0)
+        )
+
+
+def test_ranks_with_different_settings_fail_the_run(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=2) as gang:
+        assert gang.start(0, CONF_PADDLE_PORTS_NUM="2") and gang.start(1, PADDLE_LAUNCHER_BATCH_SIZE="7")
+        assert gang.wait_for_exit(30) == [70, 70]
+        assert "batchSize 256 against 7" in gang.termination_message(1)

@@ -1,0 +1,352 @@
+"""Tests of waiting for the data and of staging data and program on the pod's own disk."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
+from launcher.io import files
+from launcher.settings import TrainSettings
+from launcher.supervisor.shared_storage import input_staging
+from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
+from launcher.supervisor.timings import Timings
+from tests.launcher.supervisor.failing_calls import fail_calls
+from tests.launcher.supervisor.fake_clock import FakeClock
+from tests.launcher.supervisor.loopback_gang import pod_environ, write_data
+
+
+def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+    """Return the settings of a training pod with its folders in `tmp_path`."""
+    return TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+    )
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """Return the path of the job's folder."""
+    return tmp_path / "quick-start"
+
+
+# -- waiting for the data
+
+
+def test_wait_continues_while_the_data_has_another_digest(tmp_path: Path, job: Path) -> None:
+    write_data(job, 3, digest="old")
+    clock = FakeClock(s100=lambda: write_data(job, 3, digest="d1"))
+    manifest = wait_for_manifest(train_settings(tmp_path), clock.pause, clock)
+    assert manifest["dataDigest"] == "d1"
+    assert 100 <= clock.now < 102
+
+
+def write_data_of_another_release(job: Path, **lost: str) -> None:
+    """Write data of another release, which replaced this release's data (`lost`: fields of the latter)."""
+    manifest = write_data(job, 3, digest="other")
+    manifest["madeBy"] = {"namespace": "team-b", "release": "theirs", "job": "x", "runId": ""}
+    manifest["replaced"] = [{"dataDigest": "d1", "namespace": "paddle", "release": "paddle-training", **lost}]
+    (job / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_wait_raises_with_both_releases_if_another_one_replaced_the_data(tmp_path: Path, job: Path) -> None:
+    write_data_of_another_release(job, runId="")
+    clock = FakeClock()
+    both = "release theirs in namespace team-b .*release paddle-training in namespace paddle .*Fix: "
+    with pytest.raises(DataError, match=f"jobName is 'quick-start' in two releases .*{both}"):
+        wait_for_manifest(train_settings(tmp_path), clock.pause, clock)
+    assert clock.now < 90, "it does not wait for data.waitSeconds, an hour"
+
+
+@pytest.mark.parametrize("case", ["data-job-runs", "of-another-run-id"])
+def test_wait_continues_while_the_data_job_prepares_replaced_data_again(
+    tmp_path: Path, job: Path, case: str
+) -> None:
+    write_data_of_another_release(job, runId="" if case == "data-job-runs" else "earlier")
+    if case == "data-job-runs":
+        (job / ".d1.tmp").mkdir()
+        (job / ".d1.tmp" / "alive").touch()
+    clock = FakeClock(s200=lambda: write_data(job, 3))
+    assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock)["dataDigest"] == "d1"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"dataDigest": "old"}', r"is of other data \(dataDigest old, made by an unknown release\)"),
+        (None, "there is no .*manifest.json yet"),
+    ],
+)
+def test_wait_raises_at_its_deadline_with_what_it_found(
+    tmp_path: Path, job: Path, content: str | None, reason: str
+) -> None:
+    job.mkdir()
+    if content:
+        (job / "manifest.json").write_text(content)
+    clock = FakeClock()
+    with pytest.raises(DataError, match=f"no activity for 60 s .*{reason}"):
+        wait_for_manifest(
+            train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock
+        )
+    assert 60 <= clock.now < 61
+
+
+def test_each_activity_of_the_data_job_restarts_the_deadline(tmp_path: Path, job: Path) -> None:
+    alive = job / ".d1.tmp" / "alive"
+    alive.parent.mkdir(parents=True)
+
+    def touch(at: int) -> Callable[[], None]:
+        def work() -> None:
+            alive.touch()
+            os.utime(alive, (at, at))
+
+        return work
+
+    clock = FakeClock(s50=touch(1), s100=touch(2))
+    with pytest.raises(DataError, match=r"the data Job showed no activity for 60 s"):
+        wait_for_manifest(
+            train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock
+        )
+    assert 160 <= clock.now < 162
+
+
+def test_a_storage_error_does_not_count_as_missing_data(tmp_path: Path, job: Path) -> None:
+    write_data(job, 3)
+    clock = FakeClock()
+    with fail_calls("open", "*/manifest.json", errno.ESTALE, times=2):
+        assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock)["splitCount"] == 3
+    with fail_calls("open", "*/manifest.json", errno.ESTALE), pytest.raises(StorageFailedError):
+        wait_for_manifest(train_settings(tmp_path), clock.pause, clock)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_damaged_manifest_raises_within_a_minute_or_is_harmless(
+    tmp_path: Path, job: Path, sealed: bool
+) -> None:
+    path, settings = job / "manifest.json", train_settings(tmp_path)
+    manifest = write_data(job, 3)
+    files.write_json(path, files.with_checksum(manifest) if sealed else manifest)
+    intact = path.read_bytes()
+    ended = 0
+    for place in range(sealed, len(intact), 9):
+        flipped = bytearray(intact)
+        flipped[place] ^= 1 << (place % 8)
+        path.write_bytes(flipped)
+        clock = FakeClock()
+        try:
+            found = wait_for_manifest(settings, clock.pause, clock)
+            input_staging.stage_inputs(settings, 1, found, job / "mine")
+        except DataError as error:
+            assert "which makes the data again" in str(error) or str(path) in str(error)
+            ended += clock.now <= Timings().data_again + 1
+        else:
+            assert not sealed or manifest.items() <= found.items()
+    assert not sealed or ended > 0.7 * len(intact) / 9
+
+
+def test_the_failure_of_another_data_digest_is_ignored(tmp_path: Path, job: Path) -> None:
+    job.mkdir()
+    (job / "data-failed.json").write_text('{"dataDigest": "old", "reason": "x"}')
+    clock = FakeClock(s5=lambda: write_data(job, 3))
+    assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock)["splitCount"] == 3
+
+
+def test_the_failure_of_an_earlier_data_job_is_ignored_and_that_of_its_own_raises(
+    tmp_path: Path, job: Path
+) -> None:
+    """A new runId creates both Jobs again, and the earlier failure may be read before its file is removed."""
+    job.mkdir()
+    failure = {"dataDigest": "d1", "reason": "no such member", "runId": "1"}
+    (job / "data-failed.json").write_text(json.dumps(failure))
+    clock = FakeClock(s5=lambda: write_data(job, 3))
+    again = train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="2")
+    assert wait_for_manifest(again, clock.pause, clock)["splitCount"] == 3
+    (job / "manifest.json").unlink()
+    with pytest.raises(DataError, match="no such member"):
+        wait_for_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
+
+
+def test_rows_json_is_staged_with_the_shard(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    settings = train_settings(tmp_path)
+    input_staging.stage_inputs(settings, 0, manifest, job / "mine")
+    assert not settings.work.rows.exists(), "data of older launchers has no rows.json"
+    (job / "rows.json").write_text("{}")
+    manifest["rows"] = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    input_staging.stage_inputs(settings, 0, manifest, job / "mine")
+    assert settings.work.rows.read_text() == "{}"
+
+
+def test_a_program_with_another_checksum_than_in_the_values_is_rejected(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    digest = files.folder_sha256(job / "mine")
+    fits = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256=digest)
+    input_staging.stage_inputs(fits, 0, manifest, job / "mine")
+    other = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256="a" * 64)
+    with pytest.raises(SettingsError, match=f"training.programSha256 .*{digest}.*is not the program"):
+        input_staging.stage_inputs(other, 0, manifest, job / "mine")
+
+
+def test_a_manifest_with_another_number_of_shards_is_rejected(tmp_path: Path, job: Path) -> None:
+    write_data(job, 2)
+    with pytest.raises(DataError, match="2 shards, but there are 3 trainers"):
+        wait_for_manifest(train_settings(tmp_path))
+
+
+# -- finding the program and staging
+
+
+def test_a_missing_program_is_reported_with_existing_ones(tmp_path: Path, job: Path) -> None:
+    write_data(job, 3)
+    (tmp_path / "built" / "quick_start").mkdir(parents=True)
+    settings = train_settings(tmp_path, TRAIN_CONFIG_DIR="quickstart")
+    with pytest.raises(SettingsError, match="your own programs: mine; built-in programs: quick_start"):
+        input_staging.find_program(settings, tmp_path / "built")
+
+
+def test_a_missing_config_file_is_reported_with_existing_files(tmp_path: Path, job: Path) -> None:
+    write_data(job, 3)
+    with pytest.raises(SettingsError, match=r"'lr\.py'.* there are only trainer_config\.py"):
+        input_staging.find_program(train_settings(tmp_path, PADDLE_LAUNCHER_CONFIG_FILE="lr.py"))
+
+
+def test_a_custom_program_takes_precedence_over_a_built_in_one(tmp_path: Path, job: Path) -> None:
+    write_data(job, 3)
+    (tmp_path / "built" / "mine").mkdir(parents=True)
+    (tmp_path / "built" / "mine" / "trainer_config.py").touch()
+    assert input_staging.find_program(train_settings(tmp_path), tmp_path / "built") == job / "mine"
+
+
+def stage_shard_1(tmp_path: Path, manifest: dict[str, Any]) -> input_staging.StagedInputs:
+    """Stage the inputs of rank 1 and return them."""
+    return input_staging.stage_inputs(
+        train_settings(tmp_path), 1, manifest, tmp_path / "quick-start" / "mine"
+    )
+
+
+def test_a_full_work_disk_raises_before_anything_is_copied(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    manifest["shards"][1]["bytes"] = 1 << 60
+    with pytest.raises(StorageError, match=r"no space left for shard 1 .* are free"):
+        stage_shard_1(tmp_path, manifest)
+    assert not (tmp_path / "work" / "data").exists()
+
+
+def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    first = stage_shard_1(tmp_path, manifest)
+    (first.data_dir / "train.txt").write_text("changed")
+    (first.data_dir / "of-another-run.txt").touch()
+    (first.program_dir / "trainer_config.py").write_text("changed()")
+    (tmp_path / "work" / "progress.json").write_text('{"state": "training"}')
+    again = stage_shard_1(tmp_path, manifest)
+    assert (again.data_dir / "train.txt").read_text() == "line of d1 shard 1\n"
+    assert not (again.data_dir / "of-another-run.txt").exists()
+    assert (again.program_dir / "trainer_config.py").read_text() == "settings()\n"
+    assert again.program_sha256 == first.program_sha256
+    assert not (tmp_path / "work" / "progress.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["data/train.txt", "data/train.list", "data/tables/items.txt", "program/x.py"]
+)
+def test_a_copy_that_reads_back_differently_is_an_error_of_this_pods_disk(
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    manifest = write_data(job, 3)
+    (job / "mine" / "x.py").write_text("1")
+    copy = files.copy_file
+
+    def bad_disk(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
+        found = copy(source, target, *rest)
+        if target.name == Path(name).name:
+            target.write_bytes(target.read_bytes().swapcase().replace(b"1", b"2"))
+        return found
+
+    monkeypatch.setattr(files, "copy_file", bad_disk)
+    with pytest.raises(UnfitError, match=r"this pod's own disk is faulty") as caught:
+        stage_shard_1(tmp_path, manifest)
+    assert caught.value.exit_code == 71
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("1/data/train.txt", "in the manifest"),
+        ("1/data/train.list", "when read again"),
+        ("tables/items.txt", "in the manifest"),
+        ("mine/trainer_config.py", "was changed while it was copied"),
+    ],
+)
+def test_a_source_that_changes_during_the_copy_raises(
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    manifest = write_data(job, 3)
+    copy = files.copy_file
+
+    def copy_while_source_changes(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
+        late = name.endswith("list")  # no checksum of this file exists
+        found = copy(source, target, *rest) if late else None
+        if source == job / name:
+            source.write_text("another")
+        return found or copy(source, target, *rest)
+
+    monkeypatch.setattr(files, "copy_file", copy_while_source_changes)
+    with pytest.raises(DataError, match=message):
+        stage_shard_1(tmp_path, manifest)
+
+
+def test_a_temporary_read_error_of_the_source_is_retried(
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "RETRY_WAITS", (0.0, 0.0))
+    manifest = write_data(job, 3)
+    with fail_calls("open", "*/1/data/train.txt", errno.ESTALE, times=2):
+        assert (
+            stage_shard_1(tmp_path, manifest).data_dir / "train.txt"
+        ).read_text() == "line of d1 shard 1\n"
+
+
+def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
+    tmp_path: Path, job: Path
+) -> None:
+    manifest = write_data(job, 3)
+    folder = job / "1" / "data"
+    (folder / "train.txt").unlink()
+    found = []
+    for number, text in enumerate(("a\nb\n", "c\n")):
+        (folder / f"train-{number:05d}.txt").write_text(text)
+        sha256 = hashlib.sha256(text.encode()).hexdigest()
+        found.append({"name": f"train-{number:05d}.txt", "bytes": len(text), "sha256": sha256})
+    (folder / "files.json").write_text(json.dumps({"files": found}))
+    sha256 = hashlib.sha256((folder / "files.json").read_bytes()).hexdigest()
+    manifest["shards"][1] = {"index": 1, "lines": 3, "bytes": 6, "parts": 2, "sha256": sha256}
+    data = stage_shard_1(tmp_path, manifest).data_dir
+    assert (data / "train.txt").read_text() == "a\nb\nc\n"
+    checksums = json.loads((data / "sums.json").read_text())
+    assert checksums == {"train.txt": hashlib.sha256(b"a\nb\nc\n").hexdigest()}
+    assert not (data / "piece.tmp").exists()
+    (folder / "train-00001.txt").write_text("d\n")
+    with pytest.raises(DataError, match=r"train-00001\.txt has sha256"):
+        stage_shard_1(tmp_path, manifest)
+
+
+def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: Path) -> None:
+    manifest = write_data(job, 3)
+    for rank, runtime, lines, there in (
+        (0, "fleet", 1, True),
+        (1, "fleet", 1, False),
+        (1, "fleet", 200_001, True),
+        (1, "v1", 1, True),
+    ):
+        manifest["test"]["lines"] = lines
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
+        found = input_staging.stage_inputs(settings, rank, manifest, job / "mine")
+        assert (found.data_dir / "test.txt").exists() is there

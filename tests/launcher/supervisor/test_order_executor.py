@@ -1,0 +1,129 @@
+"""Tests of the order executor: what a rank does with an order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from launcher.errors import StorageFailedError
+from launcher.supervisor.order_executor import OrderExecutor
+from launcher.supervisor.peers.messages import Failure, Order
+from tests.launcher.supervisor.test_decisions import NOW
+
+
+class FakeProcesses:
+    """Records the last call."""
+
+    def __init__(self, order: Order) -> None:
+        self.attempt, self.phase, self.failure = order.attempt, "serving", None
+        self.running, self.called = True, ""
+
+    def poll(self, now: float) -> None:
+        """Do nothing."""
+
+    def train(self) -> None:
+        self.called = "train"
+
+    def finish(self, now: float) -> None:
+        self.called = "finish"
+
+    def stop(self, now: float) -> None:
+        self.called = "stop"
+
+
+SERVE = Order(3, "serve", ("10.0.0.0", "10.0.0.1"))
+
+
+def build_executor(start: Any = FakeProcesses) -> OrderExecutor:
+    made = OrderExecutor(start, 1, 10)
+    made.staged, made.address = True, "10.0.0.1"
+    return made
+
+
+def build_serving_executor() -> tuple[OrderExecutor, Any]:
+    made = build_executor()
+    made.step(SERVE, NOW, NOW)
+    return made, made.processes
+
+
+def test_a_rank_starts_once_per_attempt_and_reports_it() -> None:
+    made, processes = build_serving_executor()
+    assert made.report == ("serving", 3, None)
+    processes.running = False
+    made.step(Order(3, "stop"), NOW, NOW)
+    made.step(SERVE, NOW, NOW)
+    assert made.processes is processes
+    made.step(replace(SERVE, attempt=4), NOW, NOW)
+    assert made.processes is not processes
+
+
+def test_the_start_is_reported_before_the_first_process() -> None:
+    reports = []
+
+    def start(order: Order) -> FakeProcesses:
+        reports.append(made.report)
+        return FakeProcesses(order)
+
+    made = build_executor(start)
+    made.step(SERVE, NOW, NOW)
+    assert reports == [("serving", 3, None)]
+
+
+@pytest.mark.parametrize("do", ["train", "finish"])
+def test_an_order_is_passed_to_the_processes(do: Any) -> None:
+    made, processes = build_serving_executor()
+    made.step(replace(SERVE, do=do), NOW, NOW)
+    assert processes.called == do
+
+
+@pytest.mark.parametrize(
+    ("order", "heard"),
+    [
+        (Order(3, "stop"), NOW),
+        (Order(4, "wait"), NOW),
+        (replace(SERVE, do="train", attempt=4), NOW),
+        (SERVE, NOW - 10),
+    ],
+)
+def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order: Order, heard: float) -> None:
+    made, processes = build_serving_executor()
+    made.step(order, heard, NOW)
+    assert (processes.called, made.report[0]) == ("stop", "serving")
+    processes.running = False
+    made.step(order, heard, NOW)
+    assert made.report[:2] == ("idle", 3)
+
+
+@pytest.mark.parametrize(
+    ("order", "heard"),
+    [
+        (SERVE, NOW - 10),
+        (replace(SERVE, do="train"), NOW),
+        (replace(SERVE, addresses=("10.0.0.0", "10.9.9.9")), NOW),
+    ],
+)
+def test_a_rank_starts_nothing_for_an_expired_order_or_one_for_another_pod(
+    order: Order, heard: float
+) -> None:
+    made = build_executor()
+    made.step(order, heard, NOW)
+    assert made.processes is None
+
+
+def test_a_rank_that_receives_stop_never_starts_that_attempt() -> None:
+    made = build_executor()
+    made.step(Order(3, "stop"), NOW, NOW)
+    assert made.report == ("idle", 3, None)
+    made.step(SERVE, NOW, NOW)
+    assert made.processes is None
+
+
+def test_a_failed_start_is_the_failure_of_the_attempt() -> None:
+    def start(order: Order) -> FakeProcesses:
+        raise StorageFailedError("EIO")
+
+    made = build_executor(start)
+    made.step(SERVE, NOW, NOW)
+    assert made.report == ("idle", 3, Failure("EIO", 71, NOW, 1))

@@ -1,0 +1,347 @@
+"""Tests of opening and archiving an output folder and of the run record in it."""
+
+from __future__ import annotations
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.io import files
+from launcher.paths import OutputPaths
+from launcher.settings import TrainSettings
+from launcher.supervisor.shared_storage.output_folder import (
+    OpenedOutput,
+    archive_logs,
+    check_folders,
+    open_output,
+    run_fingerprint,
+    write_run_record,
+)
+from launcher.supervisor.shared_storage.output_lease import (
+    LeaseHolder,
+    LeaseLostError,
+    OutputLease,
+    read_lease_holder,
+)
+from launcher.supervisor.timings import Timings
+from tests.launcher.supervisor.failing_calls import fail_calls
+from tests.launcher.supervisor.fake_clock import FakeClock
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+
+def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+    """Return the settings of a training pod with its folders in `tmp_path`."""
+    return TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+    )
+
+
+# -- opening the output
+
+
+def test_the_fingerprint_does_not_depend_on_passes_and_log_periods(tmp_path: Path) -> None:
+    a = train_settings(tmp_path)
+    b = replace(a, passes=99, log_period=1, restarts=0, k8s_job="other")
+    assert run_fingerprint(a, "p") == run_fingerprint(b, "p")
+    for change in (
+        {"batch_size": 1},
+        {"mode": "sync"},
+        {"data_digest": "x"},
+        {"extra_args": ("--a=1",)},
+        {"start_from_scratch": "2"},
+    ):
+        assert run_fingerprint(replace(a, **change), "p") != run_fingerprint(a, "p")
+    assert run_fingerprint(a, "q") != run_fingerprint(a, "p")
+
+
+class RunOutput:
+    """The output folder as one run sees it, with a lease on a fake clock."""
+
+    def __init__(self, tmp_path: Path, run: str = "run-1", program: str = "p") -> None:
+        self.settings = train_settings(tmp_path, PADDLE_LAUNCHER_K8S_JOB=run)
+        self.fingerprint = run_fingerprint(self.settings, program)
+        self.output = OutputPaths(self.settings.layout.output)
+        clock = FakeClock()
+        who = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}")
+        self.lock = OutputLease(self.output.lock, who, Timings(), clock, clock.pause)
+
+    def open_output(self) -> OpenedOutput:
+        """Acquire the lease, open the output and release the lease."""
+        self.lock.acquire()
+        try:
+            return open_output(self.settings, self.fingerprint, self.lock)
+        finally:
+            self.token = read_lease_holder(self.output.lock).get("token")
+            self.lock.release()
+
+    def write_record(self, **values: Any) -> None:
+        """Write run.json with `values`."""
+        record = {
+            "state": "training", "started": 1.0, "finished": None, "output_id": "o", "exported": None,
+            "attempt": 0, "restarts": [], "holder": self.lock.token,
+        }  # fmt: skip
+        write_run_record(self.output, self.settings, self.fingerprint, **{**record, **values})
+
+    def write_checkpoints(self, *numbers: int) -> None:
+        """Create finished checkpoints of these passes."""
+        for number in numbers:
+            self.output.pass_dir(number).mkdir(parents=True)
+            (self.output.pass_dir(number) / "done").touch()
+
+
+def test_a_new_output_starts_with_attempt_0(tmp_path: Path) -> None:
+    assert RunOutput(tmp_path).open_output() == OpenedOutput(RunOutput(tmp_path).output, 0, {})
+
+
+def test_a_run_resumes_its_own_output_with_the_next_attempt(tmp_path: Path) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.write_record(attempt=4)
+    run.write_checkpoints(0, 1)
+    adopted = run.open_output()
+    assert (adopted.attempt, adopted.earlier["outputId"]) == (5, "o")
+    run.output.status_json.write_text('{"attempt": 7}')
+    assert run.open_output().attempt == 8
+    run.output.status_json.write_text('{"attempt": ')
+    assert run.open_output().attempt == 5, "a truncated status.json is ignored"
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
+@pytest.mark.parametrize("times", [1, 3, 1000])
+def test_a_storage_error_of_run_json_never_moves_an_output(tmp_path: Path, code: int, times: int) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.write_record(attempt=2)
+    run.write_checkpoints(*range(41))
+    with fail_calls("open", "*/output/run.json", code, times=times):
+        if times < len(files.RETRY_WAITS):
+            assert run.open_output().attempt == 3
+        else:
+            with pytest.raises(StorageFailedError):
+                run.open_output()
+    assert run.output.pass_dir(40).is_dir()
+    assert not run.settings.layout.runs.exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{", "[]"])
+def test_checkpoints_without_a_readable_run_json_raise_and_are_not_moved(
+    tmp_path: Path, content: str | None
+) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.write_checkpoints(0, 1)
+    if content is not None:
+        run.output.run_json.write_text(content)
+    with pytest.raises(
+        DataError,
+        match=r"\(pass-00000 to pass-00001\): it is unknown which run saved them.*move the folder away: mv",
+    ):
+        run.open_output()
+    assert run.output.pass_dir(1).is_dir()
+    assert not run.settings.layout.runs.exists()
+
+
+@pytest.mark.slow
+def test_run_json_with_a_flipped_bit_is_read_from_its_copy(tmp_path: Path) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    restarts = [{"attempt": 0, "cause": "x", "at": 5.0, "signature": None}]
+    run.write_record(
+        attempt=4,
+        restarts=restarts,
+        plan={"incarnations": ("a", "b"), "countedRestarts": 0, "resume": (1, 0)},
+    )
+    run.write_checkpoints(0)
+    intact = run.output.run_json.read_bytes()
+    as_written = run.open_output().earlier
+    for place in range(len(intact)):
+        flipped = bytearray(intact)
+        flipped[place] ^= 1 << (place % 8)
+        run.output.run_json.write_bytes(flipped)
+        earlier = run.open_output().earlier
+        assert as_written.items() <= earlier.items(), "only the name of the checksum may differ"
+    assert run.output.pass_dir(0).is_dir()
+    assert not run.settings.layout.runs.exists()
+    run.output.run_copy.write_bytes(intact[:-9])
+    run.output.run_json.write_bytes(intact.replace(b'"fingerprint"', b'"fingerprins"'))
+    with pytest.raises(DataError, match=r"checksum does not match(.|\n)*restore run.json or run.copy.json"):
+        run.open_output()
+    assert run.output.pass_dir(0).is_dir()
+
+
+@pytest.mark.parametrize("field", ["fingerprint", "attempt", "restarts", "incarnations", "resume", "started"])
+def test_run_json_without_checksum_is_read_and_rejected_if_a_field_is_invalid(
+    tmp_path: Path, field: str
+) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.write_record(attempt=4)
+    run.write_checkpoints(0)
+    run.output.run_copy.unlink()
+    older = json.loads(run.output.run_json.read_text())
+    del older["checksum"]
+    run.output.run_json.write_text(json.dumps(older))
+    assert run.open_output().attempt == 5
+    run.output.run_json.write_text(json.dumps(older | {field: "x"}))
+    with pytest.raises(DataError, match=f"run.json is damaged: {field} is 'x'"):
+        run.open_output()
+    assert not run.settings.layout.runs.exists()
+
+
+def test_a_rollback_finds_an_earlier_run_by_run_copy_json(tmp_path: Path) -> None:
+    first, second = RunOutput(tmp_path, "run-1", "p"), RunOutput(tmp_path, "run-2", "q")
+    first.open_output()
+    first.write_record()
+    first.write_checkpoints(0)
+    second.open_output()
+    second.write_record()
+    aside = OutputPaths(first.settings.layout.run("run-1"))
+    aside.run_json.write_text(aside.run_json.read_text().replace('"p"', '"q"'))
+    assert first.open_output().earlier["runId"] == "run-1"
+
+
+@pytest.mark.parametrize("name", ["output", "runs", "output/run.lock", "output/node_1", "output/pass-00007"])
+def test_a_symbolic_link_in_the_output_is_rejected(tmp_path: Path, name: str) -> None:
+    run = RunOutput(tmp_path)
+    job, elsewhere = run.settings.layout.job, tmp_path / "elsewhere"
+    run.output.root.mkdir(parents=True)
+    check_folders(run.settings.layout)
+    elsewhere.mkdir()
+    if name == "output":
+        run.output.root.rmdir()
+    (job / name).symlink_to(elsewhere)
+    with pytest.raises(StorageError, match=rf"{name} is a symbolic link.*Fix: remove it"):
+        check_folders(run.settings.layout)
+    (job / name).unlink()
+    (job / name).symlink_to(tmp_path / "gone")
+    with pytest.raises(StorageError, match="is a symbolic link"):
+        check_folders(run.settings.layout)
+
+
+def test_a_file_in_place_of_an_output_folder_is_rejected(tmp_path: Path) -> None:
+    layout = RunOutput(tmp_path).settings.layout
+    layout.job.mkdir(parents=True)
+    layout.output.touch()
+    with pytest.raises(StorageError, match="output is a file, but"):
+        check_folders(layout)
+    layout.output.unlink()
+    layout.output.mkdir()
+    OutputPaths(layout.output).node(1).touch()
+    with pytest.raises(StorageError, match="node_1 is a file, but"):
+        check_folders(layout)
+
+
+def test_an_output_with_unreadable_run_json_and_no_checkpoint_is_archived(tmp_path: Path) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.output.run_json.write_text("{")
+    assert run.open_output().attempt == 0
+    assert (run.settings.layout.run("unknown") / "run.json").read_text() == "{"
+
+
+def test_another_run_archives_the_output_and_the_first_run_restores_it(tmp_path: Path) -> None:
+    first, second = RunOutput(tmp_path, "run-1", "p"), RunOutput(tmp_path, "run-2", "q")
+    first.open_output()
+    first.write_record()
+    first.write_checkpoints(0)
+    assert second.open_output().attempt == 0
+    assert second.token == second.lock.token, "the new folder contains the lease"
+    assert OutputPaths(first.settings.layout.run("run-1")).pass_dir(0).is_dir()
+    assert not OutputPaths(first.settings.layout.run("run-1")).lock.exists()
+    second.write_record()
+    broken = first.settings.layout.run("broken")
+    broken.mkdir()
+    (broken / "run.json").write_text("{")  # an archived run without a valid record
+    removed = first.settings.layout.run(".run-0.0123.old")  # a run that `clean` is removing
+    removed.mkdir()
+    record = json.loads((first.settings.layout.run("run-1") / "run.json").read_text())
+    del record[files.CHECKSUM]
+    newer = files.with_checksum({**record, "runId": "run-0", "started": record["started"] + 1})
+    (removed / "run.json").write_text(json.dumps(newer))
+    back = first.open_output()
+    assert (back.attempt, back.earlier["runId"]) == (1, "run-1")
+    assert first.output.pass_dir(0).is_dir()
+    assert json.loads((first.settings.layout.run("run-2") / "run.json").read_text())["runId"] == "run-2"
+
+
+def test_an_output_created_by_another_run_in_the_meantime_is_kept(tmp_path: Path) -> None:
+    first, second, other = (
+        RunOutput(tmp_path, "run-1", "p"),
+        RunOutput(tmp_path, "run-2", "q"),
+        RunOutput(tmp_path, "run-3", "r"),
+    )
+    first.open_output()
+    first.write_record()
+    during_rename = fail_calls("rename", "*/.output-run-2.tmp", then=other.lock.acquire)
+    with during_rename, pytest.raises(LeaseLostError, match="another run created"):
+        second.open_output()
+    assert read_lease_holder(other.output.lock).get("token") == other.lock.token
+
+
+# -- the run record and the logs
+
+
+def test_run_json_has_the_program_and_with_keep_best_the_pass_of_the_model(tmp_path: Path) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.write_record()
+    record = files.read_json(run.output.run_json) or {}
+    assert record["config"] == f"{run.settings.config_dir}/trainer_config.py"
+    assert "keepBest" not in record
+    run.settings = replace(run.settings, keep_best="auc", patience=2, passes=7)
+    run.write_record()
+    record = files.read_json(run.output.run_json) or {}
+    assert (record["keepBest"], record["patience"], record["passes"]) == ("auc", 2, 7)
+    assert "modelPass" not in record, "there is no model yet"
+    run.output.model.mkdir()
+    files.write_json(run.output.model / "model.json", {"checkpoint": "pass-00001"})
+    run.write_record()
+    assert (files.read_json(run.output.run_json) or {})["modelPass"] == 1
+
+
+def test_run_json_has_attempt_restarts_holder_and_a_cause_only_after_a_failure(
+    tmp_path: Path,
+) -> None:
+    run = RunOutput(tmp_path)
+    run.open_output()
+    run.output.model.mkdir()
+    (run.output.model / "score.json").write_text('{"error": 0.1}')
+    restarts = [{"attempt": 0, "cause": "x", "at": 5.0}]
+    run.write_record(attempt=1, restarts=restarts)
+    record = json.loads(run.output.run_json.read_text())
+    assert (record["attempt"], record["restarts"], record["holder"]) == (1, restarts, "token-run-1")
+    assert record["score"] == {"error": 0.1}
+    assert not {"cause", "exitCode"} & set(record)
+    (run.output.model / "score.json").unlink()
+    run.write_record(state="failed", cause="y", exit_code=70)
+    record = json.loads(run.output.run_json.read_text())
+    assert (record["state"], record["cause"], record["exitCode"]) == ("failed", "y", 70)
+    assert record["score"] == {"error": 0.1}, "the earlier score is kept"
+
+
+def test_archive_logs_keeps_the_logs_of_every_attempt(tmp_path: Path) -> None:
+    output = OutputPaths(tmp_path)
+
+    def write_log(text: str) -> None:
+        output.train_log(1).write_text(text)
+
+    archive_logs(output, 1, 0)
+    write_log("0")
+    archive_logs(output, 1, 1)
+    assert not output.train_log(1).exists()
+    write_log("1")
+    archive_logs(output, 1, 1)  # by another pod of this rank in the same attempt
+    write_log("more of 1")
+    archive_logs(output, 1, 2)
+    archive_logs(output, 1, 2)
+    folder = output.node(1)
+    assert {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.log")} == {
+        "attempt-0/train.log": "0",
+        "attempt-0/train.2.log": "1",
+        "attempt-1/train.log": "more of 1",
+    }

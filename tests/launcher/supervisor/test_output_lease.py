@@ -1,0 +1,367 @@
+"""Tests of the lease on an output folder: acquiring, renewing, expiry and loss."""
+
+from __future__ import annotations
+
+import errno
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError
+from launcher.io import files
+from launcher.supervisor.shared_storage.output_lease import (
+    LeaseHolder,
+    LeaseLostError,
+    OutputLease,
+    read_lease_holder,
+)
+from launcher.supervisor.timings import Timings
+from tests.launcher.supervisor.failing_calls import fail_calls
+from tests.launcher.supervisor.fake_clock import FakeClock
+
+SHORT = replace(Timings(), lock_beat=0.02, lock_lease=0.3, lock_stale=0.6, lock_settle=0.05, poll=0.01)
+
+
+def build_holder(run: str, release: str = "r", pod: str = "0") -> LeaseHolder:
+    """Return the holder of a lease: a pod of a run."""
+    return LeaseHolder(run, "ns", release, "job", f"{run}-{pod}", f"token-{run}-{pod}")
+
+
+def build_lease(path: Path, who: LeaseHolder, clock: FakeClock) -> OutputLease:
+    """Return a lease with the product's periods on a fake clock."""
+    return OutputLease(path, who, Timings(), clock, clock.pause)
+
+
+def renewals(held: OutputLease, until: int, since: int = 2) -> list[tuple[float, object]]:
+    """Return a renewal every two seconds as (second, function) for the fake clock."""
+    return [(float(second), held.renew) for second in range(since, until, 2)]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "output" / "run.lock"
+
+
+class LossRecorder:
+    """Record the errors that `keep` reports."""
+
+    def __init__(self) -> None:
+        self.errors: list[LauncherError] = []
+        self.reported = threading.Event()
+
+    def __call__(self, error: LauncherError) -> None:
+        self.errors.append(error)
+        self.reported.set()
+
+
+def start_renewed_lease(path: Path, who: LeaseHolder) -> tuple[OutputLease, LossRecorder]:
+    """Return an acquired lease with short periods that a real thread renews, and its recorder of losses."""
+    held, lost = OutputLease(path, who, SHORT), LossRecorder()
+    held.acquire()
+    held.keep(lost)
+    return held, lost
+
+
+# -- acquiring
+
+
+def read_token(path: Path, sleep: Callable[[float], None] = time.sleep) -> str | None:
+    """Return the token in the lease file, or None."""
+    return read_lease_holder(path, sleep).get("token")
+
+
+def test_acquire_waits_while_the_lease_is_renewed_until_it_is_released(path: Path) -> None:
+    clock = FakeClock()
+    first, second = build_lease(path, build_holder("a"), clock), build_lease(path, build_holder("b"), clock)
+    first.acquire()
+    clock.at = [*renewals(first, 30), (31.0, first.release)]
+    second.acquire()
+    assert 31 <= clock.now < 33
+    assert read_token(path) == second.token
+
+
+def test_acquire_raises_at_its_deadline_if_another_release_renews_the_lease(path: Path) -> None:
+    clock = FakeClock()
+    first = build_lease(path, build_holder("a"), clock)
+    first.acquire()
+    clock.at = renewals(first, 400)
+    with pytest.raises(DeadlineError, match=r"still held by run a .*same jobName 'job'"):
+        build_lease(path, build_holder("b", "other"), clock).acquire()
+    assert 180 <= clock.now < 181
+    assert read_token(path) == first.token
+
+
+def test_acquire_raises_a_twin_error_if_a_pod_of_the_same_run_renews_the_lease(path: Path) -> None:
+    clock = FakeClock()
+    first = build_lease(path, build_holder("a"), clock)
+    first.acquire()
+    clock.at = renewals(first, 400)
+    with pytest.raises(TwinError, match="another pod of this run") as caught:
+        build_lease(path, build_holder("a", pod="new"), clock).acquire()
+    assert caught.value.exit_code == 69
+    assert read_token(path) == first.token
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"runId": "a", "tok', b"\0" * 300])
+def test_an_expired_lease_is_taken_after_20_s_by_the_waiters_own_clock(
+    path: Path, content: bytes | None
+) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+    if content is not None:
+        path.write_bytes(content)
+    second = build_lease(path, build_holder("b"), clock)
+    second.acquire()
+    assert 20 <= clock.now < 25
+    assert read_token(path) == second.token
+
+
+def test_a_slow_read_does_not_count_as_an_expired_lease(path: Path) -> None:
+    clock = FakeClock()
+    first = build_lease(path, build_holder("a"), clock)
+    first.acquire()
+    slow = iter([20.0])
+
+    def hang() -> None:
+        clock.pause(next(slow, 0))
+
+    clock.at = [*renewals(first, 60), (61.0, first.release)]
+    with fail_calls("open", "*/run.lock", then=hang):
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert clock.now >= 61
+
+
+def test_a_lease_that_cannot_be_read_is_neither_absent_nor_expired(path: Path) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+    before = path.read_bytes()
+    with fail_calls("open", "*/run.lock", errno.ESTALE), pytest.raises(StorageFailedError):
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert path.read_bytes() == before
+
+
+def test_acquire_continues_after_a_temporary_storage_error(path: Path) -> None:
+    clock = FakeClock()
+    first = build_lease(path, build_holder("a"), clock)
+    first.acquire()
+    clock.at = [(9.0, first.release)]
+    with fail_calls("open", "*/run.lock", errno.EIO, times=3) as fault:
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert fault.hits == 3
+    assert clock.now >= 9
+
+
+def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path: Path) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+
+    def other_pod_takes_lease() -> None:
+        other = build_lease(path, build_holder("c"), clock)
+        other.plant(path)
+        clock.at = renewals(other, 400, 18)
+
+    clock.at = [(16.0, other_pod_takes_lease)]
+    with pytest.raises(DeadlineError, match="still held by run c"):
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert read_token(path) == build_holder("c").token
+
+
+def test_an_expired_lease_that_another_pod_has_just_taken_is_not_overwritten(path: Path) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+
+    def other_pod_takes_lease() -> None:
+        other = build_lease(path, build_holder("c"), clock)
+        other.plant(path)
+        clock.at = renewals(other, 400, 17)
+
+    with (
+        fail_calls("link", "*", times=1, then=other_pod_takes_lease),
+        pytest.raises(DeadlineError, match="held by run c"),
+    ):
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert read_token(path) == build_holder("c").token
+
+
+def test_a_pod_whose_rename_was_late_waits_until_the_earlier_holder_has_noticed(path: Path) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+    earlier, late = build_lease(path, build_holder("b"), clock), build_lease(path, build_holder("c"), clock)
+
+    def hang() -> None:
+        earlier.acquire()  # during the slow rename of the late pod
+        seen.append(clock.now)
+
+    seen: list[float] = []
+    with fail_calls("replace", f"{path.parent}/.run.lock.*", times=1, then=hang):
+        late.acquire()
+    assert read_token(path) == late.token
+    assert clock.now - seen[0] >= Timings().lock_lease, (
+        "the earlier holder may have trusted its lease for so long"
+    )
+    with pytest.raises(LeaseLostError, match="was taken by run c"):
+        earlier.renew()
+
+
+# -- renewing
+
+
+def test_a_renewal_changes_the_content_but_neither_inode_nor_length(path: Path) -> None:
+    clock = FakeClock()
+    held = build_lease(path, build_holder("a"), clock)
+    held.acquire()
+    before, content = path.stat(), path.read_bytes()
+    for _ in range(12):
+        held.renew()
+        assert path.read_bytes() != content
+        content = path.read_bytes()
+        json.loads(content)
+    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+
+
+@given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
+@example(99, 100)
+def test_a_read_that_mixes_two_renewals_has_the_holders_token(a: int, b: int) -> None:
+    one, other = build_holder("a").content(a), build_holder("a").content(b)
+    assert (a == b) == (one == other)
+    for cut in range(len(one)):
+        assert json.loads(one[:cut] + other[cut:])["token"] == "token-a-0"
+
+
+def test_a_lease_can_be_renewed_on_a_full_disk(path: Path) -> None:
+    held = build_lease(path, build_holder("a"), FakeClock())
+    held.acquire()
+    content = path.read_bytes()
+    with fail_calls("open", "*.tmp", errno.ENOSPC), fail_calls("rename", "*", errno.ENOSPC):
+        held.renew()
+    assert path.read_bytes() != content
+
+
+def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    held.release()
+    assert not path.exists()
+    assert not held.is_lost
+    assert lost.errors == []
+
+
+def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    new = path.parent.with_name("new")
+    new.mkdir()
+    with held.still():
+        held.plant(new / "run.lock")
+        path.parent.rename(path.parent.with_name("old"))
+        assert not lost.reported.wait(5 * SHORT.lock_beat), "no renewal runs while the file is missing"
+        new.rename(path.parent)
+    content = path.read_bytes()
+    while path.read_bytes() == content:  # the next renewal writes to the new folder
+        assert not lost.reported.wait(SHORT.lock_beat)
+    held.release()
+
+
+# -- losing
+
+
+@pytest.mark.parametrize(
+    "error", [0, errno.EIO, errno.ESTALE, errno.EROFS], ids=["hangs", "EIO", "ESTALE", "read-only"]
+)
+def test_a_lease_that_cannot_be_renewed_is_lost_for_good(path: Path, error: int) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    back = threading.Event()
+    call, then = ("open", lambda: None) if error else ("pwrite", lambda: back.wait() and None)
+    with fail_calls(call, "*/run.lock", error, then=then):
+        assert lost.reported.wait(10)
+        assert [type(each) for each in lost.errors] == [LeaseLostError]
+        assert held.is_lost
+        back.set()
+        held.release()  # waits for the thread and its hanging write, which may still happen
+    content = path.read_bytes()
+    assert read_token(path) == held.token, "a lost lease file is not removed"
+    held.renew()
+    assert path.read_bytes() == content, "a lost lease file is not written"
+    with pytest.raises(LeaseLostError, match="could not be renewed"):
+        files.retry_storage(path, held.check, sleep=lambda wait: pytest.fail(f"tries again in {wait} s"))
+    assert len(lost.errors) == 1
+
+
+@pytest.mark.parametrize("call", ["open", "pwrite"])
+def test_a_late_renewal_does_not_change_the_new_holders_lease(path: Path, call: str) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    hangs, back = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        back.wait(10)
+
+    with fail_calls(call, "*/run.lock", times=1, then=hang):
+        assert hangs.wait(10)
+        assert lost.reported.wait(10)
+        second = OutputLease(path, build_holder("b"), SHORT)
+        second.acquire()
+        content = path.read_bytes()
+        back.set()
+        held.release()  # waits for the thread and its write
+    assert path.read_bytes() == content
+    assert [type(each) for each in lost.errors] == [LeaseLostError], "the loss is reported once"
+
+
+def test_a_slow_renewal_counts_from_its_start(path: Path) -> None:
+    clock = FakeClock()
+    held = build_lease(path, build_holder("a"), clock)
+    held.acquire()
+    with fail_calls("pwrite", "*/run.lock", then=lambda: clock.pause(8)):
+        held.renew()
+    content = path.read_bytes()
+    clock.pause(3)
+    held.renew()
+    assert path.read_bytes() == content, "the lease has expired 11 s after the start of the renewal"
+
+
+def test_an_expired_lease_is_not_renewed_by_its_frozen_holder(path: Path) -> None:
+    clock = FakeClock()
+    held = build_lease(path, build_holder("a"), clock)
+    held.acquire()
+    content = path.read_bytes()
+    clock.pause(Timings().lock_lease)
+    held.renew()
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["taken", "removed"])
+def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path, taken: bool) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    other = OutputLease(path, build_holder("b"), SHORT)
+    if taken:
+        other.plant(path)
+    else:
+        path.unlink()
+    assert lost.reported.wait(10)
+    assert isinstance(lost.errors[0], LeaseLostError)
+    assert lost.errors[0].exit_code == 71
+    held.release()
+    assert read_token(path) == (other.token if taken else None)
+
+
+def test_a_lease_lost_during_a_folder_replacement_raises(path: Path) -> None:
+    held, lost = start_renewed_lease(path, build_holder("a"))
+    with pytest.raises(LeaseLostError), held.still():  # no renewal for longer than the lease
+        assert lost.reported.wait(10)
+
+
+def test_read_lease_holder_returns_a_token_only_from_a_complete_file(path: Path) -> None:
+    assert read_token(path) is None
+    held = build_lease(path, build_holder("a"), FakeClock())
+    held.acquire()
+    assert read_token(path) == held.token
+    path.write_bytes(path.read_bytes()[:40])
+    assert read_token(path) is None
+    with fail_calls("open", "*/run.lock", errno.EIO), pytest.raises(StorageFailedError):
+        read_token(path, lambda _: None)

@@ -1,0 +1,85 @@
+"""Tests of the pod's commands, the advertised address and the termination message."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SettingsError
+from launcher.reporting import failure_messages
+from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
+from tests.launcher.supervisor.loopback_gang import REPO, pod_environ, write_data
+
+
+def test_the_advertised_address_is_the_ipv4_address_of_the_interface() -> None:
+    class TwoInterfaces(PodNetwork):
+        def interfaces(self) -> dict[str, list[str]]:
+            return {"eth0": ["10.0.0.9", "fd00::9"], "eth1": ["fd00::1"]}
+
+    assert find_advertised_address(TwoInterfaces(), "eth0") == "10.0.0.9"
+    with pytest.raises(SettingsError, match=r"nic .* 'eth1', but must be an interface with an IPv4 address"):
+        find_advertised_address(TwoInterfaces(), "eth1")
+
+
+def test_interfaces_contain_the_loopback_address() -> None:
+    assert "127.0.0.1" in PodNetwork().interfaces()["lo"]
+
+
+def test_the_termination_message_keeps_its_start_and_end_within_4096_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "termination"
+    failure_messages.write_termination_message(path, "the cause ü" + "x" * 9000 + "ü the last line")
+    text = path.read_bytes()
+    assert len(text) <= 4096
+    assert text.startswith("the cause ü".encode())
+    assert text.endswith("ü the last line\n".encode())
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [(3, "exit code 3"), (-9, "signal SIGKILL (exit code 137)"), (139, "signal SIGSEGV (exit code 139)")],
+)
+def test_describe_exit_returns_the_name_of_the_signal(code: int, text: str) -> None:
+    assert failure_messages.describe_exit(code) == text
+
+
+def test_the_launcher_imports_only_the_standard_library() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import launcher.__main__, launcher.supervisor.agent, "
+        "launcher.runtimes.v1;"
+        "from pathlib import Path; import sysconfig;"
+        "print(sorted(m for m in set(sys.modules) - before"
+        " if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '') or m == 'asyncio'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_invalid_settings_exit_with_64_and_a_termination_message(tmp_path: Path) -> None:
+    env = pod_environ(CONF_PADDLE_PORT="x", PADDLE_LAUNCHER_TERMINATION_LOG=str(tmp_path / "t"))
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "await-data"],
+        cwd=REPO,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 64
+    assert "port (CONF_PADDLE_PORT) is 'x'" in done.stderr
+    assert "port (CONF_PADDLE_PORT) is 'x'" in (tmp_path / "t").read_text()
+
+
+def test_await_data_exits_with_0_once_the_data_exists_and_143_when_stopped(tmp_path: Path) -> None:
+    env = pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_TERMINATION_LOG=str(tmp_path / "t"))
+    command = [sys.executable, "-m", "launcher", "await-data"]
+    waiting = subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True)
+    assert waiting.stderr is not None
+    assert "waiting for data d1" in waiting.stderr.readline()
+    waiting.terminate()
+    assert waiting.wait(10) == 143
+    waiting.stderr.close()
+    write_data(tmp_path / "quick-start", 3)
+    assert subprocess.run(command, cwd=REPO, env=env, capture_output=True, check=False).returncode == 0

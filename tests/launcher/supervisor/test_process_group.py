@@ -1,0 +1,466 @@
+"""Tests of one rank's process group: starts, failures, hangs, logs, the fork server and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from launcher.errors import EXIT_GANG, GangError, ProcessError, StoppedError, StorageError, UnfitError
+from launcher.io import cgroup_memory
+from launcher.paths import Position
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.settings import TrainSettings
+from launcher.supervisor import child_processes
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.child_processes import ChildProcess, ForkServer, LogFollower
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.process_group import ProcessGroup
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+from tests.launcher.supervisor.loopback_gang import FAST, pod_environ
+
+SLEEP = "import time; time.sleep(600)"
+
+
+class ScriptRuntime:
+    """A runtime whose processes are short programs."""
+
+    trainer_waits = False
+    fatal_lines = ("pull failed",)
+
+    def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
+        self._servers, self._trainer, self._port = servers, trainer, port
+        self.argv: tuple[str, ...] = (sys.executable, "-S", "-c")
+
+    def _spec(
+        self, gang: RankAttempt, name: str, role: Any, code: str, ports: tuple[int, ...] = ()
+    ) -> ProcessSpec:
+        argv = (code,) if code.startswith("/") else (*self.argv, code)
+        log = gang.settings.work.log(f"{name.replace(' ', '-')}.log")
+        return ProcessSpec(
+            name, role, argv, {}, gang.work_dir, log, gang.output_dir / log.name, ports, role == "trainer"
+        )
+
+    def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
+        ports = () if self._port is None else (self._port,)
+        return [self._spec(gang, f"pserver {i}", "pserver", c, ports) for i, c in enumerate(self._servers)]
+
+    def trainer(self, gang: RankAttempt) -> ProcessSpec:
+        return self._spec(gang, "trainer", "trainer", self._trainer)
+
+    def fork_server(self, settings: TrainSettings) -> None: ...
+
+    def conversion(self, *_: Any) -> None:
+        return None
+
+    def check(self, settings: TrainSettings) -> None: ...
+
+    def newest_checkpoint(self, output_dir: Path) -> Position | None:
+        return None
+
+    def is_complete(self, output_dir: Path, passes: int) -> bool:
+        return False
+
+
+Build = Callable[..., ProcessGroup]
+
+
+@pytest.fixture
+def build_group(tmp_path: Path) -> Iterator[Build]:
+    """Return a function that builds a process group, which is stopped at the end of the test."""
+    built: list[ProcessGroup] = []
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "quick-start" / "output").mkdir(parents=True)
+
+    def build(runtime: ScriptRuntime, timings: Mapping[str, float] = FAST, **env: str) -> ProcessGroup:
+        settings = TrainSettings.from_environ(
+            pod_environ(
+                JOB_PATH=str(tmp_path),
+                PADDLE_LAUNCHER_WORK_DIR=str(work),
+                PADDLE_LAUNCHER_TRAINERS="1",
+                **env,
+            )
+        )
+        gang = RankAttempt(0, ("127.0.0.1",), settings, 0, None)
+        group = ProcessGroup(
+            runtime,
+            gang,
+            network=PodNetwork(),
+            timings=Timings(**timings),
+            wake=lambda: None,
+            longest_stays={},
+        )
+        built.append(group)
+        return group
+
+    yield build
+    for group in built:
+        group.stop(time.monotonic())
+        until(lambda group=group: group.poll(time.monotonic()) or not group.running)
+        group._finish_logs()
+        group.join_log_followers(10)
+    assert not child_processes.watched_pids()
+
+
+def poll_until(group: ProcessGroup, seen: Callable[[], object]) -> None:
+    """Poll the process group until `seen()` is true."""
+
+    def poll_once() -> object:
+        group.poll(time.monotonic())
+        return seen()
+
+    until(poll_once)
+
+
+def start_training(group: ProcessGroup) -> ProcessGroup:
+    """Start the trainer of the process group once the pservers are ready; return the group."""
+    poll_until(group, lambda: group.phase == "ready")
+    group.train()
+    return group
+
+
+def test_if_the_second_pserver_cannot_start_the_first_one_is_killed(
+    build_group: Build, tmp_path: Path
+) -> None:
+    with pytest.raises(ProcessError, match="cannot start pserver 1"):
+        build_group(ScriptRuntime([SLEEP, "/nowhere/paddle"]))
+    assert not child_processes.watched_pids()
+
+
+def test_a_binary_that_cannot_be_executed_is_not_a_storage_error(build_group: Build, tmp_path: Path) -> None:
+    binary = tmp_path / "paddle"
+    binary.write_text("no program")
+    binary.chmod(0o644)
+    with pytest.raises(ProcessError, match="Permission denied") as refused:
+        build_group(ScriptRuntime([str(binary)]))
+    assert not isinstance(refused.value, StorageError)
+    assert refused.value.exit_code == EXIT_GANG
+
+
+def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(GangError, match=f"port {port} of 127.0.0.1, which pserver 0 needs, is in use"):
+            build_group(ScriptRuntime([SLEEP], port=port))
+    assert not child_processes.watched_pids()
+
+
+def test_a_log_line_about_a_lost_pserver_fails_the_attempt_at_once(build_group: Build) -> None:
+    code = "import time; print('W0101 fleet: pull failed, id 3', flush=True); time.sleep(600)"
+    group = start_training(build_group(ScriptRuntime([SLEEP], code)))
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    assert "trainer cannot continue: its log contains 'pull failed'" in group.failure.text
+    assert "id 3" in group.failure.text, "the cause quotes the last log lines"
+    poll_until(group, lambda: not group.running)
+
+
+def test_the_trainers_error_message_is_the_cause_without_paddles_log_lines(build_group: Build) -> None:
+    code = (
+        "print('fl-ps > coordinator addr: []\\n\\nerror: the loss is nan. Fix: lower the rate.', flush=True)"
+    )
+    group = start_training(build_group(ScriptRuntime([SLEEP], f"{code}; raise SystemExit(65)")))
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    assert group.failure.text.endswith("exited with exit code 65: the loss is nan. Fix: lower the rate.")
+    assert "fl-ps" not in group.failure.text
+
+
+def test_the_exit_of_a_pserver_is_the_cause_although_the_trainer_logs_it_first(build_group: Build) -> None:
+    first = "print('pull failed', flush=True); import time; time.sleep(600)"
+    then = "import time; time.sleep(1.5); raise SystemExit(3)"
+    group = start_training(build_group(ScriptRuntime([then], first), {**FAST, "pserver_exit_lag": 5.0}))
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    assert "pserver 0 exited with exit code 3" in group.failure.text
+
+
+def test_a_log_line_about_a_lost_pserver_is_no_failure_once_the_trainer_is_done(
+    build_group: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 3}))
+    rename = "import os, time; os.rename('prepared.json', 'progress.json')"
+    code = f"{rename}; print('pull failed', flush=True); time.sleep(1)"
+    group = start_training(build_group(ScriptRuntime([SLEEP], code)))
+    poll_until(group, lambda: group.phase == "done")
+    assert group.failure is None
+
+
+def test_a_failure_has_the_process_exit_code_and_position_of_the_trainer(
+    build_group: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "training", "pass": 2, "batch": 7}))
+    group = start_training(
+        build_group(
+            ScriptRuntime([SLEEP], "import os, sys; os.rename('prepared.json', 'progress.json'); sys.exit(9)")
+        )
+    )
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    assert group.failure.signature == (0, "trainer", 9, 2, 7)
+
+
+def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing(
+    build_group: Build, tmp_path: Path
+) -> None:
+    progress = tmp_path / "work" / "progress.json"
+    group = start_training(
+        build_group(ScriptRuntime([SLEEP]), PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10")
+    )
+    began = time.monotonic()
+    for state, hangs in (("starting", False), ("saving", False), ("testing", False), ("training", True)):
+        progress.write_text(json.dumps({"state": state, "pass": 0, "batch": 4}))
+        group.poll(began)
+        group.poll(began + 11)
+        assert (group.failure is not None) == hangs, state
+        began += 11
+    assert group.failure is not None
+    assert (
+        "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass 1, batch 4"
+        in group.failure.text
+    )
+
+
+@pytest.mark.parametrize("state", ["starting", "joining", "loading", "saving"])
+def test_a_state_that_lasts_many_times_its_longest_stay_is_a_hang(
+    build_group: Build, tmp_path: Path, state: str
+) -> None:
+    """Regression: with the default progressDeadlineSeconds the hang was found after 100 minutes."""
+    progress = tmp_path / "work" / "progress.json"
+    group = start_training(build_group(ScriptRuntime([SLEEP])))
+    began = time.monotonic() + 1
+    for at, current in ((0, state), (50, "training"), (90, state), (90 + 249, state)):
+        progress.write_text(json.dumps({"state": current, "pass": 0, "batch": 4, "bytes": 0}))
+        group.poll(began + at)
+        assert group.failure is None
+    group.poll(began + 90 + 251)
+    assert group.failure is not None
+    text = f"trainer hangs: still {state} for 250 s (5 times its longest stay so far, at least 180 s)"
+    assert text in group.failure.text
+    assert "Fix: see whether" in group.failure.text
+
+
+def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement(build_group: Build) -> None:
+    """The kernel cannot kill a process that waits for a hung storage; the run must not fail because of it."""
+    group = start_training(build_group(ScriptRuntime([SLEEP])))
+    began = time.monotonic()
+    group.stop(began)
+    group._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
+    group.poll(began + FAST["stop"] + FAST["stuck"] - 1)
+    with pytest.raises(UnfitError, match=r"pserver 0 \(pid \d+\), trainer .* Kubernetes replaces it"):
+        group.poll(began + FAST["stop"] + FAST["stuck"] + 1)
+    group.poll(began + 1e6)  # the error is raised only once
+
+
+@pytest.mark.slow
+def test_a_stopped_launcher_reports_and_exits_although_processes_survive_sigkill(
+    build_group: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = start_training(build_group(ScriptRuntime([SLEEP])))
+    group.stop(time.monotonic())
+    group._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
+    group._stop_by = time.monotonic()
+    message = tmp_path / "termination"
+    settings = replace(group._gang.settings, termination_log=message)
+    agent = Agent(settings, ScriptRuntime([]), PodNetwork(), Timings(**FAST))  # type: ignore[arg-type]
+    agent.executor.processes = group
+    agent.coordinator = coordinator = Mock()
+
+    def raise_stopped() -> None:
+        raise StoppedError("received SIGTERM")
+
+    monkeypatch.setattr(agent, "_train", raise_stopped)
+    monkeypatch.setattr("launcher.supervisor.agent.start_logging", lambda *_: None)
+    assert agent.run() == StoppedError.exit_code
+    assert coordinator.wait_and_close.called, "wait_and_close releases the lease, too"
+    assert "received SIGTERM" in message.read_text()
+
+
+def test_a_trainer_that_is_done_but_does_not_exit_is_a_hang(build_group: Build, tmp_path: Path) -> None:
+    group = start_training(build_group(ScriptRuntime([SLEEP])))
+    (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 4}))
+    began = time.monotonic()
+    for seconds, hangs in ((0, False), (50, False), (61, True)):
+        group.poll(began + seconds)
+        assert (group.failure is not None) == hangs
+    assert group.failure is not None
+    text = "trainer hangs: done, but not exited for 60 s (for a trainer that is done), at pass 2, batch 4"
+    assert text in group.failure.text
+
+
+def test_a_log_is_copied_completely_once_the_volume_works_again(
+    tmp_path: Path,
+) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "volume" / "train.log"
+    copy.parent.write_text("a file in place of the folder: every write to the copy fails")
+    log.touch()
+    follow = LogFollower(log, copy=copy, shown=False, period=0.02)
+    with log.open("a") as child:
+        for number in range(100):
+            child.write(f"line {number}\n")
+            child.flush()
+    time.sleep(0.5)
+    copy.parent.unlink()
+    follow.end()
+    follow.join(10)
+    assert copy.read_text() == log.read_text()
+
+
+def test_a_log_copy_that_is_renamed_is_continued_under_its_new_name(tmp_path: Path) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "node_0" / "train.log"
+    log.write_text("first\n")
+    follow = LogFollower(log, copy=copy, shown=False, period=0.02)
+    until(copy.exists)
+    aside = copy.rename(copy.with_name("earlier.log"))
+    with log.open("a") as child:
+        child.write("second\n")
+    follow.end()
+    follow.join(10)
+    assert aside.read_text() == "first\nsecond\n"
+    assert not copy.exists()
+
+
+FORKS = f"""
+import os, sys
+sys.path.insert(0, {str(Path(child_processes.__file__).parents[2])!r})
+from launcher.trainer import fork_server as forks
+forks.serve(lambda: print("loading"))
+print(os.environ["WHO"], "in", os.getcwd(), "of", os.getppid(), flush=True)
+exec(os.environ["THEN"])
+"""
+
+
+def build_spec(tmp_path: Path, code: str = "print('not forked')", **env: str) -> ProcessSpec:
+    """Return the specification of a process that runs `code`."""
+    argv = (sys.executable, "-c", code)
+    return ProcessSpec("trainer", "trainer", argv, env, tmp_path, tmp_path / "work" / "logs" / "x.log")
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[ForkServer]:
+    """Return a fork server whose processes run the code in their environment variable THEN."""
+    (tmp_path / "work").mkdir(exist_ok=True)
+    server = ForkServer(replace(build_spec(tmp_path, FORKS), log=tmp_path / "work" / "logs" / "forks.log"))
+    yield server
+    server.end()
+
+
+def test_a_forked_process_has_its_own_environment_folder_log_and_exit_code(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    for number in (9, 0):
+        then = f"print(os.getsid(0) == os.getpid()); sys.exit({number})"
+        child = ChildProcess(build_spec(tmp_path, WHO=f"rank {number}", THEN=then), lambda: None, forks)
+        until(child.done.is_set)
+        assert child.returncode == number
+        expected = f"rank {number} in {tmp_path} of {os.getpid()}\nTrue\n"
+        assert child.spec.log.read_text() == expected
+    assert (tmp_path / "work" / "logs" / "forks.log").read_text() == "loading\n"
+
+
+def test_a_forked_process_outlives_the_fork_server_and_is_killed_with_its_descendants(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    then = "import subprocess; below = subprocess.Popen(['sleep', '600']); print(below.pid, flush=True)"
+    child = ChildProcess(build_spec(tmp_path, WHO="x", THEN=f"{then}; below.wait()"), lambda: None, forks)
+    until(lambda: child.spec.log.read_text().count("\n") == 2)
+    forks.end()
+    descendant = int(child.spec.log.read_text().split()[-1])
+    assert not child.done.wait(0.3)
+    child.signal(signal.SIGTERM)
+    until(child.done.is_set)
+    assert child.returncode == -signal.SIGTERM
+    until(
+        lambda: (
+            child_processes.reap_orphans(child_processes.watched_pids())
+            or not Path(f"/proc/{descendant}").exists()
+        )
+    )
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_process_reaped_as_an_orphan_keeps_its_exit_code(
+    tmp_path: Path, forks: ForkServer, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forks.ready(20)
+    monkeypatch.setattr(child_processes, "_kill", lambda pid, _: os.waitpid(pid, 0))
+    spec = build_spec(tmp_path, "raise SystemExit(9)", WHO="x", THEN="sys.exit(9)")
+    child = ChildProcess(spec, lambda: None, forks if forked else None)
+    until(child.done.is_set)
+    assert child.returncode == 9
+
+
+@pytest.mark.parametrize("how", ["not loaded", "dead", "stopped"])
+def test_a_process_is_started_without_a_fork_server_that_cannot_fork(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(child_processes, "FORK_SECONDS", 0.5)
+    server = ForkServer(build_spec(tmp_path, SLEEP if how == "not loaded" else FORKS))
+    if how != "not loaded":
+        assert server.ready(20)
+        os.kill(server._popen.pid, signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+        until(lambda: how == "stopped" or not server.alive)
+    child = ChildProcess(build_spec(tmp_path), lambda: None, server)
+    until(child.done.is_set)
+    assert (child.returncode, child.spec.log.read_text()) == (0, "not forked\n")
+    assert server.alive == (how == "not loaded")
+    server.end()
+    assert not server.alive
+
+
+def test_kill_all_children_kills_every_process(build_group: Build) -> None:
+    group = start_training(build_group(ScriptRuntime([SLEEP, SLEEP])))
+    assert len(child_processes.watched_pids()) == 3
+    pids = child_processes.watched_pids()
+    child_processes.kill_all_children()
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
+    poll_until(group, lambda: group.failure)
+
+
+@pytest.mark.parametrize(("kills", "at_limit"), [(1, True), (0, False)])
+def test_a_trainer_killed_at_its_memory_limit_is_reported_with_the_limit_and_its_key(
+    build_group: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: int, at_limit: bool
+) -> None:
+    (tmp_path / "memory").mkdir()
+    control = tmp_path / "memory" / "memory.oom_control"  # the file of cgroup v1
+    control.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{2 << 30}\n")
+    count, limit = cgroup_memory.oom_kills, cgroup_memory.limit
+    monkeypatch.setattr(cgroup_memory, "oom_kills", lambda: count(tmp_path))
+    monkeypatch.setattr(cgroup_memory, "limit", lambda: limit(tmp_path))
+    group = start_training(build_group(ScriptRuntime([SLEEP], "print('step 1', flush=True); " + SLEEP)))
+    control.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {3 + kills}\n")
+    trainer = group._trainer
+    assert trainer is not None
+    until(lambda: "step 1" in trainer.spec.log.read_text())
+    os.kill(trainer.pid, signal.SIGKILL)
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    text = group.failure.text
+    assert ("memory limit of 2,048 MiB (resources.limits.memory)" in text) is at_limit
+    assert ("step 1" in text) is not at_limit
+
+
+def test_cgroup_v2_files_are_read_with_and_without_a_limit(tmp_path: Path) -> None:
+    assert (cgroup_memory.oom_kills(tmp_path), cgroup_memory.limit(tmp_path)) == (0, None)
+    (tmp_path / "memory.events").write_text("low 0\noom 2\noom_kill 2\noom_group_kill 0\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert (cgroup_memory.oom_kills(tmp_path), cgroup_memory.limit(tmp_path)) == (2, None)
+    (tmp_path / "memory.max").write_text("536870912\n")
+    assert cgroup_memory.limit(tmp_path) == 512 << 20

@@ -1,0 +1,135 @@
+"""Tests of converting the staged shard to record files in a helper process before the rendezvous."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.errors import ProcessError, StoppedError, UnfitError
+from launcher.io.helper_protocol import HelperSpec, python_environ
+from launcher.paths import WorkPaths
+from launcher.runtimes import fleet
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.runtimes.v1 import V1Runtime
+from launcher.settings import TrainSettings
+from launcher.supervisor import child_processes
+from launcher.supervisor.helpers.record_conversion import convert_shard
+from launcher.supervisor.timings import Timings
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+PROGRAM = """
+from launcher.program import Ids, Real
+COLUMNS = ("label", "id")
+LABEL = "label"
+def inputs(job): return {"ids": Ids(1), "label": Real()}
+def parse(row, job): return {"ids": int(row["id"]), "label": float(row["label"])}
+def network(data, job): ...
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+
+
+class ScriptRuntime(FleetRuntime):
+    """A runtime whose conversion is a helper process that runs `code`."""
+
+    def __init__(self, code: str, folder: Path) -> None:
+        module = "from launcher.io.helper_protocol import main\nimport os, time\n"
+        module += (
+            f"from launcher.errors import *\ndef work(request):\n    {code}\n    return {{}}\nmain(work)\n"
+        )
+        (folder / "helper.py").write_text(module)
+        self.folder = folder
+
+    def conversion(self, *_: Any) -> HelperSpec:
+        path = {"PYTHONPATH": str(self.folder)}
+        return HelperSpec("parser", "helper", {}, python_environ(path))
+
+
+def build_settings(folder: Path) -> TrainSettings:
+    """Return the settings of a training pod with its folders in `folder`."""
+    return TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(folder), PADDLE_LAUNCHER_WORK_DIR=str(folder / "work"))
+    )
+
+
+def run_conversion(
+    runtime: Any, folder: Path, pause: Any = lambda seconds: time.sleep(min(seconds, 0.05))
+) -> None:
+    """Convert the shard as the launcher does."""
+    spec = runtime.conversion(build_settings(folder), 0)
+    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause, lambda: None)
+
+
+def test_convert_shard_returns_after_exit_code_0(tmp_path: Path) -> None:
+    run_conversion(ScriptRuntime("print('parsed')", tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("SettingsError", 64), ("DataError", 65), ("GangError", 70), ("StorageError", 75)]
+)
+def test_an_error_of_the_parser_keeps_its_message_and_exit_code(
+    tmp_path: Path, error: str, code: int
+) -> None:
+    text = f"print('other output'); raise {error}('row 7: not a number')"
+    with pytest.raises(ProcessError, match=r"^the parser failed: row 7: not a number$") as e:
+        run_conversion(ScriptRuntime(text, tmp_path), tmp_path)
+    assert e.value.exit_code == code
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(71)"])
+def test_a_killed_parser_or_a_faulty_disk_is_an_error_of_this_pod_only(tmp_path: Path, end: str) -> None:
+    with pytest.raises(UnfitError) as e:
+        run_conversion(ScriptRuntime(f"print('parsing', flush=True); {end}", tmp_path), tmp_path)
+    assert e.value.exit_code == 71
+    assert "parsing" in str(e.value)
+    assert ("raise resources.limits.memory" in str(e.value)) == ("kill" in end)
+
+
+def test_a_stopped_launcher_kills_the_parser(tmp_path: Path) -> None:
+    def stop(_: float) -> None:
+        raise StoppedError("received SIGTERM")
+
+    began = time.monotonic()
+    with pytest.raises(StoppedError):
+        run_conversion(ScriptRuntime("time.sleep(60)", tmp_path), tmp_path, stop)
+    assert time.monotonic() - began < 20
+    assert not child_processes.watched_pids()
+
+
+def test_kill_all_children_does_not_kill_the_parser(tmp_path: Path) -> None:
+    """A rank without contact to rank 0 kills the processes of an attempt; the parser belongs to none."""
+    killed: list[int] = []
+
+    def pause(seconds: float) -> None:
+        if not killed:
+            killed.append(len(child_processes.watched_pids()))
+            child_processes.kill_all_children()
+        time.sleep(min(seconds, 0.05))
+
+    run_conversion(ScriptRuntime("time.sleep(0.3)", tmp_path), tmp_path, pause)
+    assert killed == [1]
+
+
+@pytest.mark.slow
+def test_fleet_converts_a_large_shard_before_the_training_and_leaves_a_small_one_to_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    (work / "data").mkdir(parents=True)
+    (work / "program").mkdir()
+    (work / "data" / "train.txt").write_text("1\t5\n0\t6\n")
+    (work / "data" / "test.txt").write_text("1\t7\n")
+    (work / "program" / "trainer_config.py").write_text(PROGRAM)
+    run_conversion(FleetRuntime(), tmp_path)
+    assert not (work / "records").exists()
+    monkeypatch.setattr(fleet, "CONVERT_BYTES", 1)
+    run_conversion(FleetRuntime(), tmp_path)
+    assert sorted(path.parent.name for path in work.glob("records/*/index.json")) == ["test", "train"]
+    (work / "data" / "train.txt").write_text("1\t5\n0\tx\n")
+    with pytest.raises(ProcessError, match=r"0/data/train\.txt, row 2: invalid literal .*'0\\tx'") as e:
+        run_conversion(FleetRuntime(), tmp_path)
+    assert e.value.exit_code == 65
+    assert V1Runtime().conversion(build_settings(tmp_path), 0) is None

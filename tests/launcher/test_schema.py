@@ -1,0 +1,74 @@
+"""Tests of converting dataclasses of launcher/schema.py to JSON values and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from launcher import schema
+from launcher.schema import (
+    ChainLink,
+    CheckpointContents,
+    CheckpointFile,
+    CheckpointPosition,
+    CheckpointRows,
+    CheckpointScores,
+    CheckpointTable,
+)
+
+FULL: dict[str, Any] = {
+    "version": 3,
+    "position": CheckpointPosition(1, 20),
+    "attempt": 2,
+    "seed": 1,
+    "batches": 30,
+    "mode": "async",
+    "servers": 2,
+    "shards": 60,
+    "ranks": [[1.0, 2.5, 3.0]],
+    "dense": "ab",
+    "tables": {"words": CheckpointTable("000", None, 4, "adam")},
+    "files": {"params.npz": CheckpointFile(10, "cd"), "path.txt": CheckpointFile(5)},
+    "rows": {"words": CheckpointRows([7], [[0.5, 0.0, 0.0, 1.0]])},
+}
+
+
+def test_to_json_uses_the_keys_of_the_file_and_leaves_out_defaults() -> None:
+    value = schema.to_json(CheckpointContents(**FULL))
+    assert value["position"] == {"pass": 1, "batch": 20}
+    assert value["files"] == {"params.npz": {"bytes": 10, "sha256": "cd"}, "path.txt": {"bytes": 5}}
+    assert value["tables"]["words"]["rows"] is None, "a required field is written even when it is None"
+    assert not {"outputId", "output_id", "scores", "chain"} & set(value)
+
+
+def test_from_json_returns_what_to_json_was_given() -> None:
+    more = {
+        "output_id": "here",
+        "scores": CheckpointScores("auc", [[1, 0.5], [2, None]]),
+        "chain": [ChainLink("pass-00000", "ef")],
+    }
+    for contents in (CheckpointContents(**FULL), CheckpointContents(**FULL, **more)):
+        text = json.dumps(schema.to_json(contents))
+        assert schema.from_json(CheckpointContents, json.loads(text)) == contents
+
+
+def test_from_json_ignores_unknown_keys() -> None:
+    assert schema.from_json(ChainLink, {"folder": "a", "sha256": "b", "later": 1}) == ChainLink("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"position": {"pass": 1}}, "position has no 'batch'"),
+        ({"files": {"a": {"bytes": "10"}}}, "files.a.bytes is '10'"),
+        ({"rows": {"words": {"ids": [True], "values": []}}}, "rows.words.ids.0 is True"),
+        ({"chain": [[]]}, r"chain.0 is \[\]"),
+        ({"version": None}, "version is None"),
+    ],
+)
+def test_from_json_raises_for_a_missing_key_or_a_wrong_type(change: dict[str, Any], message: str) -> None:
+    value = schema.to_json(CheckpointContents(**FULL)) | change
+    with pytest.raises(ValueError, match=message):
+        schema.from_json(CheckpointContents, value)

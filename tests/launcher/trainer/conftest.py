@@ -1,0 +1,76 @@
+"""Small generated data sets in the layout of staged data."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
+BAD = ["awful", "sad", "terrible", "worst", "hate", "broken", "rainy", "bitter"]
+PLAIN = ["the", "a", "car", "day", "work", "train", "house", "it", "was", "with", "and", "then", "very"]
+
+
+def texts(rows: int, seed: int) -> list[str]:
+    """Return lines `sentiment<TAB>text`; the words decide the sentiment, and a tenth is neutral."""
+    rng = random.Random(seed)  # noqa: S311
+    lines = []
+    for _ in range(rows):
+        kind = rng.choice(["positive"] * 5 + ["negative"] * 4 + ["neutral"])
+        own = {"positive": GOOD, "negative": BAD, "neutral": PLAIN}[kind]
+        words = rng.choices(own, k=2) + rng.choices(PLAIN, k=6)
+        rng.shuffle(words)
+        lines.append(f"{kind}\t{' '.join(words)}")
+    return lines
+
+
+def ratings(rows: int, seed: int) -> list[str]:
+    """Return lines `user<TAB>film<TAB>rating`; the film mostly decides the rating."""
+    rng = random.Random(seed)  # noqa: S311
+    lines = []
+    for _ in range(rows):
+        user, film = rng.randint(1, 30), rng.randint(1, 20)
+        lines.append(f"{user}\t{film}\t{min(5, max(1, film % 5 + 1 + rng.choice([0, 0, 0, 1, -1])))}")
+    return lines
+
+
+def stage(folder: Path, train: list[str], test: list[str]) -> Path:
+    (folder / "tables").mkdir(parents=True)
+    (folder / "train.txt").write_text("".join(f"{line}\n" for line in train))
+    (folder / "test.txt").write_text("".join(f"{line}\n" for line in test))
+    users = "".join(f"{i}\t{15 + i}\t{'MF'[i % 2]}\tjob{i % 3}\t1000\n" for i in range(1, 31))
+    films = "".join(f"{i}\tFilm {i}\t{1950 + 2 * i}\tDrama War\n" for i in range(1, 21))
+    (folder / "tables" / "ml-100k.user").write_text("user_id\tage\tgender\toccupation\tzip\n" + users)
+    (folder / "tables" / "ml-100k.item").write_text("item_id\tmovie_title\trelease_year\tclass\n" + films)
+    return folder
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Callable[..., list[Path]]:
+    """Return a function (kind, ranks, rows) that writes one folder per rank with a common test set."""
+
+    def make(kind: str = "texts", ranks: int = 1, rows: int = 600) -> list[Path]:
+        maker = {"texts": texts, "ratings": ratings}[kind]
+        return [stage(tmp_path / "data" / str(i), maker(rows, i + 1), maker(200, 99)) for i in range(ranks)]
+
+    return make
+
+
+@pytest.fixture
+def port() -> int:
+    """Return the first of ten consecutive free ports."""
+    while True:
+        first = random.randint(20000, 30000)  # noqa: S311
+        if not any(listens("127.0.0.1", first + i) for i in range(10)):
+            return first
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=1):
+            return True
+    except OSError:
+        return False

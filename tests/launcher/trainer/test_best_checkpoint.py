@@ -1,0 +1,195 @@
+"""Tests of `training.keepBest` and `training.patience` on real servers: the kept checkpoint and the model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.paths import Position
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.schema import CheckpointContents
+from launcher.trainer.checkpoint import contents_file, selection
+
+from .loopback import Loopback
+
+pytestmark = pytest.mark.paddle
+PROGRAM = '''
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import paddle
+from launcher.program import Ids, Real
+
+COLUMNS = ("id", "one", "label")
+LABEL = "label"
+DIE = Path(__file__).with_name("die-at")
+
+def inputs(job):
+    return {"ids": Ids(1), "one": Real(), "label": Real()}
+
+def parse(row, job):
+    return {"ids": [int(row["id"])], "one": float(row["one"]), "label": float(row["label"])}
+
+def network(data, job):
+    """The vector and the weight grow by the same in each step, and so does the prediction."""
+    vector = job.embedding(data["ids"], 1, "table", rows=10, spread=0.0)
+    zero = paddle.nn.initializer.Constant(0.0)
+    grown = vector[:, 0] + paddle.static.nn.fc(data["one"], 1, weight_attr=zero, bias_attr=False)
+    return grown, -paddle.mean(grown)
+
+def metrics(prediction, label):
+    error = float(np.mean(np.abs(prediction - label)))
+    if DIE.exists() and prediction.mean() > float(DIE.read_text()):
+        DIE.unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"bias": float(np.mean(prediction - label)), "error": error}
+
+def optimizer(job):
+    return paddle.optimizer.SGD(1.0)
+'''
+STEP = {1: 2.0, 2: 3.0}
+"""What a pass of one batch adds to the prediction, by ranks: 1 by the weight, the rest by the table."""
+
+
+def begin(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -> Loopback:
+    """Return a run whose error is 0 after pass `best` and grows afterwards."""
+    program = root / "own"
+    program.mkdir(parents=True)
+    (program / "trainer_config.py").write_text(PROGRAM)
+    data = []
+    for rank in range(ranks):
+        folder = root / "data" / str(rank)
+        (folder / "tables").mkdir(parents=True)
+        (folder / "train.txt").write_text(f"7\t1\t{STEP[ranks] * best}\n" * 4)
+        (folder / "test.txt").write_text(f"7\t1\t{STEP[ranks] * best}\n" * 4)
+        data.append(folder)
+    few = {
+        "MODE": "sync",
+        "PASSES": "9",
+        "KEEP_CHECKPOINTS": "1",
+        "BATCH_SIZE": "4",
+        "KEEP_BEST": "error",
+        "PATIENCE": "2",
+    }
+    named = {f"PADDLE_LAUNCHER_{name}": value for name, value in (few | values).items()}
+    return Loopback(root, data, program, values=named | {"CONF_PADDLE_PORT": str(port)})
+
+
+def run(gang: Loopback) -> Loopback:
+    codes = gang.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+    return gang
+
+
+def again(gang: Loopback, **values: str) -> Loopback:
+    """Return the next attempt, as the launcher starts it."""
+    named = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
+    newest = selection.newest_checkpoint(gang.output.root)
+    return replace(gang, resume=newest, attempt=gang.attempt + 1, values=gang.values | named)
+
+
+def model(gang: Loopback) -> tuple[str, float]:
+    """Return the model's checkpoint and error."""
+    score = json.loads((gang.output.model / "score.json").read_text())
+    return str(selection.model_checkpoint(gang.output.model)), score["error"]
+
+
+def errors(gang: Loopback) -> list[float]:
+    return [score for _, score in contents_file.scores_by(contents(gang), "error")]
+
+
+def contents(gang: Loopback) -> CheckpointContents:
+    newest = selection.newest_checkpoint(gang.output.root)
+    assert newest is not None
+    return contents_file.read_contents(gang.output.checkpoint(newest))
+
+
+def checkpoints(gang: Loopback) -> list[Position]:
+    return selection.finished_checkpoints(gang.output.root)
+
+
+def complete(gang: Loopback) -> bool:
+    return FleetRuntime().is_complete(gang.output.root, gang.settings(0))
+
+
+@pytest.mark.parametrize(("mode", "ranks", "period"), [("sync", 2, "1"), ("async", 1, "3"), ("geo", 1, "1")])
+def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
+    tmp_path: Path, port: int, mode: str, ranks: int, period: str
+) -> None:
+    gang = run(begin(tmp_path, port, ranks, MODE=mode, SAVING_PERIOD=period))
+    assert errors(gang) == pytest.approx([STEP[ranks] * n for n in (1, 0, 1, 2)], abs=1e-4)
+    assert checkpoints(gang) == [Position(4), Position(2)], (
+        "keepCheckpoints is 1, and the best one is kept in addition"
+    )
+    assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
+    assert "stopped early after pass 4: training.patience is 2" in gang.log()
+    assert complete(gang)
+    kept = json.loads(gang.output.program_json.read_text())
+    assert kept["files"] == {"trainer_config.py": PROGRAM}
+    assert kept["options"]["seed"] == "1", "a default"
+
+
+def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
+    tmp_path: Path, port: int
+) -> None:
+    gang = begin(tmp_path, port, 2)
+    (gang.program / "die-at").write_text(str(3.5 * STEP[2]))  # at the end of pass 4
+    assert gang.run()["0/trainer"] == -signal.SIGKILL
+    assert checkpoints(gang) == [Position(3), Position(2)]
+    assert not complete(gang)
+    gang = run(again(gang))
+    assert "resumed from pass-00002" in gang.log()
+    assert errors(gang) == pytest.approx([3, 0, 3, 6], abs=1e-4)
+    assert checkpoints(gang) == [Position(4), Position(2)]
+    assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
+
+
+def test_a_later_start_with_other_patience_or_metric_resumes_and_exports_the_right_model(
+    tmp_path: Path, port: int
+) -> None:
+    gang = run(begin(tmp_path, port, 1))
+    shutil.rmtree(gang.output.model)  # as after a kill between the last pass and the model
+    assert not complete(gang)
+    gang = run(again(gang))
+    assert "Pass=" not in gang.log()
+    assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
+
+    more = again(gang, PATIENCE="3")
+    assert not complete(more)
+    run(more)
+    assert errors(more) == pytest.approx([2, 0, 2, 4, 6], abs=1e-4)
+    assert checkpoints(more) == [Position(5), Position(2)]
+    assert model(more) == ("pass-00001", pytest.approx(0, abs=1e-4))
+    assert complete(more)
+
+    last = again(more, PATIENCE="0", KEEP_BEST="", PASSES="5")
+    assert not complete(last), "its model must be of the last pass"
+    run(last)
+    assert model(last) == ("pass-00004", pytest.approx(6, abs=1e-4))
+    assert complete(last)
+
+    lost = again(more)
+    (lost.output.checkpoint(Position(2)) / "done").unlink()
+    shutil.rmtree(lost.output.model)
+    run(lost)
+    assert model(lost) == ("pass-00004", pytest.approx(6, abs=1e-4)), "the best remaining checkpoint"
+    assert complete(lost)
+
+
+def test_an_unknown_metric_is_rejected_before_training_with_a_list_of_the_known_ones(
+    tmp_path: Path, port: int
+) -> None:
+    gang = begin(tmp_path, port, 1, KEEP_BEST="rmse")
+    assert gang.run()["0/trainer"] == 64
+    assert (
+        "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST) is 'rmse', but must be one of bias, error"
+        in gang.log()
+    )
+    assert "Pass=" not in gang.log()

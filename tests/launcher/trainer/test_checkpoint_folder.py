@@ -1,0 +1,366 @@
+"""Tests of checkpoint folders and of the choice of a checkpoint, without Paddle."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+
+from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.io import files
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.schema import (
+    CheckpointContents,
+    CheckpointFile,
+    CheckpointPosition,
+    CheckpointRows,
+    CheckpointScores,
+    CheckpointTable,
+    RankFiles,
+)
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file, selection
+from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from tests.launcher.supervisor.failing_calls import fail_calls
+
+if TYPE_CHECKING:
+    from launcher.settings import TrainSettings
+
+
+def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any) -> None:
+    """Finish a checkpoint with plausible contents. `more`: other fields of contents.json."""
+    written = folder.collect_rank_files(config, ranks)
+    fields: dict[str, Any] = {
+        "version": contents_file.INCREMENTAL_VERSION if more.get("chain") else contents_file.VERSION,
+        "position": CheckpointPosition(folder.at.passes, folder.at.batches),
+        "attempt": folder.attempt,
+        "output_id": contents_file.read_output_id(folder.output.root) or "",
+        "tables": {"words": CheckpointTable("000", None, 1, "adam")},
+    }
+    numbers = {"seed": 1, "batches": 20, "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
+    entries = {"files": written.files, "rows": written.rows}
+    folder.publish(CheckpointContents(mode="async", dense="", **fields | numbers | entries | more))
+
+
+def write(
+    output: Path,
+    at: Position,
+    attempt: int = 0,
+    finish: bool = True,
+    *,
+    chain: tuple[Position, ...] = (),
+    **more: Any,
+) -> CheckpointFolder:
+    """Write a checkpoint. `chain`: what an incremental one continues. `more`: fields of contents.json."""
+    folder = CheckpointFolder(output, at, attempt)
+    folder.create(100)
+    part = folder.folder / "tables" / "000" / "part-000-00000.gz"
+    part.parent.mkdir(parents=True)
+    part.write_bytes(bytes(range(256)))
+    entry = CheckpointFile(256, files.sha256_file(part))
+    rows = {"words": CheckpointRows([at.passes], [[0.5]])}
+    folder.add_rank_files(0, RankFiles({"tables/000/part-000-00000.gz": entry}, rows))
+    if finish:
+        config = output.parent / "trainer_config.py"
+        config.write_text("LABEL = 'x'\n")
+        links = [contents_file.chain_link(OutputPaths(output).checkpoint(member)) for member in chain]
+        publish(folder, config, chain=links, **more)
+    return folder
+
+
+def prune(last: CheckpointFolder, keep: int, best: Collection[Position] = ()) -> list[str]:
+    return checkpoint_folder.prune_checkpoints(last.output, last.attempt, keep, best)
+
+
+def write_chain(output: Path) -> list[Position]:
+    """Write a full checkpoint and three incremental ones."""
+    chain = [Position(1), Position(1, 4), Position(1, 8), Position(1, 12)]
+    for n, at in enumerate(chain):
+        write(output, at, chain=tuple(chain[:n]))
+    return chain
+
+
+def names(output: Path) -> list[str]:
+    return sorted(path.name for path in output.iterdir())
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "output"
+
+
+def test_newest_checkpoint_returns_the_last_usable_position(output: Path) -> None:
+    assert selection.newest_checkpoint(output) is None
+    for at in (Position(1), Position(1, 500), Position(2), Position(2, 10)):
+        write(output, at)
+    write(output, Position(3), finish=False)
+    assert FleetRuntime().newest_checkpoint(output) == Position(2, 10)
+    (output / "pass-00002-batch-0000010" / "done").unlink()
+    assert selection.newest_checkpoint(output) == Position(2)
+    (output / "pass-00001" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
+    assert selection.newest_checkpoint(output) == Position(1, 500), (
+        "a checkpoint with `done` but a truncated file is unusable"
+    )
+    about = checkpoint_folder.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
+    assert isinstance(about, StorageFailedError)
+    assert selection.newest_checkpoint(output) == Position(1)
+    assert contents_file.checkpoint_bytes(output / "pass-00000") > 256
+
+
+def test_read_output_id_uses_the_copy_of_a_damaged_run_record(output: Path) -> None:
+    output.mkdir(exist_ok=True)
+    OutputPaths(output).run_json.write_text("{")
+    assert contents_file.read_output_id(output) is None
+    OutputPaths(output).run_copy.write_text('{"outputId": "here"}')
+    assert contents_file.read_output_id(output) == "here"
+
+
+def test_newest_checkpoint_raises_when_no_finished_checkpoint_is_usable(output: Path) -> None:
+    write(output, Position(1))
+    write(output, Position(2))
+    (output / "pass-00000" / "contents.json").write_text("{}")
+    checkpoint_folder.reject(output / "pass-00001", "rows differ", 0)
+    with pytest.raises(
+        DataError,
+        match=r"no usable checkpoint(.|\n)*rejected by an earlier load: rows differ(.|\n)*another version",
+    ) as error:
+        selection.newest_checkpoint(output)
+    assert "to start from scratch, remove them" in str(error.value)
+    (output / "pass-00000" / "contents.json").write_text("not json")
+    with pytest.raises(DataError, match="no usable checkpoint"):
+        selection.newest_checkpoint(output)
+
+
+def test_newest_checkpoint_raises_storage_errors_instead_of_skipping_a_checkpoint(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(output, Position(1))
+    monkeypatch.setattr(files, "RETRY_WAITS", ())
+    stat = Path.stat
+
+    def stale(path: Path, **how: bool) -> os.stat_result:
+        if path.name.startswith("part-"):
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return stat(path, **how)
+
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(StorageFailedError, match="Stale file handle"):
+        selection.newest_checkpoint(output)
+
+
+def test_create_without_free_space_raises_before_anything_is_written(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
+    with pytest.raises(
+        StorageError,
+        match=r"no space left for the checkpoint of the end of pass 4: 1,053,576 bytes .* 1,000 are free",
+    ):
+        CheckpointFolder(output, Position(4), 0).create(5000)
+    assert not list(output.iterdir())
+
+
+def test_create_removes_only_unfinished_folders_of_earlier_attempts(output: Path) -> None:
+    for attempt in (1, 2, 5):
+        write(output, Position(2, 7), attempt, finish=False)
+    assert names(output) == [".pass-00002-batch-0000007.attempt-5.tmp"], (
+        "create removes those of earlier attempts"
+    )
+    other = output / ".run.json.1.tmp"
+    other.touch()
+    write(output, Position(3), 5)
+    assert names(output) == sorted([other.name, ".pass-00002-batch-0000007.attempt-5.tmp", "pass-00002"])
+    write(output, Position(4), 4)
+    assert ".pass-00002-batch-0000007.attempt-5.tmp" in names(output), "those of later attempts stay"
+
+
+def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few(output: Path) -> None:
+    for at in (Position(1), Position(2), Position(2, 5), Position(3), Position(4)):
+        last = write(output, at)
+    (output / "pass-00000" / "done").unlink()
+    checkpoint_folder.reject(output / "pass-00003", "rows differ", 0)
+    (output / "model").mkdir()
+    assert prune(last, 2) == ["pass-00001"]
+    assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
+    assert selection.newest_checkpoint(output) == Position(3)
+
+
+def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: Path) -> None:
+    base, first, second, third = write_chain(output)
+    assert selection.newest_checkpoint(output) == third
+    found = contents_file.read_contents(output / third.folder)
+    assert found.version == contents_file.INCREMENTAL_VERSION != contents_file.VERSION
+    assert contents_file.read_contents(output / base.folder).version == contents_file.VERSION
+    assert contents_file.chain_folders(output / third.folder, found) == [
+        output / at.folder for at in (base, first, second)
+    ]
+    backup = output.with_name("backup")
+    shutil.copytree(output, backup)
+    part = output / second.folder / "tables" / "000" / "part-000-00000.gz"
+    for broken in (
+        (output / second.folder / "done").unlink,
+        lambda: part.write_bytes(b"short"),
+        lambda: checkpoint_folder.reject(output / second.folder, "other bytes", 1),
+        lambda: shutil.rmtree(output / second.folder),
+    ):
+        broken()
+        assert selection.newest_checkpoint(output) == first
+        assert str(contents_file.unusable_reason(output / third.folder)).startswith(
+            f"it continues {second.folder}"
+        )
+        shutil.rmtree(output)
+        shutil.copytree(backup, output)
+    write(output, second, 1, chain=(base, first))
+    assert selection.newest_checkpoint(output) == second, "the third one continues the replaced checkpoint"
+    (output / base.folder / "done").unlink()
+    with pytest.raises(DataError, match=r"it continues pass-00000, which is missing, unfinished or rejected"):
+        selection.newest_checkpoint(output)
+
+
+def test_pruning_keeps_the_chain_of_a_kept_incremental_checkpoint(output: Path) -> None:
+    base, first, second, third = write_chain(output)
+    older = Position(0, 6)
+    last = write(output, older)
+    assert prune(last, 1) == [older.folder]
+    assert names(output) == sorted(at.folder for at in (base, first, second, third))
+    last = write(output, Position(2))
+    assert prune(last, 2) == []
+    assert prune(last, 1) == [at.folder for at in (third, second, first, base)]
+
+
+def test_pruning_does_not_count_an_incremental_checkpoint_on_a_truncated_one(output: Path) -> None:
+    older = Position(0, 6)
+    last = write(output, older)
+    _, first, second, _ = write_chain(output)
+    (output / second.folder / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
+    assert prune(last, 1) == [older.folder]
+    assert selection.newest_checkpoint(output) == first
+
+
+def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(output: Path) -> None:
+    """An attempt resumed from the first one, and the third one of the attempt before is still there."""
+    base, first, second, third = write_chain(output)
+    last = write(output, second, 1)
+    assert prune(last, 1) == [first.folder, base.folder]
+    assert selection.newest_checkpoint(output) == second
+    assert (output / third.folder).exists(), "it is unusable, and not removed"
+
+
+def test_a_rejected_checkpoint_is_replaced_by_a_new_one_at_the_same_position(output: Path) -> None:
+    write(output, Position(1))
+    checkpoint_folder.reject(output / "pass-00000", "rows differ", 0)
+    write(output, Position(1), 1)
+    assert selection.newest_checkpoint(output) == Position(1)
+
+
+def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(output: Path) -> None:
+    folder = write(output, Position(2, 7), finish=False)
+    config = output.parent / "c.py"
+    config.touch()
+    with pytest.raises(StorageFailedError, match=r"rank-1.json is missing"):
+        publish(folder, config, 2)
+    assert selection.finished_checkpoints(output) == []
+    folder = write(output, Position(2, 8), finish=False)
+    rows = {"words": CheckpointRows([9], [[0.25]])}
+    folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {}), rows))
+    publish(folder, config, 2)
+    found = contents_file.read_contents(OutputPaths(output).checkpoint(Position(2, 8)))
+    assert found.position == CheckpointPosition(2, 8)
+    assert found.rows == {"words": CheckpointRows([2, 9], [[0.5], [0.25]])}
+    assert {"params.npz", "tables/000/part-000-00000.gz", "c.py", "path.txt"} == set(found.files)
+
+
+@pytest.mark.parametrize("name", ["params.npz", ".c.py.*", ".path.txt.*", ".contents.json.*"])
+def test_files_of_trainer_0_are_synced_to_disk_before_done_is_written(output: Path, name: str) -> None:
+    """The tables' files are synced when they are read back (table_files.py)."""
+    config = output.parent / "c.py"
+    config.write_text("LABEL = 'x'\n")
+    done: list[bool] = []
+    with fail_calls(
+        "fsync", f"*/{name}", then=lambda: done.append(bool(selection.finished_checkpoints(output)))
+    ):
+        folder = write(output, Position(1), finish=False)
+        folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {"bias": np.ones(1)}), {}))
+        publish(folder, config, 2)
+    assert done == [False]
+
+
+def test_check_files_finds_changed_bytes_of_the_same_length(output: Path) -> None:
+    write(output, Position(1))
+    folder = output / "pass-00000"
+    contents = contents_file.read_contents(folder)
+    name = "tables/000/part-000-00000.gz"
+    assert checkpoint_folder.check_files(folder, [name], contents) is None
+    (folder / name).write_bytes(bytes(256))
+    assert selection.newest_checkpoint(output) == Position(1), "its size is unchanged"
+    assert checkpoint_folder.check_files(folder, [name], contents) == (
+        f"the content of {name} has changed since it was saved (its sha256 differs)"
+    )
+    assert checkpoint_folder.check_files(folder, ["params.npz"], contents) is not None, (
+        "a missing file is a fault"
+    )
+
+
+def settings(passes: int, keep_best: str = "", patience: int = 0) -> TrainSettings:
+    return cast("TrainSettings", SimpleNamespace(passes=passes, keep_best=keep_best, patience=patience))
+
+
+def make_model(output: Path, checkpoint: str | None) -> None:
+    (output / "model").mkdir(exist_ok=True)
+    for name in selection.MODEL_FILES:
+        (output / "model" / name).write_text("{}")
+    if checkpoint is not None:
+        files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
+
+
+@pytest.mark.parametrize("checkpoint", [None, "pass-00001"])
+def test_a_run_is_complete_with_its_last_pass_and_its_model(output: Path, checkpoint: str | None) -> None:
+    """Models of earlier launchers do not record their checkpoint."""
+    runtime = FleetRuntime()
+    write(output, Position(1, 50))
+    write(output, Position(2))
+    assert not runtime.is_complete(output, settings(2))
+    make_model(output, checkpoint)
+    assert runtime.is_complete(output, settings(2))
+    assert not runtime.is_complete(output, settings(3))
+    write(output, Position(2, 50))
+    assert not runtime.is_complete(output, settings(3))
+    assert runtime.is_complete(output, settings(2))
+
+
+def test_a_run_is_not_complete_with_the_model_of_an_earlier_pass(output: Path) -> None:
+    write(output, Position(2))
+    write(output, Position(3))
+    make_model(output, "pass-00001")
+    assert not FleetRuntime().is_complete(output, settings(3))
+
+
+def test_a_run_that_ended_early_is_complete_until_patience_or_passes_are_raised(output: Path) -> None:
+    complete = FleetRuntime().is_complete
+    scores = CheckpointScores("auc", [[2, 0.8], [3, None], [4, 0.7]])
+    for number in (2, 3, 4):
+        write(output, Position(number), scores=scores)
+    make_model(output, "pass-00003")
+    assert not complete(output, settings(9, "auc", 2)), "the model is of the last pass"
+    make_model(output, "pass-00001")
+    assert complete(output, settings(9, "auc", 2))
+    assert complete(output, settings(4, "auc"))
+    assert not complete(output, settings(9, "auc", 3))
+    assert not complete(output, settings(9, "error", 2)), "another metric has no scores yet"
+    assert not complete(output, settings(4)), "the model must be of the last pass"
+    shutil.rmtree(output / "pass-00001")
+    assert complete(output, settings(9, "auc", 2)), "the model is there, and its checkpoint is not needed"
+
+
+def test_pruning_keeps_the_best_checkpoint(output: Path) -> None:
+    for number in range(1, 5):
+        last = write(output, Position(number))
+    assert prune(last, 1, [Position(2), Position(9)]) == ["pass-00002", "pass-00000"]
+    assert selection.finished_checkpoints(output) == [Position(4), Position(2)]

@@ -1,0 +1,120 @@
+"""Tests of the evaluation by all trainers together and by trainer 0 alone."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.trainer import evaluation
+from launcher.trainer import program_loader as programs
+from launcher.trainer.records import conversion
+from launcher.trainer.records.record_files import Records
+from launcher.trainer.records.row_parsing import Arrays, locate_in
+
+PROGRAM = """
+import numpy as np
+from launcher.program import Ids, Real
+COLUMNS = ("number",)
+LABEL = "number"
+def inputs(job): return {"ids": Ids(1), "number": Real()}
+def parse(row, job): return {"ids": int(row["number"]), "number": float(row["number"])}
+def network(data, job): ...
+def metrics(prediction, label):
+    return {"wrong": np.sum(prediction != 2 * label), "rows": len(label), "sum": prediction.sum()}
+def optimizer(job): ...
+"""
+
+
+class AllReduce:
+    """Adds the arrays of several threads, as gloo does for real trainers."""
+
+    def __init__(self, trainers: int) -> None:
+        self.trainers = trainers
+        self._arrays: dict[int, Any] = {}
+        self._barrier = threading.Barrier(trainers, timeout=20)
+
+    def total(self, rank: int, values: Any) -> Any:
+        self._arrays[rank] = values
+        self._barrier.wait()
+        found = sum(self._arrays.values())
+        self._barrier.wait()
+        return found
+
+
+class Fake:
+    """A trainer whose prediction is twice the id."""
+
+    def __init__(self, all_reduce: AllReduce, rank: int) -> None:
+        self._all_reduce, self._rank = all_reduce, rank
+        self.predicted = 0
+
+    def predict(self, arrays: Arrays) -> Any:
+        self.predicted += len(arrays["ids"])
+        return (2 * arrays["ids"]).astype(np.float32)
+
+    def gather(self, values: list[float]) -> Any:
+        mine = np.zeros((self._all_reduce.trainers, len(values)))
+        mine[self._rank] = values
+        return self.total(mine)
+
+    def total(self, values: Any) -> Any:
+        return self._all_reduce.total(self._rank, values)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.TrainingProgram:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    path = tmp_path / "own" / "trainer_config.py"
+    path.parent.mkdir()
+    path.write_text(PROGRAM)
+    return programs.load_program(path, tmp_path / "tables")
+
+
+def scored(
+    program: programs.TrainingProgram, folder: Path, rows: int, has: list[bool]
+) -> tuple[list[dict[str, float]], list[int]]:
+    """Return every trainer's score, and how many rows each predicted."""
+    text = folder / "test.txt"
+    text.write_text("".join(f"{n}\n" for n in range(rows)))
+    test: Records = conversion.convert_text(
+        program, conversion.TextSource(text, "test.txt", locate_in("test.txt")), folder / "records"
+    )
+    all_reduce = AllReduce(len(has))
+    fakes = [Fake(all_reduce, rank) for rank in range(len(has))]
+    testers = [
+        evaluation.Evaluator(program, fake, rank, test if has[rank] else None)
+        for rank, fake in enumerate(fakes)
+    ]
+    found: dict[int, dict[str, float]] = {}
+    threads = [
+        threading.Thread(target=lambda rank=rank: found.update({rank: testers[rank].score()}))
+        for rank in range(len(has))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(len(has))], [fake.predicted for fake in fakes]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 10, 1000])
+def test_all_trainers_predict_a_share_of_a_test_set_that_all_have(
+    program: programs.TrainingProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(evaluation, "CHUNK", 100)
+    scores, predicted = scored(program, tmp_path, rows, [True, True, True])
+    assert scores == [{"wrong": 0, "rows": rows, "sum": rows * (rows - 1)}, {}, {}]
+    assert max(predicted) <= rows // 3 + 1
+
+
+def test_trainer_0_predicts_alone_when_only_it_has_the_test_set(
+    program: programs.TrainingProgram, tmp_path: Path
+) -> None:
+    scores, predicted = scored(program, tmp_path, 100, [True, False, False])
+    assert scores == [{"wrong": 0, "rows": 100, "sum": 9900}, {}, {}]
+    assert predicted == [100, 0, 0]

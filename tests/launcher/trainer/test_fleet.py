@@ -1,0 +1,94 @@
+"""Tests of the command lines and environments that runtime fleet builds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SettingsError
+from launcher.paths import Position
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.trainer.process_settings import ProcessSettings
+
+from .loopback import PROGRAMS, Loopback
+
+RUNTIME = FleetRuntime()
+
+
+def gang(tmp_path: Path, rank: int = 0, ranks: int = 2, **values: str):
+    data = [tmp_path / str(i) for i in range(ranks)]
+    return Loopback(tmp_path, data, PROGRAMS / "quick_start", values=values, resume=Position(5)).gang(rank)
+
+
+def test_port_and_ports_num_decide_the_pservers_of_a_pod(tmp_path: Path) -> None:
+    specs = RUNTIME.pservers(gang(tmp_path, 1, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="3"))
+    assert [spec.ready_ports for spec in specs] == [(7164,), (7165,), (7166,)]
+    assert [spec.env["PADDLE_PORT"] for spec in specs] == ["7164", "7165", "7166"]
+    assert [spec.log.name for spec in specs] == ["server.log", "server-1.log", "server-2.log"]
+    assert {spec.env["POD_IP"] for spec in specs} == {"127.0.0.2"}
+
+
+def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself_in_it(
+    tmp_path: Path,
+) -> None:
+    lists = set()
+    for rank in (0, 1):
+        here = gang(tmp_path, rank, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="2")
+        servers = RUNTIME.pservers(here)
+        lists |= {spec.env["PADDLE_PSERVERS_IP_PORT_LIST"] for spec in [*servers, RUNTIME.trainer(here)]}
+        for spec in servers:
+            own = f"{spec.env['POD_IP']}:{spec.env['PADDLE_PORT']}"
+            assert own in spec.env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+    assert lists == {"127.0.0.1:7164,127.0.0.1:7165,127.0.0.2:7164,127.0.0.2:7165"}
+
+
+def test_the_trainers_rendezvous_is_on_rank_0_at_the_first_sparse_port(tmp_path: Path) -> None:
+    spec = RUNTIME.trainer(gang(tmp_path, 1, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="2"))
+    told = ProcessSettings.from_environ(spec.env)
+    assert told.gloo_endpoint == ("127.0.0.1", 7166)
+
+
+def test_ports_num_sparse_of_0_is_rejected_with_the_reason(tmp_path: Path) -> None:
+    settings = gang(tmp_path, CONF_PADDLE_PORTS_NUM_SPARSE="1").settings
+    RUNTIME.check(settings)
+    with pytest.raises(SettingsError, match=r"portsNumSparse .* at least 1: .* the trainers' rendezvous"):
+        RUNTIME.check(replace(settings, ports_num_sparse=0))
+
+
+def test_gradient_num_must_be_the_number_of_trainers(tmp_path: Path) -> None:
+    here = gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="3")
+    assert RUNTIME.trainer(here).env["PADDLE_TRAINERS_NUM"] == "3"
+    with pytest.raises(SettingsError, match=r"gradientNum .* 2, but must be the number of trainers, 3"):
+        gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="2")
+
+
+def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:
+    dirty = {
+        "PADDLE_TRAINER_ID": "7",
+        "PADDLE_GLOO_FS_PATH": "/x",
+        "TRAINING_ROLE": "TRAINER",
+        "HTTPS_PROXY": "p",
+    }
+    spec = RUNTIME.pservers(gang(tmp_path, **dirty))[0]
+    assert spec.env["TRAINING_ROLE"] == "PSERVER"
+    assert not {"PADDLE_TRAINER_ID", "PADDLE_GLOO_FS_PATH"} & set(spec.env)
+    assert spec.env["HTTPS_PROXY"] == "p", "the rest of the environment is the person's"
+
+
+def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> None:
+    extra = json.dumps(["--learning_rate=0.1"])
+    here = gang(tmp_path, 1, TRAINER_COUNT="3", PADDLE_LAUNCHER_EXTRA_ARGS=extra)
+    told = ProcessSettings.from_environ(RUNTIME.trainer(here).env)
+    assert (told.rank, told.trainers, told.server, told.trainer_count) == (1, 2, -1, 3)
+    assert told.extra_args == ("--learning_rate=0.1",)
+    assert (told.resume, told.attempt, told.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))
+    assert (told.nic, told.output_dir, told.work) == ("lo", here.output_dir, here.settings.work)
+
+
+def test_a_process_started_by_hand_fails_with_what_it_needs(tmp_path: Path) -> None:
+    for environ in ({}, {"PADDLE_LAUNCHER_PROCESS_FILE": str(tmp_path / "none.json")}):
+        with pytest.raises(SettingsError, match=r"PADDLE_LAUNCHER_PROCESS_FILE is .* Fix: start `python -m"):
+            ProcessSettings.from_environ(environ)

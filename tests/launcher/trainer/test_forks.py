@@ -1,0 +1,69 @@
+"""Tests of forking a process that has threads, none of which may hold a lock at that moment.
+
+Each test runs in its own process, because pytest's process has threads of Paddle that never pause.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CLONE = Path(__file__).parents[3]
+BEGIN = """
+import hashlib, os, threading, time
+from launcher.trainer import fork_server as forks
+
+BUSY = bytes(1 << 21)  # some milliseconds to hash, without Python's own lock
+"""
+
+
+def told_by(script: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script],
+        cwd=CLONE,
+        env={"PYTHONPATH": str(CLONE)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_forked_process_has_no_lock_held_by_a_thread_of_its_parent() -> None:
+    script = """
+lock = threading.Lock()
+
+def sample():  # as bvar's sampler, only more often
+    while True:
+        time.sleep(0.01)
+        with lock:
+            hashlib.sha256(BUSY)
+
+threading.Thread(target=sample, daemon=True).start()
+held = 0
+for _ in range(100):
+    pid = forks.fork_while_alone()
+    if pid == 0:
+        os._exit(0 if lock.acquire(blocking=False) else 9)
+    held += os.waitpid(pid, 0)[1] != 0
+print("held in", held)
+"""
+    assert told_by(script) == "held in 0\n"
+
+
+def test_a_process_whose_threads_never_pause_does_not_fork_and_reports_it() -> None:
+    script = """
+def work():
+    while True:
+        hashlib.sha256(BUSY)
+
+threading.Thread(target=work, daemon=True).start()
+forks.QUIET_SECONDS = 0.2
+try:
+    forks.fork_while_alone()
+except OSError as error:
+    print(error)
+"""
+    assert told_by(script) == "other threads of this process ran all the time for 0.2 s\n"

@@ -1,0 +1,198 @@
+"""Tests of `training.initModelPath`: a new run starts with the parameters of an earlier one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from launcher.errors import DataError, SettingsError
+from launcher.io import files, s3
+from launcher.paths import Position
+from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
+from launcher.trainer.checkpoint import contents_file, initial_model, table_files
+from launcher.trainer.graph.optimizer_rules import OptimizerRule
+
+from .loopback import PROGRAMS, Loopback
+
+Staged = Callable[..., list[Path]]
+FIRST = {
+    "PADDLE_LAUNCHER_PASSES": "2",
+    "PADDLE_LAUNCHER_BATCH_SIZE": "64",
+    "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
+}
+STILL = {
+    "PADDLE_LAUNCHER_PASSES": "1",
+    "PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output",
+    "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.0000001"]',
+}
+"""Settings of a run that learns almost nothing, so that its score is the initial model's."""
+
+
+def score(gang: Loopback) -> float:
+    return float(json.loads((gang.output.model / "score.json").read_text())["rmse"])
+
+
+def run(gang: Loopback) -> Loopback:
+    codes = gang.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+    return gang
+
+
+@pytest.mark.paddle
+def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    data = staged("ratings", 2)
+    place = {"CONF_PADDLE_PORT": str(port)}
+    program = PROGRAMS / "recommendation"
+    first = run(Loopback(tmp_path / "first", data, program, values=FIRST | place))
+    learnt = score(first)
+    fresh = run(
+        Loopback(
+            tmp_path / "fresh", data, program, values=STILL | place | {"PADDLE_LAUNCHER_INIT_MODEL_PATH": ""}
+        )
+    )
+    assert abs(score(fresh) - learnt) > 0.05
+    assert not fresh.output.before_json.exists()
+    for mode, has_model in (("async", True), ("sync", False), ("geo", False)):
+        root = tmp_path / mode
+        source = root / "earlier" / "output"
+        shutil.copytree(first.output.root, source)
+        if not has_model:
+            shutil.rmtree(source / "model")
+        values = STILL | place | {"PADDLE_LAUNCHER_MODE": mode}
+        gang = run(Loopback(root, data, program, values=values))
+        assert score(gang) == pytest.approx(learnt, abs=2e-3), mode
+        assert "started with the parameters of earlier/output" in gang.log(1)
+        before = json.loads(gang.output.before_json.read_text())
+        assert before["score"]["rmse"] == pytest.approx(learnt, abs=2e-3), "tested before it trained"
+        assert gang.log().index("before training, with the parameters of") < gang.log().index("Pass=1 ")
+        assert not list(gang.output.root.glob(".init*"))
+    gang = run(replace(gang, resume=Position(1), attempt=1, values=values | {"PADDLE_LAUNCHER_PASSES": "2"}))
+    assert "started with" not in gang.log(), "a run with checkpoints resumes from them"
+
+
+@pytest.mark.paddle
+def test_an_initial_model_of_another_network_is_a_settings_error(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    place = {"CONF_PADDLE_PORT": str(port)}
+    first = run(Loopback(tmp_path / "first", staged(), PROGRAMS / "quick_start", values=FIRST | place))
+    root = tmp_path / "second"
+    shutil.copytree(first.output.root, root / "earlier" / "output")
+    again = Loopback(root, first.data, PROGRAMS / "quick_start", "trainer_config.emb.py", STILL | place)
+    assert again.run()["0/trainer"] == 64
+    messages = [line for line in again.log().splitlines() if line.startswith("error: ")]
+    assert len(messages) == 1
+    says = "word_weight is a table of width 1 there and absent in the program"
+    for part in ("training.initModelPath", "its network differs", says):
+        assert part in messages[0]
+
+
+def settings(tmp_path: Path, init_model: str) -> SimpleNamespace:
+    return SimpleNamespace(job_path=tmp_path, init_model=init_model, work_dir=tmp_path / "work")
+
+
+@pytest.mark.parametrize("given", ["/somewhere", "../other/output", "nothing/output"])
+def test_find_rejects_a_folder_that_is_not_a_run(tmp_path: Path, given: str) -> None:
+    with pytest.raises(
+        SettingsError, match=r"training\.initModelPath .* is '.*', but must be an earlier run"
+    ):
+        initial_model.InitialModel.find(settings(tmp_path, given))
+
+
+class Bucket:
+    """S3 in a dict."""
+
+    objects: dict[str, bytes] = {}  # noqa: RUF012 (each test sets its own)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def url(self, key: str) -> str:
+        return f"s3://{self.name}/{key}"
+
+    def list_page(self, prefix: str, size: int) -> tuple[list[s3.S3Object], str]:
+        found = sorted(key for key in self.objects if key.startswith(prefix))[:size]
+        return [s3.S3Object(key, len(self.objects[key]), "") for key in found], ""
+
+    def read(self, key: str) -> bytes:
+        return self.objects[key]
+
+    def call(self, doing: str, Key: str, Filename: str) -> None:  # noqa: N803 (boto3's names)
+        assert doing == "download_file"
+        Path(Filename).write_bytes(self.objects[Key])
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    content = {"model/network.pdmodel": b"network", "model/tables/x": b"table", "metrics.csv": b"pass"}
+    objects = {f"models/job/run-1/{name}": value for name, value in content.items()}
+    path = tmp_path / "one"
+    listed = []
+    for name, value in content.items():
+        path.write_bytes(value)
+        listed.append({"name": name, "bytes": len(value), "sha256": files.sha256_file(path)})
+    objects["models/job/run-1/_SUCCESS.json"] = json.dumps({"files": listed}).encode()
+    objects["models/job/latest.json"] = json.dumps({"to": "s3://bucket/models/job/run-1/"}).encode()
+    monkeypatch.setattr(s3, "Bucket", Bucket)
+    monkeypatch.setattr(Bucket, "objects", objects)
+    monkeypatch.setattr(
+        initial_model,
+        "_read_model",
+        lambda folder: ({"w": np.array([len(contents_file.files.folder_files(folder))])}, {}),
+    )
+    return objects
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/models/job/run-1/", "s3://bucket/models/job"])
+def test_find_downloads_an_exported_model_and_removes_the_download(
+    tmp_path: Path, exported: dict[str, bytes], url: str
+) -> None:
+    found = initial_model.InitialModel.find(settings(tmp_path, url))
+    assert found.values["w"] == [2], "the model's files and no others"
+    assert not (tmp_path / "work" / "init").exists()
+
+
+def test_find_rejects_an_incomplete_or_changed_export(tmp_path: Path, exported: dict[str, bytes]) -> None:
+    exported["models/job/run-1/model/tables/x"] = b"other"
+    with pytest.raises(DataError, match=r"model/tables/x does not have the sha256"):
+        initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
+    del exported["models/job/run-1/_SUCCESS.json"]
+    with pytest.raises(SettingsError, match=r"no _SUCCESS\.json, which a complete export has"):
+        initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
+
+
+def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
+    ids = np.arange(1, 200, dtype=np.uint64)
+    rows = table_files.TableRows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
+    place = tmp_path / "tables" / "000"
+    table_files.write_table(
+        place, rows.chunks(), OptimizerRule("sgd", 0.1), dict.fromkeys(range(12), 0), width=2, shards=12
+    )
+    listed = {
+        f"tables/000/{path.name}": CheckpointFile(path.stat().st_size, files.sha256_file(path))
+        for path in place.iterdir()
+    }
+    contents = cast(CheckpointContents, SimpleNamespace(shards=12, files=listed))
+    stored = initial_model._checkpoint_table(tmp_path, contents, CheckpointTable("000", None, 2, "sgd"))
+    own = table_files.TableRows.concatenate(stored.read(12, {3, 7}), 2)
+    assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
+    assert (own.vectors == rows.vectors[own.ids - 1]).all()
+    (place / "part-000-00003").write_bytes(b"")
+    assert len(table_files.TableRows.concatenate(stored.read(12, {7}), 2).ids), (
+        "files of other shards are not read"
+    )
+    for shards in (12, 5):  # with another number of shards all files are read
+        with pytest.raises(
+            DataError, match=r"the content of \S+/part-000-00003 has changed since it was saved"
+        ):
+            stored.read(shards, {3})

@@ -1,0 +1,106 @@
+"""Tests of the largest message between trainer and server: raised limit, checks, dropped messages."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.errors import SettingsError
+from launcher.runtimes.fleet import FleetRuntime
+
+from .loopback import Loopback
+
+pytestmark = pytest.mark.paddle
+EACH, ROWS = 4000, 40
+PROGRAM = """
+import numpy as np
+import paddle
+from launcher.trainer.graph import message_limits as limits
+from launcher.program import Ids, Real
+
+COLUMNS = ("first",)
+LABEL = "label"
+OPTIONS = {"limit": 0}
+
+def inputs(job):
+    return {"label": Real(), "ids": Ids(4000)}
+
+def parse(row, job):
+    first = int(row["first"]) * 4000
+    return {"label": 1.0, "ids": list(range(first + 1, first + 4001))}
+
+def network(data, job):
+    if job.options["limit"]:
+        limits.raise_limit(job.options["limit"])
+    found = job.embedding(data["ids"], 128, "wide", pool="mean")
+    guess = paddle.static.nn.fc(found, 1, name="guess")
+    return guess, paddle.mean(paddle.square(guess - data["label"]))
+
+def metrics(prediction, label):
+    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
+
+def optimizer(job):
+    return paddle.optimizer.SGD(0.01)
+"""
+
+
+def gang(tmp_path: Path, port: int, *options: str) -> Loopback:
+    """Return a run with one batch of 160,000 ids of width 128: 85 MB of gradients and 82 MB of vectors."""
+    data, own = tmp_path / "data", tmp_path / "own"
+    (data / "tables").mkdir(parents=True)
+    own.mkdir()
+    (own / "trainer_config.py").write_text(PROGRAM)
+    for name, rows in (("train.txt", ROWS), ("test.txt", 2)):
+        (data / name).write_text("".join(f"{n}\n" for n in range(rows)))
+    values = {
+        "PADDLE_LAUNCHER_PASSES": "1",
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(ROWS),
+        "CONF_PADDLE_PORT": str(port),
+        "PADDLE_LAUNCHER_EXTRA_ARGS": "[" + ",".join(f'"{option}"' for option in options) + "]",
+    }
+    return Loopback(tmp_path, [data], own, values=values)
+
+
+@pytest.mark.long
+def test_a_message_above_the_default_limit_of_brpc_arrives_completely(tmp_path: Path, port: int) -> None:
+    started = gang(tmp_path, port)
+    codes = started.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
+    parts = (started.output.pass_dir(0) / "tables" / "000").iterdir()
+    assert sum(len(gzip.decompress(path.read_bytes()).splitlines()) for path in parts) == EACH * ROWS
+
+
+def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path, port: int) -> None:
+    started = gang(tmp_path, port, "--limit=8000000")
+    seen: list[str] = []
+
+    def watch(_: Any) -> None:
+        logs = started.log() + started.server_log()
+        seen.extend(text for text in FleetRuntime().fatal_lines if text in logs)
+        if seen:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        started.run(60, watch=watch)
+    assert "Set max_body_size to allow bigger messages" in seen
+
+
+def network(rows: int | None, width: int, ids: int) -> Any:
+    return SimpleNamespace(tables=[SimpleNamespace(name="t", rows=rows, width=width)], ids={"t": ids})
+
+
+def test_batches_and_tables_too_large_for_a_message_are_rejected_before_training() -> None:
+    from launcher.trainer.graph import message_limits
+
+    assert message_limits.raise_limit() == message_limits.MAX_BYTES
+    message_limits.check_message_sizes(network(None, 16, 26), 65536, "async", message_limits.MAX_BYTES)
+    with pytest.raises(SettingsError, match=r"training\.batchSize .* is 65536, but must be at most 8192: "):
+        message_limits.check_message_sizes(network(None, 16, 26), 65536, "async", 8192 * 26 * 84 * 12)
+    message_limits.check_message_sizes(network(None, 16, 26), 65536, "sync", 65536 * 26 * 84)
+    message_limits.check_message_sizes(network(1000, 16, 26), 1, "geo", 72_000)
+    with pytest.raises(SettingsError, match=r"rows of the table t .* is 1001, but must be at most 1000: "):
+        message_limits.check_message_sizes(network(1001, 16, 26), 1, "geo", 72_000)

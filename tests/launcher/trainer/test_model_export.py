@@ -1,0 +1,190 @@
+"""Tests of exporting the model from real servers with two trainers at the same time."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from launcher.errors import DataError, StorageFailedError
+from launcher.paths import OutputPaths, Position
+from launcher.schema import CheckpointTable, RankFiles
+from launcher.serving.paddle_served import Model
+from launcher.trainer.checkpoint import contents_file, table_files
+from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from launcher.trainer.export import model_scoring, scoring_process
+
+from .loopback import Loopback
+from .test_checkpoint_folder import publish
+
+pytestmark = pytest.mark.paddle
+IDS_A_ROW = 100
+ROWS = 30  # of each rank
+PROGRAM = f"""
+import numpy as np
+import paddle
+from launcher.program import Ids, Real
+
+COLUMNS = ("first",)
+LABEL = "label"
+BLANK = {{}}
+
+def inputs(job):
+    return {{"ids": Ids({IDS_A_ROW}), "label": Real()}}
+
+def parse(row, job):
+    first = int(row["first"])
+    ids = [(n * 0x9E3779B97F4A7C15) % 2**64 for n in range(first, first + {IDS_A_ROW})]
+    return {{"ids": ids, "label": first / 6000}}
+
+def network(data, job):
+    whole = job.embedding(data["ids"], 3, "whole", pool="mean", spread=0.5)
+    first = job.embedding(data["ids"][:, :1], 1, "first", pool="sum", spread=0.5)
+    guess = paddle.static.nn.fc(paddle.concat([whole, first], 1), 1, name="guess")
+    return guess, paddle.mean(paddle.square(guess - data["label"]))
+
+def metrics(prediction, label):
+    return {{"error": float(np.mean(np.square(prediction - label)))}}
+
+def optimizer(job):
+    return paddle.optimizer.Adam(0.01)
+"""
+WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
+
+
+def run(gang: Loopback) -> None:
+    codes = gang.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+
+
+@pytest.fixture
+def gang(tmp_path: Path, port: int) -> Loopback:
+    program = tmp_path / "program"
+    program.mkdir()
+    (program / "trainer_config.py").write_text(PROGRAM)
+    data = []
+    for rank in range(2):
+        folder = tmp_path / "data" / str(rank)
+        (folder / "tables").mkdir(parents=True)
+        firsts = range(1 + rank * IDS_A_ROW, 1 + 2 * ROWS * IDS_A_ROW, 2 * IDS_A_ROW)
+        (folder / "train.txt").write_text("".join(f"{first}\n" for first in firsts))
+        (folder / "test.txt").write_text("1\n5901\n")
+        data.append(folder)
+    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": "8", "CONF_PADDLE_PORT": str(port)}
+    return Loopback(tmp_path, data, program, values=values)
+
+
+def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: Loopback) -> None:
+    run(gang)
+    count = 2 * ROWS * IDS_A_ROW
+    wrote = [{name: (int(own), int(all_)) for name, own, all_ in WROTE.findall(gang.log(n))} for n in (0, 1)]
+    assert all(each["whole"][0] > 1000 for each in wrote), "both write a share"
+    assert sum(each["whole"][0] for each in wrote) == count
+    assert {each["first"][1] for each in wrote} == {2 * ROWS}
+    model = Model(gang.output.model)
+    whole = model.tables["whole"]
+    every = np.sort(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    assert (whole.ids == every).all()
+    checkpoint = gang.output.checkpoint(Position(1))
+    about = contents_file.read_contents(checkpoint).tables["whole"]
+    files = sorted((checkpoint / "tables" / about.folder).iterdir())
+    ids, vectors = table_files.TableRows.concatenate(table_files.read_rows(files, 3, about.rule), 3)
+    assert (ids == every).all()
+    assert np.allclose(whole.vectors, vectors, rtol=table_files.TOLERANCE)
+    live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
+    assert model.score["error"] == pytest.approx(live, rel=1e-4)
+    assert json.loads((gang.output.model / "score.json").read_text()) == model.score
+    before = whole.vectors.copy()
+
+    shutil.rmtree(gang.output.model)
+    again = replace(gang, resume=Position(1), attempt=1)
+    run(again)
+    assert "Pass=" not in again.log(), "no pass was left to train"
+    assert np.allclose(Model(gang.output.model).tables["whole"].vectors, before, rtol=table_files.TOLERANCE)
+    assert not list(gang.output.root.glob(".model*"))
+
+
+def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
+    from launcher.trainer.export.collective_export import ModelExporter
+
+    output = tmp_path / "output"
+    folder = CheckpointFolder(output, Position(1), 0)
+    folder.create(100)
+    held = [np.array(ids, np.uint64) for ids in ([7, 2**64 - 1, 3], [], [5])]
+    for rank, ids in enumerate(held):
+        folder.add_rank_files(rank, RankFiles(folder.write_ids("000", rank, ids), {}))
+    config = tmp_path / "trainer_config.py"
+    config.touch()
+    publish(folder, config, 3, tables={"whole": CheckpointTable("000", None, 1, "sgd")})
+    table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="whole")]))
+    ranks: list[Any] = [
+        SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
+    ]
+    exporters = [ModelExporter(rank, cast(Any, None), cast(Any, table), cast(Any, None)) for rank in ranks]
+    found = exporters[0]._map_ids(Position(1))["whole"]
+    assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
+    flipped = OutputPaths(output).checkpoint(Position(1)) / "ids" / "000-0.npy"
+    content = flipped.read_bytes()
+    flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(StorageFailedError, match=r"content of ids/000-0\.npy has changed"):
+        exporters[0]._map_ids(Position(1))
+    assert "has changed" in str(contents_file.unusable_reason(flipped.parents[1])), (
+        "the next attempt trains that pass again"
+    )
+    exporters[1]._map_ids(Position(1))  # each rank verifies a share of the files
+
+
+def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_own_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake_score(folder: Path, test: Path) -> dict[str, float]:
+        if test.name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if test.name == "wrong":
+            raise ZeroDivisionError(folder)
+        return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
+
+    monkeypatch.setattr(model_scoring, "score_model", fake_score)
+    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
+    own = scoring_process.ScoringProcess()
+    for _ in range(2):
+        found = own.score(tmp_path, tmp_path / "test")
+        assert found["servers"] == 0
+        assert found["pid"] != os.getpid()
+    with pytest.raises(DataError, match=r"cannot score the model in .*/wrong: ZeroDivisionError"):
+        own.score(tmp_path, tmp_path / "wrong")
+    with pytest.raises(DataError, match=r"its process exited with code -9"):
+        own.score(tmp_path, tmp_path / "killed")
+
+
+def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
+        scoring_process.ScoringProcess().score(tmp_path, tmp_path / "test")
+
+
+@pytest.mark.parametrize(
+    ("mode", "rank", "said"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
+)
+def test_the_state_is_writing_only_on_ranks_that_write_the_model(
+    mode, rank, said, tmp_path: Path, monkeypatch
+) -> None:
+    from launcher.trainer import training_log, training_loop
+    from launcher.trainer.export.collective_export import ModelExporter
+
+    monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
+    here = SimpleNamespace(
+        settings=SimpleNamespace(mode=mode, rank=rank),
+        progress=training_log.ProgressFile(tmp_path / "progress.json"),
+        **dict.fromkeys(("program", "trainer", "config", "log")),
+    )
+    training_loop.TrainingLoop._export(here, Position(1))
+    assert json.loads((tmp_path / "progress.json").read_text())["state"] == said

@@ -1,0 +1,308 @@
+"""Tests of runs with real pservers and trainers on loopback; each runs Paddle for a few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.paths import Position
+from launcher.trainer.checkpoint import contents_file, selection
+
+from .conftest import listens
+from .loopback import PROGRAMS, Loopback
+
+pytestmark = pytest.mark.paddle
+QUICK = PROGRAMS / "quick_start"
+FEW = {
+    "PADDLE_LAUNCHER_PASSES": "2",
+    "PADDLE_LAUNCHER_BATCH_SIZE": "64",
+    "PADDLE_LAUNCHER_LOG_PERIOD": "5",
+    "PADDLE_LAUNCHER_DOT_PERIOD": "2",
+    "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
+}
+Staged = Callable[..., list[Path]]
+
+
+def run(gang: Loopback, **watch: object) -> None:
+    codes = gang.run(**watch)
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+
+
+def rows(gang: Loopback) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(gang.output.metrics_csv.read_text())))
+
+
+def losses(gang: Loopback, rank: int = 0) -> list[float]:
+    return [float(row["train_loss"]) for row in rows(gang) if row["rank"] == str(rank)]
+
+
+@pytest.mark.parametrize(  # one run of Paddle each
+    ("mode", "ranks", "program", "config", "resumes"),
+    [
+        ("async", 2, "quick_start", "trainer_config.py", True),
+        ("sync", 2, "quick_start", "trainer_config.emb.py", True),
+        ("geo", 2, "recommendation", "trainer_config.py", True),
+        ("async", 2, "recommendation", "trainer_config.py", False),
+        ("geo", 1, "quick_start", "trainer_config.emb.py", False),
+        ("geo", 1, "quick_start", "trainer_config.py", False),
+    ],
+)
+def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
+    tmp_path: Path,
+    staged: Staged,
+    port: int,
+    mode: str,
+    ranks: int,
+    program: str,
+    config: str,
+    resumes: bool,
+) -> None:
+    values = {**FEW, "PADDLE_LAUNCHER_MODE": mode, "CONF_PADDLE_PORT": str(port)}
+    data = staged("ratings" if program == "recommendation" else "texts", ranks)
+    gang = Loopback(tmp_path, data, PROGRAMS / program, config, values)
+    run(gang)
+    first = losses(gang)
+    assert len(first) == 2
+    # In two short passes the pooled embeddings barely leave ln 2: there only a loss that grows is wrong.
+    assert first[1] < first[0] * (1.01 if config == "trainer_config.emb.py" else 1.0)
+    assert selection.newest_checkpoint(gang.output.root) == Position(2)
+    assert {int(row["rank"]) for row in rows(gang)} == set(range(ranks))
+    live = float([row for row in rows(gang) if row["rank"] == "0"][-1][f"test_{metric(program)}"])
+    alone = json.loads((gang.output.model / "score.json").read_text())[metric(program)]
+    assert alone == pytest.approx(live, abs=1e-4), "the model alone says what the live run said"
+    if not resumes:
+        return
+    values["PADDLE_LAUNCHER_PASSES"] = "3"
+    again = Loopback(tmp_path, gang.data, gang.program, config, values, resume=Position(2))
+    run(again)
+    assert "resumed from pass-00001" in again.log()
+    after = losses(again)
+    assert len(after) == 3
+    assert after[2] < (first[0] + first[1]) / 2, f"the loss goes on and does not begin again: {after}"
+
+
+def metric(program: str) -> str:
+    return {"quick_start": "error", "recommendation": "rmse"}[program]
+
+
+def test_a_run_writes_the_expected_files_and_log_lines(tmp_path: Path, staged: Staged, port: int) -> None:
+    """Also: port, portsNum and portsNumSparse determine the ports."""
+    values = {
+        **FEW,
+        "CONF_PADDLE_PORT": str(port),
+        "CONF_PADDLE_PORTS_NUM": "2",
+        "CONF_PADDLE_PORTS_NUM_SPARSE": "2",
+    }
+    gang = Loopback(tmp_path, staged(), QUICK, values=values)
+    seen: set[int] = set()
+    run(gang, watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
+    assert seen == {0, 1, 2}, "two pservers from port on, and the trainers' meeting place behind them"
+    folder = gang.output.pass_dir(1)
+    names = {path.name for path in folder.iterdir()}
+    assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables"} <= names
+    assert {p.name[5:8] for p in (folder / "tables" / "000").iterdir()} == {"000", "001"}, (
+        "both servers hold a share"
+    )
+    assert (folder / "path.txt").read_text() == f"{folder}\n"
+    assert "Pass=1 Batch=5 samples=" in gang.log()
+    assert ".." in gang.log()
+    assert json.loads((tmp_path / "work0" / "progress.json").read_text())["state"] == "done"
+    assert f"pserver 2 of 2 serves on 127.0.0.1:{port + 1}\n" in gang.server_log(server=1)
+
+
+def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Staged, port: int) -> None:
+    peaks = {}
+    data = staged(rows=600)
+    for count in (1, 6):
+        values = {**FEW, "CONF_PADDLE_PORT": str(port), "TRAINER_COUNT": str(count)}
+        gang = Loopback(tmp_path / str(count), data, QUICK, values=values)
+        counts = [0]
+
+        def look(running: dict[str, subprocess.Popen[bytes]], counts: list[int] = counts) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                counts.append(len(list(Path(f"/proc/{running['0/trainer'].pid}/task").iterdir())))
+
+        run(gang, watch=look)
+        peaks[count] = max(counts)
+        assert f"{count} thread" in gang.log()
+    assert peaks[6] >= peaks[1] + 5, peaks
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+def test_threads_count_each_batch_once_and_a_checkpoint_inside_a_pass_has_those_before(
+    tmp_path: Path, staged: Staged, port: int, mode: str
+) -> None:
+    values = {
+        **FEW,
+        "PADDLE_LAUNCHER_MODE": mode,
+        "PADDLE_LAUNCHER_PASSES": "1",
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": "4",
+        "CONF_PADDLE_PORT": str(port),
+        "TRAINER_COUNT": "3",
+    }
+    gang = Loopback(tmp_path, staged(), QUICK, values=values)
+    run(gang)
+    [row] = rows(gang)
+    used = sum(
+        not line.startswith("neutral") for line in (gang.data[0] / "train.txt").read_text().splitlines()
+    )
+    assert int(row["samples"]) == used
+    even, more = divmod(used, 9)
+    for batches in (4, 8):
+        contents = contents_file.read_contents(gang.output.checkpoint(Position(0, batches)))
+        [samples, _, _] = contents.ranks[0]
+        assert samples == batches * even + min(more, batches)
+    assert float(row["train_loss"]) < 1
+
+
+def test_a_synchronous_step_waits_for_gradient_num_trainers(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    """A job of two trainers waits for the second one; then both take the same number of steps."""
+    data = staged(ranks=2)
+    (data[1] / "train.txt").write_text(
+        "".join((data[1] / "train.txt").read_text().splitlines(keepends=True)[:150])
+    )
+    values = {
+        **FEW,
+        "PADDLE_LAUNCHER_MODE": "sync",
+        "PADDLE_LAUNCHER_PASSES": "1",
+        "CONF_PADDLE_PORT": str(port),
+    }
+    gang = Loopback(tmp_path, data, QUICK, values={**values, "CONF_PADDLE_GRADIENT_NUM": "2"})
+    assert gang.run(12, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
+    assert "training starts" not in gang.log()
+    run(gang)
+    begins = [line for rank in (0, 1) for line in gang.log(rank).splitlines() if "training starts" in line]
+    assert len({line.partition("training")[2] for line in begins}) == 1
+
+
+def test_a_program_without_its_functions_exits_with_one_list(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    own = tmp_path / "mine"
+    own.mkdir()
+    (own / "trainer_config.py").write_text("COLUMNS = ('a',)\ndef parse(row, job):\n    return None\n")
+    gang = Loopback(tmp_path, staged(), own, values={"CONF_PADDLE_PORT": str(port)})
+    codes = gang.run()
+    assert 64 in codes.values(), codes
+    text = gang.log() + gang.server_log()
+    assert "lacks 5 of the 7 things" in text
+    assert all(name in text for name in ("LABEL", "inputs(job)", "network(", "metrics(", "optimizer("))
+
+
+def test_a_prediction_of_another_number_of_rows_fails_before_the_first_batch(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    own = tmp_path / "mine"
+    shutil.copytree(QUICK, own)
+    config = own / "trainer_config.py"
+    text = config.read_text()
+    config.write_text(text.replace("sigmoid(score)", "sigmoid(score.reshape([1, -1]))"))
+    assert config.read_text() != text
+    gang = Loopback(tmp_path, staged(ranks=2), own, values={**FEW, "CONF_PADDLE_PORT": str(port)})
+    assert gang.run()["0/trainer"] == 64, "final: no restart can do better"
+    assert "returned a prediction of shape [1, 61] for a batch of 61 rows" in gang.log()
+    assert "AvgCost" not in gang.log()
+
+
+def test_a_custom_program_trains_and_predicts(tmp_path: Path, staged: Staged, port: int) -> None:
+    own = tmp_path / "mine"
+    own.mkdir()
+    for name in ("texts.py", "trainer_config.py"):
+        (own / name).write_text((QUICK / name).read_text())
+    (own / "trainer_config.py").rename(own / "words.py")
+    gang = Loopback(tmp_path, staged(), own, "words.py", {**FEW, "CONF_PADDLE_PORT": str(port)})
+    run(gang)
+    program = Path(__file__).parents[3]
+    said = []
+    for text in ("great lovely happy", "awful sad terrible"):
+        asked = ["-m", "launcher", "predict", str(gang.output.model), f"text={text}"]
+        env = {**os.environ, "PYTHONPATH": str(program)}
+        told = subprocess.run([sys.executable, *asked], env=env, capture_output=True, check=True, text=True)
+        said.append(told.stdout.split()[0])
+    assert said == ["positive", "negative"]
+
+
+def test_a_row_that_cannot_be_parsed_is_reported_with_file_row_and_column(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    data = staged("ratings")
+    with (data[0] / "train.txt").open("a") as file:
+        file.write("3\t4\t7\n")
+    gang = Loopback(tmp_path, data, PROGRAMS / "recommendation", values={"CONF_PADDLE_PORT": str(port)})
+    assert gang.run()["0/trainer"] == 65
+    assert "0/data/train.txt, row 601: column rating is '7', but must be a number from 1 to 5" in gang.log()
+
+
+def test_labels_of_one_class_are_rejected(tmp_path: Path, staged: Staged, port: int) -> None:
+    data = staged()
+    lines = [line for line in (data[0] / "train.txt").read_text().splitlines(keepends=True) if line[0] == "p"]
+    (data[0] / "train.txt").write_text("".join(lines))
+    gang = Loopback(tmp_path, data, QUICK, values={"CONF_PADDLE_PORT": str(port)})
+    assert gang.run()["0/trainer"] == 65
+    assert "column sentiment: all" in gang.log()
+    assert "rows are positive, but both classes are needed" in gang.log()
+
+
+@pytest.mark.parametrize("kilobytes", [600, 2600])
+def test_a_checkpoint_without_enough_space_has_no_done_file(
+    tmp_path: Path, staged: Staged, port: int, kilobytes: int
+) -> None:
+    """With 600 kB the run is rejected; with 2,600 kB the first checkpoint fits and a later one does not."""
+    output = tmp_path / "job" / "output"
+    output.mkdir(parents=True)
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(output)],
+        capture_output=True,
+        check=False,
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small volume here: {mount.stderr.decode().strip()}")
+    try:
+        many = dict.fromkeys(("PADDLE_LAUNCHER_PASSES", "PADDLE_LAUNCHER_KEEP_CHECKPOINTS"), "40")
+        values = {**FEW, **many, "CONF_PADDLE_PORT": str(port)}
+        extra = json.dumps(["--width=128", "--learning_rate=0.05"])
+        gang = Loopback(
+            tmp_path,
+            staged(rows=200),
+            QUICK,
+            "trainer_config.emb.py",
+            {**values, "PADDLE_LAUNCHER_EXTRA_ARGS": extra},
+        )
+        assert gang.run()["0/trainer"] == 75, gang.log()[-2000:]
+        assert "no space left" in gang.log()
+        newest = selection.newest_checkpoint(output)
+        assert (newest is None) == (kilobytes == 600)
+        done = {path.parent.name for path in output.glob("pass-*/done")}
+        assert max(done, default=None) == (None if newest is None else newest.folder)
+    finally:
+        subprocess.run(["umount", "-l", str(output)], check=True)
+
+
+def test_the_same_seed_gives_the_same_first_batches(tmp_path: Path, staged: Staged, port: int) -> None:
+    """sync with one trainer has nothing that could come in another order."""
+    data = staged(rows=200)
+    found = []
+    for attempt in range(2):
+        values = {
+            **FEW,
+            "PADDLE_LAUNCHER_MODE": "sync",
+            "PADDLE_LAUNCHER_PASSES": "1",
+            "CONF_PADDLE_PORT": str(port),
+        }
+        gang = Loopback(tmp_path / str(attempt), data, QUICK, values=values)
+        run(gang)
+        found.append(losses(gang))
+    assert np.allclose(found[0], found[1], rtol=1e-3)

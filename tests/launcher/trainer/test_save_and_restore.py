@@ -1,0 +1,267 @@
+"""Tests of saving and restoring with real pservers and trainers: damaged checkpoints, killed processes."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.errors import DataError
+from launcher.io import files
+from launcher.paths import Position
+from launcher.trainer.checkpoint import contents_file, selection
+
+from .loopback import PROGRAMS, Loopback
+
+pytestmark = pytest.mark.paddle
+Staged = Callable[..., list[Path]]
+QUICK, RECOMMENDATION = PROGRAMS / "quick_start", PROGRAMS / "recommendation"
+NAME = "tables/000/part-000-00001"
+
+
+def started(tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, **values: str) -> Loopback:
+    few = {
+        "PADDLE_LAUNCHER_PASSES": "1",
+        "PADDLE_LAUNCHER_BATCH_SIZE": "32",
+        "PADDLE_LAUNCHER_LOG_PERIOD": "1",
+        "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
+        "CONF_PADDLE_PORT": str(port),
+    }
+    names = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
+    return Loopback(tmp_path, data, program, values=few | names)
+
+
+def run(gang: Loopback) -> Loopback:
+    codes = gang.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
+    return gang
+
+
+def again(gang: Loopback, resume: Position | None, **values: str) -> Loopback:
+    names = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
+    return replace(gang, resume=resume, attempt=gang.attempt + 1, values=gang.values | names)
+
+
+def losses(log: str) -> list[str]:
+    """`Batch=7 samples=… AvgCost=… CurrentCost=…` of each batch."""
+    return [line.split("Pass=1 ", 1)[1] for line in log.splitlines() if "Pass=1 Batch=" in line]
+
+
+def costs(lines: list[str]) -> list[float]:
+    return [float(line.rsplit("=", 1)[1]) for line in lines]
+
+
+def progress(gang: Loopback, rank: int = 0) -> dict[str, Any]:
+    return dict(json.loads((gang.root / f"work{rank}" / "progress.json").read_text()))
+
+
+def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    """Uses sync with one trainer, so that the order of steps is deterministic."""
+    data = staged(rows=640)
+    values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "BATCH_SIZE": "32"}
+    complete = run(started(tmp_path / "complete", data, port, **values))
+    expected = losses(complete.log())
+    steps = len(expected)
+
+    gang = started(tmp_path / "killed", data, port, **values)
+
+    def kill(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        if len(losses(gang.log())) >= 0.8 * steps and running["0/trainer"].poll() is None:
+            os.killpg(running["0/trainer"].pid, signal.SIGKILL)
+
+    assert gang.run(watch=kill)["0/trainer"] == -signal.SIGKILL
+    killed = len(losses(gang.log()))
+    newest = selection.newest_checkpoint(gang.output.root)
+    assert newest is not None
+    assert newest.passes == 0
+    assert killed - 3 <= newest.batches <= killed, "at most one interval is lost"
+
+    resumed = run(again(gang, newest))
+    after = losses(resumed.log())
+    assert [line.split()[:2] for line in after] == [
+        line.split()[:2] for line in expected[newest.batches :]
+    ], "the same batches, and samples include those before the restart"
+    # Restored values have six significant digits.
+    assert np.allclose(costs(after), costs(expected[newest.batches :]), rtol=1e-3)
+    rows = [list(csv.DictReader(io.StringIO(g.output.metrics_csv.read_text()))) for g in (complete, resumed)]
+    assert [r["samples"] for r in rows[1]] == [r["samples"] for r in rows[0]], (
+        "the row covers the complete pass"
+    )
+    assert float(rows[1][0]["train_loss"]) == pytest.approx(float(rows[0][0]["train_loss"]), rel=1e-3)
+    assert progress(resumed)["saved"] == {"pass": 1, "batch": 0}
+    assert set(progress(resumed)["marks"]) == {"imported", "joined", "loaded", "first_batch"}
+
+
+@pytest.mark.parametrize("mode", ["async", "geo"])
+def test_two_ranks_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: int, mode: str) -> None:
+    values = {"MODE": mode, "CHECKPOINT_EVERY_BATCHES": "4", "KEEP_CHECKPOINTS": "2", "EXTRA_ARGS": "[]"}
+    gang = run(started(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values))
+    steps = int(progress(gang)["batches"])
+    kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
+    last = Position(0, (steps - 1) // 4 * 4)
+    assert kept == ["pass-00000", last.folder], "the newest two"
+    size = contents_file.checkpoint_bytes(gang.output.root / "pass-00000")
+    assert [progress(gang, rank)["bytes"] for rank in (0, 1)] == [size, size], (
+        "the size bounds the deadline of the next save"
+    )
+    contents = contents_file.read_contents(gang.output.checkpoint(last))
+    assert len(contents.ranks) == 2
+    if mode == "async":
+        assert len(contents.rows["feature"].ids) >= 8, "each of eight files contributes a row"
+    shutil.rmtree(gang.output.model)
+    resumed = run(again(gang, last))
+    assert f"resumed from {last.folder}" in resumed.log(1)
+    assert len(losses(resumed.log(1))) == steps - last.batches
+
+
+def flip(part: Path) -> None:
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    part.write_bytes(bytes(data))
+
+
+def other_row(part: Path) -> None:
+    """Change a row so that the file is valid and its sha256 is listed, but the row is not what was saved."""
+    lines = gzip.decompress(part.read_bytes()).replace(b" 0 0.", b" 0 0.9", 1)
+    part.write_bytes(gzip.compress(lines))
+    entry = {"bytes": part.stat().st_size, "sha256": files.sha256_file(part)}
+    path = part.parents[2] / "contents.json"
+    contents = files.read_json(path)
+    assert contents is not None
+    contents["files"][NAME] = entry
+    files.write_json(path, files.with_checksum(contents))
+
+
+def no_rows(part: Path) -> None:
+    part.write_bytes(gzip.compress(b""))
+    other_row(part)
+
+
+@pytest.fixture
+def two_checkpoints(tmp_path: Path, staged: Staged, port: int) -> Loopback:
+    return run(started(tmp_path, staged(), port, CHECKPOINT_EVERY_BATCHES="8", BATCH_SIZE="50"))
+
+
+def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
+    two_checkpoints: Loopback,
+) -> None:
+    """In turn: flipped bytes, changed rows, no rows, a truncated file, a missing file of parameters."""
+    gang = two_checkpoints
+    root = gang.output.root
+    older, newest = Position(0, 8), Position(1)
+    shutil.rmtree(gang.output.model)
+    backup = root.parent / "backup"
+    shutil.copytree(root, backup)
+    for broken, says in (
+        (flip, f"the content of {NAME} has changed since it was saved"),
+        (other_row, "rows of table word_weight have other values"),
+        (no_rows, "rows of table word_weight have other values"),
+    ):
+        broken(gang.output.checkpoint(newest) / NAME)
+        assert selection.newest_checkpoint(root) == newest, "the sizes are unchanged"
+        gang = again(gang, newest, PASSES="2")
+        assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
+        assert says in gang.log()
+        rejection = json.loads((gang.output.checkpoint(newest) / "refused.json").read_text())
+        assert says in rejection["reason"]
+        assert selection.newest_checkpoint(root) == older
+        shutil.rmtree(root)
+        shutil.copytree(backup, root)
+    part = gang.output.checkpoint(newest) / NAME
+    part.write_bytes(part.read_bytes()[:-1])
+    assert selection.newest_checkpoint(root) == older
+    (gang.output.checkpoint(older) / "params.npz").unlink()
+    with pytest.raises(DataError, match=r"params.npz is missing(.|\n)*Fix: restore one of these folders"):
+        selection.newest_checkpoint(root)
+    shutil.rmtree(root)
+    shutil.copytree(backup, root)
+    gang.output.unfinished(newest, 0).mkdir()
+    resumed = run(again(gang, older))
+    assert "resumed from pass-00000-batch-0000008" in resumed.log()
+    assert not gang.output.unfinished(newest, 0).exists(), (
+        "unfinished folders of earlier attempts are removed"
+    )
+
+
+def test_a_flipped_byte_in_a_record_file_ends_the_trainer_and_the_next_start_parses_again(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    gang = run(started(tmp_path, staged(), port))
+    record = gang.root / "work0" / "records" / "train" / "00000.rec"
+    content = record.read_bytes()
+    flip(record)
+    damaged = again(gang, Position(1), PASSES="2")
+    assert damaged.run()["0/trainer"] == 71, damaged.log()[-2000:]
+    assert "00000.rec does not read back as it was written" in damaged.log()
+    run(again(damaged, Position(1)))
+    assert record.read_bytes() == content
+
+
+def test_a_nan_loss_is_final_and_the_message_has_its_position(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    own = tmp_path / "mine"
+    shutil.copytree(QUICK, own)
+    config = own / "trainer_config.py"
+    config.write_text(
+        config.read_text().replace("loss = paddle.mean(", "loss = paddle.log(-1.0) + paddle.mean(")
+    )
+    config.write_text(config.read_text().replace("paddle.log(-1.0)", "paddle.log(0 * bias - 1)"))
+    gang = started(tmp_path, staged(), port, own)
+    assert gang.run()["0/trainer"] == 65, gang.log()[-2000:]
+    assert (
+        "error: the loss is nan at pass 1, batch 1: nothing was learned yet. Fix: see network()" in gang.log()
+    )
+    assert (progress(gang)["pass"], progress(gang)["batch"]) == (0, 1)
+
+
+def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
+    tmp_path: Path, staged: Staged, port: int
+) -> None:
+    from launcher.runtimes.fleet import FleetRuntime
+
+    gang = started(tmp_path, staged(ranks=2), port, PASSES="2000", SAVING_PERIOD="5000")
+    seen = []
+
+    def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
+        if "Pass=1 samples" in gang.log() and running["1/pserver 0"].poll() is None:
+            assert not [text for text in FleetRuntime().fatal_lines if text in gang.log()]
+            os.killpg(running["1/pserver 0"].pid, signal.SIGKILL)
+            time.sleep(3)
+            seen.extend(text for text in FleetRuntime().fatal_lines if text in gang.log())
+
+    gang.run(60, watch=watch)
+    assert seen
+
+
+@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+def test_a_requested_checkpoint_is_saved_and_training_continues(
+    tmp_path: Path, staged: Staged, port: int, mode: str
+) -> None:
+    """Uses three ranks of different speeds, without training.checkpointEvery."""
+    gang = started(
+        tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2", EXTRA_ARGS="[]"
+    )
+    gang.output.root.mkdir(parents=True)
+    gang.output.checkpoint_request.write_text("one")
+    run(gang)
+    saved = [line.split("pass-")[1].split(" ")[0] for line in gang.log().splitlines() if "saved /" in line]
+    assert len(saved) == 2, f"one requested checkpoint, one at the end: {saved}"
+    assert "-batch-" in saved[0]
+    assert not gang.output.checkpoint_request.exists(), "the request is removed once it is fulfilled"
+    assert len(contents_file.read_contents(gang.output.root / f"pass-{saved[0]}").ranks) == 3

@@ -1,0 +1,346 @@
+"""Tests of tables on real servers: optimizers, ids, admission, eviction, and checkpoints of other gangs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from launcher.paths import Position
+
+from .loopback import Loopback
+
+PROGRAM = '''
+import numpy as np
+import paddle
+from launcher.program import Ids, Real
+
+COLUMNS = ("id", "other", "slopes", "late", "label")
+LABEL = "label"
+OPTIONS = {"width": 4, "rule": "adam"}
+
+def inputs(job):
+    return {"ids": Ids(2), "slopes": Real(4), "late": Ids(1), "label": Real()}
+
+def parse(row, job):
+    slopes = [float(value) for value in row["slopes"].split()]
+    return {"ids": [int(row["id"]), int(row["other"])], "slopes": slopes, "late": [int(row["late"])],
+            "label": float(row["label"])}
+
+def network(data, job):
+    """The gradient of each vector is its row's slopes by the number of rows."""
+    own = paddle.optimizer
+    width = job.options["width"]
+    tables = {
+        "adam": own.Adam(0.1, beta1=0.8, beta2=0.9, epsilon=1e-6),
+        "sgd": own.SGD(0.5),
+        "adagrad": own.Adagrad(0.2, initial_accumulator_value=0.1),
+    }
+    swap = {"sgd": own.SGD(0.5)}.get(job.options["rule"])
+    slopes = paddle.unsqueeze(data["slopes"], 1)
+    loss = 0.0
+    for name, optimizer in tables.items():
+        if name == "adam" and swap is not None:
+            optimizer = swap
+        vectors = job.embedding(data["ids"], width, name, spread=0.5, optimizer=optimizer)
+        loss = loss + paddle.mean(paddle.sum(vectors[:, :, :4] * slopes, axis=[1, 2]))
+    for name, more in (("admitted", {"admit": 3}), ("evicted", {"evict": 1})):
+        vectors = job.embedding(data["late"], width, name, spread=0.5, **more)
+        loss = loss + paddle.mean(paddle.sum(vectors[:, :, :4] * slopes, axis=[1, 2]))
+    both = {"spread": 0.5, "optimizer": own.SGD(0.5)}
+    pooled = job.embedding(data["ids"], width, "shared", pool="sum", weights=data["slopes"][:, :2], **both)
+    single = job.embedding(data["late"], width, "shared", **both)
+    loss = loss + paddle.mean(paddle.sum((pooled + single[:, 0])[:, :4] * data["slopes"], axis=1))
+    guess = paddle.static.nn.fc(data["slopes"], 1, name="guess")
+    return guess, loss + paddle.mean(paddle.square(guess - data["label"]))
+
+def metrics(prediction, label):
+    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
+
+def optimizer(job):
+    return paddle.optimizer.SGD(0.01)
+'''
+HIGH = 2**64 - 2
+ROWS = [
+    # id, other, slopes, late
+    (7, 0, (8.0, -4.0, 2.0, 1.0), 50),
+    (HIGH, 7, (1.0, 1.0, -3.0, 0.5), 51),
+    (9, 9, (0.5, 2.0, 0.0, -2.0), HIGH),
+    (1 << 63, 11, (-1.0, 0.25, 4.0, 3.0), 53),
+]
+"""One batch. 7 comes in two rows, 9 twice in one; 0 is padding."""
+
+
+def lines(rows: list[tuple[Any, ...]] = ROWS) -> list[str]:
+    return [f"{a}\t{b}\t{' '.join(map(str, slopes))}\t{late}\t1" for a, b, slopes, late in rows]
+
+
+def slopes(rows: list[tuple[Any, ...]] = ROWS) -> dict[int, tuple[np.ndarray, int]]:
+    """Return each id's total gradient in a step, and its number of appearances."""
+    found: dict[int, tuple[np.ndarray, int]] = {}
+    for a, b, gradient, _ in rows:
+        for key in (a, b):
+            if key:
+                before, times = found.get(key, (np.zeros(4), 0))
+                found[key] = before + np.array(gradient) / len(rows), times + 1
+    return found
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "own" / "trainer_config.py"
+    path.parent.mkdir()
+    path.write_text(PROGRAM)
+    return path.parent
+
+
+def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> Loopback:
+    data = []
+    for rank in range(ranks):
+        folder = tmp_path / "data" / str(rank)
+        stage(folder, lines())
+        data.append(folder)
+    few = {
+        "PADDLE_LAUNCHER_MODE": "sync",
+        "PADDLE_LAUNCHER_PASSES": "3",
+        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": "20",
+        "PADDLE_LAUNCHER_BATCH_SIZE": "4",
+        "PADDLE_LAUNCHER_LOG_PERIOD": "1",
+        "CONF_PADDLE_PORT": str(port),
+    }
+    return Loopback(tmp_path, data, program, values=few | values)
+
+
+def stage(folder: Path, rows: list[str]) -> None:
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
+    for name in ("train.txt", "test.txt"):
+        (folder / name).write_text("".join(f"{line}\n" for line in rows))
+
+
+def run(started: Loopback) -> Loopback:
+    codes = started.run()
+    assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
+    return started
+
+
+def saved(started: Loopback, at: Position, table: str) -> dict[int, list[float]]:
+    """Return the rows of a checkpoint by key."""
+    folder = started.output.checkpoint(at)
+    contents = json.loads((folder / "contents.json").read_text())
+    found = {}
+    for path in sorted((folder / "tables" / contents["tables"][table]["folder"]).iterdir()):
+        for line in gzip.decompress(path.read_bytes()).splitlines():
+            fields = line.split()
+            found[int(fields[0])] = [float(field) for field in fields[1:]]
+    return found
+
+
+def unpack(kind: str, fields: list[float]) -> dict[str, np.ndarray]:
+    """Return a row's weights and optimizer state, each as four numbers."""
+    numbers = np.array(fields[5:])
+    if kind == "sgd":
+        return {"w": numbers}
+    if kind == "adagrad":
+        return {"w": numbers[[0, 2, 3, 4]], "sum": numbers[[1, 5, 6, 7]]}
+    return {
+        "w": numbers[[0, 5, 6, 7]],
+        "m": numbers[[1, 8, 9, 10]],
+        "v": numbers[[2, 11, 12, 13]],
+        "b1": numbers[[3, 14, 14, 14]],
+        "b2": numbers[[4, 15, 15, 15]],
+    }
+
+
+def step(kind: str, row: dict[str, np.ndarray], gradient: np.ndarray, times: int) -> dict[str, np.ndarray]:
+    """Apply one step of the named optimizer."""
+    if kind == "sgd":
+        return {"w": row["w"] - 0.5 * gradient}
+    if kind == "adagrad":
+        mean = gradient / times
+        return {"w": row["w"] - 0.2 * mean / np.sqrt(0.1 + row["sum"]), "sum": row["sum"] + mean**2}
+    m, v = 0.8 * row["m"] + 0.2 * gradient, 0.9 * row["v"] + 0.1 * gradient**2
+    rate = 0.1 * np.sqrt(1 - row["b2"]) / (1 - row["b1"])
+    w = row["w"] - rate * m / (np.sqrt(v) + 1e-6)
+    return {"w": w, "m": m, "v": v, "b1": row["b1"] * 0.8, "b2": row["b2"] * 0.9}
+
+
+@pytest.mark.paddle
+def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
+    tmp_path: Path, program: Path, port: int
+) -> None:
+    first = run(gang(tmp_path, program, port))
+    gradients = slopes()
+    for kind in ("adam", "sgd", "adagrad"):
+        before, after = (saved(first, Position(number), kind) for number in (2, 3))
+        assert set(before) == set(gradients), "ids of 64 bits are stored as they are, and 0 is not"
+        for key, (gradient, times) in gradients.items():
+            expected = step(kind, unpack(kind, before[key]), gradient, times)
+            found = unpack(kind, after[key])
+            for name, values in expected.items():
+                assert np.allclose(found[name], values, rtol=2e-5, atol=1e-6), (kind, key, name)
+    before, after = (saved(first, Position(number), "shared") for number in (2, 3))
+    ids = {late for *_, late in ROWS}
+    assert set(before) == ids | set(gradients), "two inputs' ids are in one table"
+    for key in before:
+        gradient = np.zeros(4)
+        for *own, slope, late in ROWS:
+            times = sum(slope[place] * (key == own[place]) for place in (0, 1)) + (key == late)
+            gradient += np.array(slope) * times / len(ROWS)
+        assert np.allclose(after[key][5:], before[key][5:] - 0.5 * gradient, rtol=2e-5, atol=1e-5), key
+    for number, values in ((1, 6), (2, 6), (3, 9)):
+        rows = saved(first, Position(number), "admitted")
+        assert set(rows) == ids
+        assert {len(row) for row in rows.values()} == {values}, "the vector begins with the third appearance"
+    stage(first.data[0], lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4))
+    again = run(
+        replace(
+            first,
+            resume=Position(3),
+            attempt=1,
+            values=first.values | {"PADDLE_LAUNCHER_PASSES": "6"},
+        )
+    )
+    kept = [set(saved(again, Position(number), "evicted")) for number in (3, 4, 5, 6)]
+    assert kept == [ids, ids, {50}, {50}], "unseen from one save to the next"
+    assert set(saved(again, Position(6), "admitted")) == ids, "a table that says nothing forgets nothing"
+
+
+@pytest.mark.paddle
+def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
+    tmp_path: Path, program: Path, port: int
+) -> None:
+    """A checkpoint of 2 servers is loaded by 3, 1 and 5, which save it again without training."""
+    still = {"CONF_PADDLE_PORTS_NUM": "2", "PADDLE_LAUNCHER_PASSES": "2"}
+    started = run(gang(tmp_path, program, port, **still))
+    names = ("adam", "sgd", "adagrad", "admitted", "evicted")
+    for attempt, servers in enumerate((3, 1, 5), 1):
+        passes = attempt + 1
+        before = {name: saved(started, Position(passes), name) for name in names}
+        params = dict(np.load(started.output.checkpoint(Position(passes)) / "params.npz"))
+        values = {"CONF_PADDLE_PORTS_NUM": str(servers), "PADDLE_LAUNCHER_PASSES": str(passes + 1)}
+        started = run(
+            replace(started, resume=Position(passes), attempt=attempt, values=started.values | values)
+        )
+        assert f"resumed from {Position(passes).folder}; the servers' values are verified" in started.log()
+        for kind in ("adam", "sgd", "adagrad"):
+            after = saved(started, Position(passes + 1), kind)
+            for key, (gradient, times) in slopes().items():
+                expected = step(kind, unpack(kind, before[kind][key]), gradient, times)
+                assert np.allclose(unpack(kind, after[key])["w"], expected["w"], rtol=2e-5, atol=1e-6)
+        own = {
+            path.name[5:8]
+            for path in (started.output.checkpoint(Position(passes + 1)) / "tables/000").iterdir()
+        }
+        assert own == {f"{server:03d}" for server in range(servers)}, "each of them held a share"
+        assert set(params) == set(
+            np.load(started.output.checkpoint(Position(passes + 1)) / "params.npz").files
+        )
+    refused = replace(
+        started, resume=Position(5), attempt=9, values=started.values | {"CONF_PADDLE_PORTS_NUM": "6"}
+    )
+    assert refused.run()["0/trainer"] == 64
+    for part in (
+        "portsNum x trainers",
+        "is 6, but must be such as 5 or 4",
+        "10 shards of each table; with 2 for each pserver",
+    ):
+        assert part in refused.log()
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--width=5", "its table adam has the width 4, but the program's has 5"),
+        ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
+    ],
+)
+def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
+    tmp_path: Path, program: Path, port: int, option: str, says: str
+) -> None:
+    started = run(gang(tmp_path, program, port, PADDLE_LAUNCHER_PASSES="1"))
+    values = started.values | {
+        "PADDLE_LAUNCHER_PASSES": "2",
+        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([option]),
+    }
+    again = replace(started, resume=Position(1), attempt=1, values=values)
+    assert again.run()["0/trainer"] == 64
+    told = [line for line in again.log().splitlines() if line.startswith("error: ")]
+    assert len(told) == 1
+    assert f"training cannot resume from {Position(1).folder}: {says}" in told[0]
+    assert not (again.output.checkpoint(Position(1)) / "refused.json").exists(), (
+        "with the old options it is good"
+    )
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(("other", "told"), [(60, "60"), (2**64 - 3, str(2**64 - 3))])
+def test_in_geo_an_id_beyond_its_table_is_a_data_error(
+    tmp_path: Path, program: Path, port: int, other: int, told: str
+) -> None:
+    own = program / "trainer_config.py"
+    plain = own.read_text().replace(", spread=0.5, optimizer=optimizer", ", rows=60")
+    plain = plain.replace('{"spread": 0.5, "optimizer": own.SGD(0.5)}', '{"rows": 60}')
+    own.write_text(
+        plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
+    )
+    started = gang(tmp_path, program, port, PADDLE_LAUNCHER_MODE="geo")
+    stage(started.data[0], lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)]))
+    assert started.run()["0/trainer"] == 65, started.log()[-2000:]
+    assert (
+        f"a batch has the id {told}, but the table adam has rows=60 in the program's network()"
+        in started.log()
+    )
+
+
+POOLED = """
+import numpy as np
+import paddle
+from launcher.program import Ids, Real
+
+COLUMNS = LABEL = "label"
+
+def inputs(job):
+    return {"ids": Ids(3), "weights": Real(3), "label": Real()}
+
+def parse(row, job): ...
+
+def network(data, job):
+    found = [job.embedding(data["ids"], 2, f"table{n}", pool=pool, weights=weights)
+             for n, (pool, weights) in enumerate([("sum", None), ("mean", None), ("mean", data["weights"])])]
+    guess = paddle.static.nn.fc(paddle.concat(found, axis=1), 1, name="guess")
+    return paddle.concat(found, axis=1), paddle.mean(guess)
+
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+
+
+@pytest.mark.paddle
+def test_vectors_are_pooled_without_padding_and_by_weight(tmp_path: Path) -> None:
+    import paddle
+
+    from launcher.trainer import program_loader as programs
+    from launcher.trainer.graph.network_builder import build_network
+
+    path = tmp_path / "pooled" / "trainer_config.py"
+    path.parent.mkdir()
+    path.write_text(POOLED)
+    paddle.enable_static()
+    network = build_network(programs.load_program(path, tmp_path), "served")
+    executor, scope = paddle.static.Executor(paddle.CPUPlace()), paddle.static.Scope()
+    vectors = np.array([[[1, 2], [3, 4], [0, 0]], [[0, 0], [0, 0], [0, 0]]], np.float32)
+    feed = {
+        "ids": np.array([[5, -2, 0], [0, 0, 0]]),
+        "weights": np.array([[1, 3, 7], [1, 1, 1]], np.float32),
+        "label": np.zeros((2, 1), np.float32),
+        **{f"vectors@{n}": vectors for n in range(3)},
+    }
+    executor.run(network.startup, scope=scope)
+    [found] = executor.run(network.main, feed=feed, fetch_list=[network.prediction], scope=scope)
+    assert np.allclose(found, [[4, 6, 2, 3, 2.5, 3.5], [0] * 6])

@@ -1,0 +1,141 @@
+"""Tests of `python -m tests.run` (failed and flaky tests) and of `pytest --fast`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import run
+
+TESTS = """
+from pathlib import Path
+
+import pytest
+
+SEEN = Path(__file__).with_name("seen")
+
+@pytest.mark.parametrize("number", range({wrong}))
+def test_wrong(number):
+    assert False, "a long message:" + "\\n".join(map(str, range(200)))
+
+def test_passes_alone():
+    before = SEEN.exists()
+    SEEN.touch()
+    assert before, "\\n".join(map(str, range(200)))
+"""
+
+
+def run_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: int
+) -> tuple[int, str, str]:
+    """Run a tier with `wrong` failing tests and one that passes the second time; return code, stdout, stderr."""
+    (tmp_path / "test_it.py").write_text(TESTS.format(wrong=wrong))
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    # With CI in the environment pytest's summary contains complete assertions between the tests' names.
+    environ = {name: value for name, value in run.ENVIRON.items() if not name.startswith("PYTEST_")}
+    monkeypatch.setattr(run, "ENVIRON", environ | {"CI": "true"})
+    monkeypatch.setitem(run.TIERS, "unit", ((sys.executable, "-m", "pytest", "-q", "test_it.py"),))
+    monkeypatch.setattr(sys, "argv", ["run.py", "unit"])
+    code = run.main()
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.slow
+def test_a_test_that_passes_when_run_again_is_reported_as_flaky(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run_tests(tmp_path, monkeypatch, capsys, wrong=0)
+    assert code == 0
+    assert "all tiers passed" in out
+    assert "flaky (failed once, passed alone): test_it.py::test_passes_alone" in err
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_again_is_listed_in_the_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_tests(tmp_path, monkeypatch, capsys, wrong=1)
+    assert code == 1
+    assert err.splitlines()[-1] == "failed: unit test_it.py::test_wrong[0]"
+    assert "flaky (failed once, passed alone): test_it.py::test_passes_alone" in err
+
+
+@pytest.mark.slow
+def test_a_test_that_starts_slow_programs_fails_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "test_it.py").write_text(FAST_TESTS)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setitem(run.ENVIRON, "PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setitem(run.ENVIRON, "PYTEST_ADDOPTS", "-p tests.conftest")
+    argv = (sys.executable, "-m", "pytest", "-q", "--fast", "test_it.py")
+    monkeypatch.setitem(run.TIERS, "fast", (argv,))
+    monkeypatch.setattr(sys, "argv", ["run.py", "fast"])
+    assert run.main() == 1
+    assert capsys.readouterr().err.splitlines()[-1] == "failed: fast test_it.py::test_starts_helm"
+
+
+@pytest.mark.slow
+def test_more_failed_tests_than_a_few_are_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run_tests(tmp_path, monkeypatch, capsys, wrong=run.FEW)
+    assert code == 1
+    assert "flaky" not in err
+    assert len(err.splitlines()[-1].split("test_it.py::")) == 1 + run.FEW + 1
+
+
+@pytest.mark.slow
+def test_fault_tests_are_skipped_with_a_reason_after_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FAULTS_UNTIL", str(time.time() - 90))
+    # --setup-plan executes no test, so no fault is injected even if the skip did not work.
+    argv = [sys.executable, "-m", "pytest", "-q", "--setup-plan", "-p", "no:cacheprovider", "tests/faults"]
+    done = subprocess.run(argv, cwd=run.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^\d+ skipped in ", done.stdout, re.MULTILINE), done.stdout
+    told = r"SKIPPED .* would start \d+ s after FAULTS_UNTIL; `make test-faults` runs it"
+    assert re.search(told, done.stdout), done.stdout
+
+
+FAST_TESTS = """
+import subprocess
+import sys
+
+import pytest
+
+def test_fast():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+def test_starts_helm():
+    with pytest.raises(OSError):
+        subprocess.run(["/nowhere/helm"], check=False)
+
+@pytest.mark.slow
+def test_slow():
+    raise AssertionError
+"""
+
+
+def test_fast_deselects_slow_tests_and_fails_tests_that_start_slow_programs(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(FAST_TESTS)
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest", "--fast"]
+    done = subprocess.run([*argv, str(tmp_path)], cwd=run.ROOT, capture_output=True, text=True, check=False)
+    assert re.search(r"^1 failed, 1 passed, 1 deselected", done.stdout, re.MULTILINE), done.stdout
+    assert "test_starts_helm started helm" in done.stdout
+    assert "Fix: mark the test with pytest.mark.slow" in done.stdout
+
+
+def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(tmp_path: Path) -> None:
+    text = "import contextlib, subprocess\nwith contextlib.suppress(OSError):\n    subprocess.run(['/nowhere/helm'])\n"
+    (tmp_path / "test_it.py").write_text(f"{text}def test_it(): pass\n")
+    argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest", "--fast"]
+    done = subprocess.run([*argv, str(tmp_path)], cwd=run.ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
+    assert "a test module starts helm when it is imported" in done.stdout + done.stderr

@@ -1,0 +1,97 @@
+"""`make try`: a real training by three launchers on loopback, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from local import example_data, try_example
+from local.errors import LocalError
+
+
+def processes(folder: Path) -> list[int]:
+    """Return the ids of the processes with this folder in an environment variable, except this process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and str(folder).encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+@pytest.fixture
+def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Replace the data of `make try` by 60 lines and one pass; return the folder in which it trains."""
+    monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
+    sources = tmp_path / "cache" / "try" / "sources"
+    sources.mkdir(parents=True)
+    rows = "".join(
+        f"{'positive' if i % 2 else 'negative'},word{i} {'good' if i % 2 else 'bad'}\n" for i in range(60)
+    )
+    (sources / "rows.csv").write_text("sentiment,text\n" + rows)
+    monkeypatch.setattr(example_data, "ensure_wheels", lambda folder: None)
+    values = {
+        "jobName": "small",
+        "portsNum": 1,
+        "portsNumSparse": 1,
+        "training": {"config": "quick_start/trainer_config.py", "passes": 1, "batchSize": 8},
+        "data": {"source": "file://rows.csv", "format": "csv", "columns": ["sentiment", "text"]},
+    }
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(values))
+    monkeypatch.setattr(try_example.local_stack, "EXAMPLES", tmp_path)
+    monkeypatch.setattr(try_example.local_stack, "check_example_exists", lambda name: None)
+    return tmp_path / "cache" / "try" / "small"
+
+
+@pytest.mark.slow
+def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_process(
+    example: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try_example.run("small", live=False)
+    output = example / "shared" / "small" / "output"
+    assert (output / "model" / "score.json").exists()
+    assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "complete" in (output / "report.html").read_text("utf-8"), (
+        "created after run.json recorded the end"
+    )
+    assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
+    said = capfd.readouterr().out
+    assert "score on the test set: error" in said
+    assert re.search(
+        r'served: POST /predict {"text": "word\d+ .*\n.*answer: (posi|nega)tive with a chance', said
+    )
+    assert processes(example) == []
+    check_files_against_schemas(example)
+
+
+def check_files_against_schemas(folder: Path) -> None:
+    """Validate each JSON file of a finished run that has a schema in docs/reference/schemas."""
+    seen = set()
+    for path in (Path(__file__).parents[2] / "docs" / "reference" / "schemas").glob("*.schema.json"):
+        schema = json.loads(path.read_text())
+        for file in folder.rglob(schema["title"]):
+            jsonschema.validate(json.loads(file.read_text()), schema)
+            seen.add(file.name)
+    assert seen == {
+        *("manifest.json", "run.json", "status.json", "progress.json", "contents.json", "model.json"),
+    }
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_is_told_and_leaves_no_process(
+    example: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = try_example.example_values("small")
+    values["training"]["config"] = "nowhere/trainer_config.py"
+    monkeypatch.setattr(try_example, "example_values", lambda _: values)
+    with pytest.raises(LocalError, match="there is neither"):
+        try_example.run("small")
+    assert processes(example) == []
