@@ -32,7 +32,7 @@ LACKING = {
 
 def test_aws_commands_call_only_actions_of_deployer_policy(account, dev, monkeypatch) -> None:
     called = set()
-    really = botocore.client.BaseClient._make_api_call
+    really = botocore.client.BaseClient._make_api_call  # type: ignore[attr-defined]
 
     def note(self, operation, arguments):
         name = f"{self.meta.service_model.signing_name}:{operation}"

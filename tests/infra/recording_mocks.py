@@ -164,6 +164,8 @@ class Recorder(Mocks):
 class Monitor(MockMonitor):
     """Also record dependencies and options, which mocks do not receive; fail as an engine does."""
 
+    mocks: Recorder
+
     def Invoke(self, request: Any) -> Any:  # noqa: N802
         answer = self.mocks.answers.get(request.tok)
         if isinstance(answer, Exception):

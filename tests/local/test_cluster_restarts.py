@@ -120,11 +120,11 @@ def test_a_start_restarts_killed_daemons_and_no_others():
 
 
 def test_a_start_after_a_crash_of_all_daemons_keeps_the_objects():
-    objects = set(ApiClient().nodes())
+    objects = set(ApiClient().list_nodes())
     _kill(*_names())
     _local("up", NODES=_size())
     _assert_running()
-    assert set(ApiClient().nodes()) == objects
+    assert set(ApiClient().list_nodes()) == objects
 
 
 def test_a_start_repairs_the_network_of_a_node():

@@ -119,11 +119,11 @@ def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
     view = build_view.build_cluster_view(
         seen(api, jobs, pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
     )
-    shown = Console(width=100, file=io.StringIO())
+    text = io.StringIO()
+    shown = Console(width=100, file=text)
     shown.print(status_text.status_screen(view))
-    text = shown.file.getvalue()
-    assert text.count("has no member") == 1
-    assert text.count("\n") < 20
+    assert text.getvalue().count("has no member") == 1
+    assert text.getvalue().count("\n") < 20
     assert status_text.remarks(view) == []
 
 
@@ -242,10 +242,11 @@ def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
     view = build_view.build_cluster_view(seen(api, pods=pods))
     assert status_text.describe_wait(view) == "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
     rows = [{"pass": 0, "train_loss": 0.5}]
-    shown = Console(width=100, file=io.StringIO())
+    text = io.StringIO()
+    shown = Console(width=100, file=text)
     shown.print(pass_tables.curve_table({"": rows}), pass_tables.curve_table({"": rows * 2}))
-    assert "1 pass " in shown.file.getvalue()
-    assert "2 passes" in shown.file.getvalue()
+    assert "1 pass " in text.getvalue()
+    assert "2 passes" in text.getvalue()
 
 
 @pytest.mark.parametrize(

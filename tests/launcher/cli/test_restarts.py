@@ -25,9 +25,10 @@ def view(api, jobs=None, pods=None, **files):
 
 def screen(seen, width=200):
     """Return the lines that `status` prints."""
-    out = Console(file=io.StringIO(), width=width)
+    text = io.StringIO()
+    out = Console(file=text, width=width)
     out.print(status_text.status_screen(seen, now=1795236800.0))
-    return [line.rstrip() for line in out.file.getvalue().splitlines()]
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 def a_run_json(api, **more):

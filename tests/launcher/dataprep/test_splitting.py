@@ -66,11 +66,11 @@ def test_every_line_is_in_one_shard_in_the_order_of_the_source(
         train, held = split.split(b"\n".join(run) + b"\n")
         for bucket, piece in enumerate([*train, held]):
             pieces[bucket] += piece
-    buckets = [piece.split(b"\n")[:-1] for piece in pieces]
-    assert [len(bucket) for bucket in buckets] == [*split.lines, split.held]
-    assert sorted(line for bucket in buckets for line in bucket) == sorted(numbered)
-    for bucket in buckets:
-        numbers = [int(line.split(b" ")[0]) for line in bucket]
+    lines_of: list[list[bytes]] = [piece.split(b"\n")[:-1] for piece in pieces]
+    assert [len(kept) for kept in lines_of] == [*split.lines, split.held]
+    assert sorted(line for kept in lines_of for line in kept) == sorted(numbered)
+    for kept in lines_of:
+        numbers = [int(line.split(b" ")[0]) for line in kept]
         assert numbers == sorted(numbers)
 
 

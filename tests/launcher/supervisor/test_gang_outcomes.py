@@ -64,8 +64,8 @@ def test_storage_of_another_user_fails_the_run_with_the_owner_and_a_fix(
             ("setpriv", "--bounding-set=-all", "--inh-caps=-all") if os.geteuid() == 0 else ()
         )
         assert gang.start(prefix=without_capabilities).wait_for_exit() == [75]
-        folder = gang.output.stat()
-        assert f"belongs to {folder.st_uid}:{folder.st_gid} with mode 0555" in gang.termination_message(0)
+        owner = gang.output.stat()
+        assert f"belongs to {owner.st_uid}:{owner.st_gid} with mode 0555" in gang.termination_message(0)
         assert "chown" in gang.termination_message(0)
         for folder in (gang.job, gang.output):
             folder.chmod(0o755)

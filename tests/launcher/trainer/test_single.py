@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ def heap(optimizer: object, width: int = 3):
     return MemoryTable(width, 0.1, OptimizerRule.of(optimizer), seed=1)
 
 
-def by_paddle(make: Callable[[list], object], start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
+def by_paddle(make: Callable[[list], Any], start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
     """Return the result of the same steps by Paddle's optimizer of a dense parameter."""
     import paddle
 
