@@ -147,7 +147,8 @@ def check_region(stack: AwsStack, client: Client) -> Findings:
 
 def check_types(stack: AwsStack, client: Client) -> Findings:
     """Check that every zone of the nodes offers one of their instance types."""
-    zones, types = used_zones(stack, client), stack.settings.nodes.instance_types
+    nodes = stack.settings.nodes
+    zones, types = used_zones(stack, client)[: 1 if nodes.single_zone else None], nodes.instance_types
     pages = client("ec2").get_paginator("describe_instance_type_offerings")
     asked = [{"Name": "instance-type", "Values": list(types)}]
     found = pages.paginate(LocationType="availability-zone", Filters=asked)

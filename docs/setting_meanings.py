@@ -40,7 +40,7 @@ MEANINGS = {
     "nodes.amiRelease": "Pinned release of the machine image; empty: the newest one.",
     "nodes.sshKeyName": "EC2 key pair for SSH; empty: Session Manager only.",
     "nodes.placementGroup": "Place all nodes close together (cluster placement group).",
-    "nodes.singleZone": "All nodes in one availability zone.",
+    "nodes.singleZone": "All nodes in the first availability zone: traffic between zones is charged (`make plan`).",
     "dns.zone": "Name of the private zone.",
     "dns.publicZoneId": "Hosted zone for `externalName`.",
     "dns.externalName": "Public name of the API server.",

@@ -99,7 +99,7 @@ class ClusterSettings(SettingsModel):
 
 class NodesSettings(SettingsModel):
     """The node group: capacity, instanceTypes, min, desired, max, diskGib, sshKeyName, placementGroup,
-    singleZone. auto: nodes are added for pending pods, between min and max, and removed when empty.
+    singleZone (the first one; the network keeps all). auto: nodes are added for pending pods, between min and max, and removed when empty.
     amiRelease: keeps one release of the machine image."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
@@ -118,7 +118,8 @@ class NodesSettings(SettingsModel):
     ami_release: types.AmiRelease = ""
     ssh_key_name: str = ""
     placement_group: bool = False
-    single_zone: bool = False
+    # Parameter servers and trainers exchange kilobytes per row, and AWS charges traffic between zones.
+    single_zone: bool = True
 
 
 class DnsSettings(SettingsModel):

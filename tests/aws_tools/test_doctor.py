@@ -190,7 +190,12 @@ def test_doctor_without_credentials_reports_only_that(dev, world, error) -> None
     [
         (["cluster.admins=[role/Other]"], {}, "does not list arn:aws:iam::123456789012:role/Admin"),
         (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no EKS support in zone us-west-2x"),
-        (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a, us-west-2b"),
+        (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a"),
+        (
+            ["nodes.instanceTypes=[m9x.large]", "nodes.singleZone=false"],
+            {},
+            "m9x.large is not offered in us-west-2a, us-west-2b",
+        ),
         (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
         ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),
         (

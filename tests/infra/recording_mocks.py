@@ -207,7 +207,7 @@ LOCAL = {
 EVERYTHING: dict[str, Any] = {
     "network": {"nat": "none"},
     "values": {"data": {"source": "s3://{bucket}/sources/x"}},
-    "nodes": {"placementGroup": True, "singleZone": True, "sshKeyName": "mine"},
+    "nodes": {"placementGroup": True, "sshKeyName": "mine"},
     "bastion": {"enabled": True},
     "dns": {"publicZoneId": "Z1", "externalName": "paddle.example.com"},
     "cluster": {"admins": ["role/Admin"], "viewers": ["role/preview"], "publicCidrs": ["203.0.113.0/24"]},

@@ -71,9 +71,9 @@ OTHERS = [
     ({"nodes": {"desired": True}}, "nodes.desired", "a valid integer"),
     ({"nodes": {"instanceTypes": []}}, "nodes.instanceTypes", "at least one"),
     ({"nodes": {"instanceTypes": ["m6i.large", "m7g.large"]}}, "nodes.instanceTypes", "one processor"),
-    ({"nodes": {"placementGroup": True}}, "nodes.placementGroup", "singleZone"),
+    ({"nodes": {"placementGroup": True, "singleZone": False}}, "nodes.placementGroup", "singleZone"),
     (
-        {"nodes": {"placementGroup": True, "singleZone": True, "instanceTypes": ["t3.large"]}},
+        {"nodes": {"placementGroup": True, "instanceTypes": ["t3.large"]}},
         "nodes.instanceTypes",
         "burst",
     ),

@@ -36,6 +36,14 @@ def test_nodes_use_imdsv2_and_own_launch_template() -> None:
     )
 
 
+def test_nodes_are_in_one_zone_unless_single_zone_is_false() -> None:
+    """The control plane keeps all zones; traffic between trainers in two zones would be charged."""
+    ids = default().one("aws:eks/cluster:Cluster").inputs["vpcConfig"]["subnetIds"]
+    assert len(ids) == 2
+    assert default().one("NodeGroup").inputs["subnetIds"] == ids[:1]
+    assert aws_stack(nodes={"singleZone": False}).one("NodeGroup").inputs["subnetIds"] == ids
+
+
 def test_node_count_change_updates_only_scaling() -> None:
     one = aws_stack(nodes={"desired": 1}, values={"trainers": 1}).one("NodeGroup").inputs
     three = default().one("NodeGroup").inputs

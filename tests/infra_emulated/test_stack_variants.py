@@ -131,7 +131,6 @@ def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Accoun
         "storage.protect=false",
         "network.nat=none",
         "nodes.placementGroup=true",
-        "nodes.singleZone=true",
         "nodes.capacity=SPOT",
         "nodes.sshKeyName=mine",
     )
