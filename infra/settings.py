@@ -99,8 +99,8 @@ class ClusterSettings(SettingsModel):
 
 class NodesSettings(SettingsModel):
     """The node group: capacity, instanceTypes, min, desired, max, diskGib, sshKeyName, placementGroup,
-    singleZone (the first one; the network keeps all). auto: nodes are added for pending pods, between min and max, and removed when empty.
-    amiRelease: keeps one release of the machine image."""
+    singleZone (all nodes in the first zone). auto: nodes are added for pending pods, between min and max,
+    and removed when empty. amiRelease: keeps one release of the machine image."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
     instance_types: tuple[types.InstanceType, ...] = Field(
