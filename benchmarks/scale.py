@@ -7,7 +7,7 @@ ids of a batch are different, one trainer and one or eight servers, batches of 5
   (its ids, vectors and gradients), and per batch (the dense parameters);
 - `scale_message`: CPU microseconds of trainer and server for each batch and server;
 - `scale_memory`: megabytes of a trainer with eight servers, compared with one;
-- `scale_foretold`: bytes per row with batches of 2048, compared with the estimate from the first two results;
+- `scale_estimate`: bytes per row with batches of 2048, compared with the estimate from the first two results;
 
 and the table of docs/explanation/scale.md (`--table`: nothing else). All traffic of the machine's loopback
 is counted, so it runs in a network namespace of its own.
@@ -82,9 +82,9 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
         if state["pass"] == 1 and state["state"] not in (
             "testing",
             "waiting",
-        ):  # which begins while pushes are under way
+        ):  # states that begin while gradients are still being sent
             seen.append(Spent(state["batch"], cpu, wire(), memory))
-            if state["state"] == "saving":  # what comes now is not asked for
+            if state["state"] == "saving":  # only the pass itself is measured
                 for process in running.values():
                     process.kill()
 
@@ -127,7 +127,7 @@ def constants(folder: Path) -> None:
     print_ratio("scale_wire_batch", small.wire - BATCH * row, known["wire_batch"], " bytes")
     print_ratio("scale_message", 1e6 * (many.cpu - small.cpu) / (SERVERS - 1), known["message_us"], "us")
     print_ratio("scale_memory", many.memory / 1e6, small.memory / 1e6, "MB")
-    print_ratio("scale_foretold", middle.wire / MIDDLE, estimate.bytes_per_row(MIDDLE, known), " bytes")
+    print_ratio("scale_estimate", middle.wire / MIDDLE, estimate.bytes_per_row(MIDDLE, known), " bytes")
 
 
 def table() -> None:
@@ -139,15 +139,15 @@ def table() -> None:
     print("| pods, batch | " + " | ".join(f"{pods}, {batch}" for pods, batch in columns) + " |")
     print("|---" * (len(columns) + 1) + "|")
     for name, cells in (
-        ("memory of a pod, GiB", [f"{each.memory_gib:.2f}" for each in loads]),
-        ("CPU of a row, µs", [f"{each.row_us:.0f}" for each in loads]),
+        ("memory per pod, GiB", [f"{each.memory_gib:.2f}" for each in loads]),
+        ("CPU per row, µs", [f"{each.row_us:.0f}" for each in loads]),
         (
-            "of it for messages to more servers",
+            "of it for messages to further pservers",
             [f"{1 - known['train_us'] / each.row_us:.0%}" for each in loads],
         ),
-        ("network of a pod each way, MB/s", [f"{each.network_mb:.0f}" for each in loads]),
+        ("network per pod and direction, MB/s", [f"{each.network_mb:.0f}" for each in loads]),
         (
-            "rows a second, all pods",
+            "rows per second, all pods",
             [f"{each.rows * pods:,.0f}" for each, (pods, _) in zip(loads, columns, strict=True)],
         ),
     ):
