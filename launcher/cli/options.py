@@ -1,4 +1,4 @@
-"""Options that several commands share, and the session that they open."""
+"""Options that several commands share, and the decorator that adds them to a command."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
 from launcher.cli.errors import UsageError
 from launcher.cli.session import ClusterSession, FolderSession, Session
+from launcher.cli.storage.job_storage import StorageRequest
 
 
 class OutputFormat(StrEnum):
@@ -66,12 +67,12 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; de
 
 
 def confirm(question: str) -> bool:
-    """Return whether the user answers yes; False if stdin is not a terminal, without asking."""
+    """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
     return sys.stdin.isatty() and typer.confirm(question, err=True)
 
 
 def say(text: str) -> None:
-    """Print a message to stderr; stdout is for answers."""
+    """Print a progress message to stderr; stdout is for the results of a command."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -79,7 +80,7 @@ def require_cluster(session: Session, command: str) -> ClusterSession:
     """Return the session if it is on a cluster. Raises UsageError for the folder of --path."""
     if not isinstance(session, ClusterSession):
         raise UsageError(
-            f"--path reads a folder, but `{command}` changes objects of a cluster",
+            f"--path reads a folder, but `{command}` needs a cluster",
             "choose the release with --release and --namespace instead of --path",
         )
     return session
@@ -92,7 +93,7 @@ def open_session(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> Session:
-    """Return a session on the folder of `--path`, else on the release on the cluster."""
+    """Return a session on the folder of `--path`, or without it on the release on the cluster."""
     if path is None:
         return ClusterSession(connect(kubeconfig, context, namespace), release, say)
     if kubeconfig is not None or context is not None:
@@ -100,20 +101,51 @@ def open_session(
     return FolderSession(path)
 
 
-def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options of `open_session` in place of its parameter `session`."""
-    session_options = inspect.signature(open_session, eval_str=True).parameters
-    own_options = inspect.signature(command, eval_str=True).parameters
+def storage_request(
+    job: JobOption = None, claim: ClaimOption = None, image: ImageOption = None
+) -> StorageRequest:
+    """Return the request for the storage that --job, --claim and --image select."""
+    return StorageRequest(job=job, claim=claim, image=image, options=("job", "claim", "image"))
 
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        opened = open_session(**{name: given.pop(name) for name in session_options})
-        command(session=opened, **given)
 
-    both = {**session_options, **{name: one for name, one in own_options.items() if name != "session"}}
-    # Typer reads the signature and the annotations.
-    with_options.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in both.values()]
-    )
-    with_options.__annotations__ = {name: parameter.annotation for name, parameter in both.items()}
-    return with_options
+Command = Callable[..., None]
+
+
+def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
+    """Return a decorator for commands that replaces parameters by options.
+
+    Args:
+        builders: parameter of the command → a function or dataclass. Its parameters with the type `Annotated`
+            become options of the command, and the command receives what it returns.
+    """
+
+    def decorate(command: Command) -> Command:
+        options: dict[str, inspect.Parameter] = {}
+        used: dict[str, list[str]] = {}
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            found = {name: parameter}
+            if name in builders:
+                every = inspect.signature(builders[name], eval_str=True).parameters
+                found = {key: one for key, one in every.items() if get_origin(one.annotation) is Annotated}
+                used[name] = list(found)
+            options |= found
+
+        @functools.wraps(command)
+        def run_command(**given: Any) -> None:
+            built = {
+                name: builders[name](**{key: given.pop(key) for key in keys}) for name, keys in used.items()
+            }
+            command(**built, **given)
+
+        # Typer reads the signature and the annotations.
+        run_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in options.values()]
+        )
+        run_command.__annotations__ = {name: one.annotation for name, one in options.items()}
+        return run_command
+
+    return decorate
+
+
+with_session = with_options(session=open_session)
+"""Decorator: replaces the parameter `session` of a command by the options of `open_session`."""

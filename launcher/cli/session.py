@@ -17,10 +17,10 @@ from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.storage.job_files import OUTPUT, JobFiles, read_job_files
 from launcher.cli.storage.job_storage import (
     READ_SECONDS,
-    FolderStorage,
-    PodStorage,
     Storage,
     StorageRequest,
+    folder_storage,
+    pod_storage,
     storage_of_job,
 )
 from launcher.cli.storage.reader_pod import READER, UnschedulableError, claim_problem, open_reader_pod
@@ -45,7 +45,7 @@ class FolderSession:
                 else "does not exist, or this user may not read its parent"
             )
             raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
-        self._storage = FolderStorage(folder)
+        self._storage = folder_storage(folder)
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's present state, read from the folder; with `log` also rank 0's newest log lines."""
@@ -289,7 +289,7 @@ def release_options(release: str, cluster: Cluster) -> list[str]:
 
 def open_through_running_pod(
     cluster: Cluster, run: ReleaseRun, pods: list[Object], or_init: bool = False
-) -> PodStorage | None:
+) -> Storage | None:
     """Return the job's folder through a pod of this run whose main container runs; None if there is none.
 
     With `or_init` a running init container counts, too; it may exit at any moment.
@@ -299,5 +299,5 @@ def open_through_running_pod(
             continue
         if container := object_states.running_container(pod, or_init):
             folder = PurePosixPath(run.job_path) / run.job_name
-            return PodStorage(cluster, object_states.name_of(pod), container, folder)
+            return pod_storage(cluster, object_states.name_of(pod), container, folder)
     return None

@@ -1,6 +1,5 @@
 """`clean`: remove earlier runs, a job's folder or uploaded data files that nothing uses."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import contextlib
@@ -49,6 +48,7 @@ class Candidate:
 @with_session
 def clean(
     session: Session,
+    *,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME…", help="With --sources: which data files; default: all."),
@@ -115,7 +115,7 @@ def clean(
             )
         _check_still_unused(candidates, find())
         check_lease()
-        removed = run_json_command(root, "remove", "--root", str(root.job), *(one.path for one in candidates))
+        removed = run_json_command(root, "remove", *(one.path for one in candidates))
     print(f"removed {paths}: {sum(removed.values()):,} bytes")
 
 
@@ -150,8 +150,7 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     unused = [one for one in found if not one.kept]
     if all_or_nothing and len(unused) < len(found):
         raise UsageError("nothing was removed, because a part of it is in use (see above)")
-    arguments = ("--root", str(root.job), *(one.path for one in unused))
-    sizes = run_json_command(root, "sizes", *arguments) if unused else {}
+    sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}
     unused = [replace(one, size=sizes[one.path]) for one in unused]
     for one in unused:
         say(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
@@ -239,7 +238,7 @@ def explain_kept_runs(
 def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
     """Return the folder of the storage's job. Raises UsageError if it does not exist."""
     name, root = storage.job.name, storage.sibling(".")
-    entries = run_json_command(root, "ls", "--root", str(root.job))
+    entries = run_json_command(root, "ls")
     jobs = [
         one["name"]
         for one in entries
@@ -267,7 +266,7 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
 def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Candidate]:
     """Return the uploaded data files with these names, or all. Raises UsageError for an unknown name."""
     root = storage.sibling(".")
-    entries = run_json_command(root, "ls", "--root", str(root.job), SOURCES)
+    entries = run_json_command(root, "ls", SOURCES)
     ages = {one["name"]: time.time() - one["mtime"] for one in entries if not one["name"].startswith(".")}
     if wrong := [name for name in names if name not in ages]:
         raise UsageError(

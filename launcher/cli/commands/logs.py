@@ -1,6 +1,5 @@
 """`logs`: print the log of a pod, or logs of pservers and trainers from the shared storage."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import re
@@ -16,7 +15,7 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.options import say, with_session
+from launcher.cli.options import open_session, say, with_options
 from launcher.cli.session import ClusterSession, Session
 from launcher.cli.storage.job_files import OUTPUT, STATUS, read_job_files
 from launcher.cli.storage.job_storage import READ_SECONDS, Storage, StorageRequest, list_folder, stream_file
@@ -37,13 +36,29 @@ class LogRole(StrEnum):
 
 @dataclass(frozen=True)
 class LogRequest:
-    """Which log is printed. `role` None stands for the pod's own log, `attempt` None for the newest one."""
+    """The options of `logs`, which select a log. `role` None is the pod's own log, `attempt` None the newest."""
 
-    rank: int = 0
-    role: LogRole | None = None
-    server: int = 0
-    attempt: int | None = None
-    follow: bool = False
+    rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0
+    role: Annotated[
+        LogRole | None,
+        typer.Option(
+            help="trainer or pserver: that process's log; data: the data Job's. Default: the launcher's."
+        ),
+    ] = None
+    server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank, with --role pserver.")] = 0
+    attempt: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="K",
+            help="The log of this attempt. Attempts count from 0, as in node_<rank>/attempt-<K>/; "
+            "default: the newest.",
+        ),
+    ] = None
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Print new lines until the run is over, also after restarts."),
+    ] = False
 
     @property
     def stored_path(self) -> str:
@@ -57,33 +72,10 @@ class LogRequest:
         return (OUTPUT.attempt(self.rank, attempt) / self.stored_path.rpartition("/")[2]).as_posix()
 
 
-@with_session
-def logs(
-    session: Session,
-    rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0,
-    role: Annotated[
-        LogRole | None,
-        typer.Option(
-            help="trainer or pserver: that process's log; data: the data Job's. Default: the launcher's."
-        ),
-    ] = None,
-    server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank, with --role pserver.")] = 0,
-    attempt: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            metavar="K",
-            help="The log of this attempt. Attempts count from 0, as in node_<rank>/attempt-<K>/; "
-            "default: the newest.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option("--follow", "-f", help="Print new lines until the run is over, also after restarts."),
-    ] = False,
-) -> None:
+@with_options(session=open_session, request=LogRequest)
+def logs(session: Session, request: LogRequest) -> None:
     """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
-    for block in read_log(session, LogRequest(rank, role, server, attempt, follow), say):
+    for block in read_log(session, request, say):
         sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
 

@@ -1,6 +1,5 @@
 """`push`: upload a program or a data file to the shared storage."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,6 +17,7 @@ from launcher.cli.views.terminal_output import print_json
 @with_session
 def push(
     session: Session,
+    *,
     src: Annotated[
         Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
     ],

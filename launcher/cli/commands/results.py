@@ -1,28 +1,19 @@
 """`results`: show the score and the passes of a run, and copy its output with verified checksums."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.options import (
-    ClaimOption,
-    Format,
-    ImageOption,
-    JobOption,
-    OutputFormat,
-    say,
-    with_session,
-)
+from launcher.cli.options import Format, OutputFormat, open_session, say, storage_request, with_options
 from launcher.cli.session import Session
 from launcher.cli.storage.job_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.job_storage import (
@@ -71,9 +62,11 @@ class RunResults:
     """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
 
 
-@with_session
+@with_options(session=open_session, request=storage_request)
 def results(
     session: Session,
+    request: StorageRequest,
+    *,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -85,20 +78,10 @@ def results(
         str | None,
         typer.Option("--run", metavar="NAME", help="An earlier run, by its name in the list of `runs`."),
     ] = None,
-    job: JobOption = None,
-    claim: ClaimOption = None,
-    image: ImageOption = None,
     output: Format = OutputFormat.text,
 ) -> None:
     """Show the score and a table of the passes; --to copies the run's output, and verifies every checksum."""
-    request = StorageRequest(
-        job=job,
-        claim=claim,
-        image=image,
-        seconds=COPY_SECONDS,
-        outlives_training=to is not None,
-        options=("job", "claim", "image"),
-    )
+    request = replace(request, seconds=COPY_SECONDS, outlives_training=to is not None)
     with session.storage(request) as storage:
         folder = OUTPUT
         if run is not None:
@@ -230,7 +213,7 @@ def _receive_once(storage: Storage, into: Path, output: OutputPaths) -> dict[str
     _remove_folder(into)
     into.mkdir(parents=True)
     patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
-    stream = storage.run(["tar", "--root", str(storage.job), "--optional", *patterns])
+    stream = storage.run("tar", "--optional", *patterns)
     try:
         saved = save_tar(buffered_reader(stream), into)
     except ReaderError as error:

@@ -1,82 +1,47 @@
 """`run`: train a program on the cluster."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
-from launcher.cli.cluster.helm import Helm, find_chart
-from launcher.cli.launch.launch_options import (
-    BaseRelease,
-    Chart,
-    Check,
-    Data,
-    Passes,
-    Program,
-    ReplaceData,
-    Settings,
-    Trainers,
-    ValuesFiles,
-)
-from launcher.cli.launch.launch_training import LaunchOptions, describe_next_steps, launch, plan_trainings
-from launcher.cli.options import Context, Format, Kubeconfig, Namespace, OutputFormat, Release, say
+from launcher.cli.cluster.cluster_api import CHART
+from launcher.cli.launch.launch_options import LaunchOptions
+from launcher.cli.launch.launch_training import describe_next_steps, launch, plan_trainings
+from launcher.cli.options import Format, OutputFormat, Release, say, with_options
 from launcher.cli.views.follow_run import explain_interrupt, follow_run, print_line
 from launcher.cli.views.pass_tables import curve_table
 from launcher.cli.views.terminal_output import consoles, print_json
 
 
+@with_options(options=LaunchOptions)
 def run(
-    program: Program,
-    data: Data = None,
-    values: ValuesFiles = None,
-    settings: Settings = None,
-    trainers: Trainers = None,
-    passes: Passes = None,
+    options: LaunchOptions,
+    *,
     keep: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="File for this training's values; default: JOB.values.yaml."),
     ] = None,
-    base_release: BaseRelease = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Stop the training that the release runs now.")
     ] = False,
-    yes: ReplaceData = False,
-    check: Check = True,
-    chart: Chart = None,
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="Stop following after this time (exit code 2).")
     ] = 24 * 3600.0,
     output: Format = OutputFormat.text,
     release: Release = CHART,
-    namespace: Namespace = NAMESPACE,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
 ) -> None:
     """Upload a program and data, train with them, follow the training until it is over, and print its score.
 
     After a change to the program, run the same command again.
     """
-    helm = Helm(find_chart(chart), namespace, kubeconfig, context)
-    options = LaunchOptions(
-        program=program,
-        data=data,
-        values=values or [],
-        settings=settings or [],
-        trainers=trainers,
-        passes=passes,
-        check=check,
-        yes=yes,
-        release=release,
-        base_release=base_release,
-        keep=keep,
-        replace=replace,
-    )
+    options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
+    helm = options.helm()
     (plan,) = plan_trainings(options, helm, say)
-    launched = launch(plan, options, helm, connect(kubeconfig, context, namespace), say)
+    launched = launch(plan, options, helm, options.connect(), say)
     session = launched.session
     if not launched.changed:
         say("program, data and values have not changed: nothing new to train")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from launcher.cli.options import ClaimOption, Format, ImageOption, JobOption, OutputFormat, with_session
+from launcher.cli.options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.session import Session
 from launcher.cli.storage.job_storage import StorageRequest
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
@@ -15,16 +15,9 @@ from launcher.cli.views.terminal_output import consoles, print_json, text_table
 from launcher.reporting import text_formats
 
 
-@with_session
-def runs(
-    session: Session,
-    job: JobOption = None,
-    claim: ClaimOption = None,
-    image: ImageOption = None,
-    output: Format = OutputFormat.text,
-) -> None:
+@with_options(session=open_session, request=storage_request)
+def runs(session: Session, request: StorageRequest, output: Format = OutputFormat.text) -> None:
     """List the job's current and earlier runs: settings, score, duration and pod hours (pods times hours)."""
-    request = StorageRequest(job=job, claim=claim, image=image, options=("job", "claim", "image"))
     with session.storage(request) as storage:
         found = read_runs(storage)
     if output is OutputFormat.json:

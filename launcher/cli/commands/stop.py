@@ -142,8 +142,7 @@ def request_checkpoint(
         if storage is None:
             return CheckpointAnswer(problem="no pod of the run is running")
         say(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
-        argv = ["checkpoint", "--root", str(storage.job), "--wait", str(seconds)]
-        stream = storage.run(argv, idle_seconds=ANSWER_SECONDS)
+        stream = storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS)
         answer: dict[str, Any] = {}
         started = said_at = time.monotonic()
         for line in buffered_reader(stream):

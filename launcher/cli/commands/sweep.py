@@ -1,6 +1,5 @@
 """`sweep`: train a program with several settings, each in its own release, and keep the best release."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import contextlib
@@ -17,29 +16,12 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from launcher.cli.cluster.cluster_api import NAMESPACE, UnreachableError, connect
-from launcher.cli.cluster.helm import Helm, find_chart
+from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
-from launcher.cli.launch.launch_options import (
-    BaseRelease,
-    Chart,
-    Check,
-    Data,
-    Passes,
-    Program,
-    ReplaceData,
-    Settings,
-    Trainers,
-    ValuesFiles,
-)
-from launcher.cli.launch.launch_training import (
-    LaunchOptions,
-    check_releases_are_free,
-    launch,
-    plan_trainings,
-)
+from launcher.cli.launch.launch_options import LaunchOptions
+from launcher.cli.launch.launch_training import check_releases_are_free, launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
-from launcher.cli.options import Context, Format, Kubeconfig, Namespace, OutputFormat, say
+from launcher.cli.options import Format, OutputFormat, say, with_options
 from launcher.cli.session import release_options
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import LinePrinter, Say, ViewSource, print_line
@@ -85,8 +67,10 @@ class Trial:
         return {**about, "state": self.state, "score": self.score, "cause": cause}
 
 
+@with_options(options=LaunchOptions)
 def sweep(
-    program: Program,
+    options: LaunchOptions,
+    *,
     grid: Annotated[
         list[str],
         typer.Option(
@@ -94,11 +78,6 @@ def sweep(
             help="Values to try for a KEY of --set; give the option again to combine it with another KEY.",
         ),
     ],
-    data: Data = None,
-    values: ValuesFiles = None,
-    settings: Settings = None,
-    trainers: Trainers = None,
-    passes: Passes = None,
     parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Trainings at the same time.")] = 1,
     by: Annotated[
         str | None, typer.Option(metavar="SCORE", help="The score that decides; default: the first one.")
@@ -112,35 +91,16 @@ def sweep(
     keep: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the values files; default: JOB.sweep.")
     ] = None,
-    yes: ReplaceData = False,
-    check: Check = True,
-    chart: Chart = None,
-    base_release: BaseRelease = None,
     output: Format = OutputFormat.text,
-    namespace: Namespace = NAMESPACE,
-    kubeconfig: Kubeconfig = None,
-    context: Context = None,
 ) -> None:
     """Train with each combination of a grid, each in its own release and job; keep the best release."""
-    helm = Helm(find_chart(chart), namespace, kubeconfig, context)
-    options = LaunchOptions(
-        program=program,
-        data=data,
-        values=values or [],
-        settings=settings or [],
-        trainers=trainers,
-        passes=passes,
-        check=check,
-        yes=yes,
-        base_release=base_release,
-        keep=None,
-        by=by,
-    )
+    options = dataclasses.replace(options, by=by)
+    helm = options.helm()
     combinations = expand_grid(grid)
     plans = plan_trainings(options, helm, say, combinations)
     folder = keep or Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
-    cluster = connect(kubeconfig, context, namespace)
+    cluster = options.connect()
     numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
     check_releases_are_free(cluster, numbered)
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]

@@ -1,11 +1,10 @@
 """`try`: train a program on this machine, without a cluster, write its model and predict a row."""
 
-# ruff: noqa: PLR0917 - a command's options are its parameters
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.local_check import CHECKED_ROWS
-from launcher.cli.options import Format, OutputFormat, say
+from launcher.cli.options import Format, OutputFormat, say, with_options
 from launcher.cli.views.follow_run import print_line
 from launcher.cli.views.terminal_output import print_json
 from launcher.io import files
@@ -25,85 +24,48 @@ from launcher.io.program_folders import find_program_file
 class TryOptions:
     """The options of `try`."""
 
-    program: Path
-    data: Path
-    test: Path | None
-    held_out: float
-    """The fraction of the rows of `data` that the model is tested on if there is no `test`."""
-    tables: Sequence[Path]
-    options: Sequence[str]
-    """`key=value`, as in training.extraArgs."""
-    rows: int | None
-    """How many rows of each file are read; None: all."""
-    passes: int
-    batch_size: int
-    csv: bool
-    delimiter: str
-    header: bool
-    columns: tuple[str | int, ...]
-    encoding: str
-    to: Path
-    """The folder of the model."""
-
-
-def try_program(
     program: Annotated[
         Path,
         typer.Argument(
             metavar="PROGRAM", help="A program's folder or file, or the name of an example: ctr, …"
         ),
-    ],
-    data: Annotated[Path, typer.Option(metavar="FILE", help="Rows to train on; .gz is decompressed.")],
+    ]
+    data: Annotated[Path, typer.Option(metavar="FILE", help="Rows to train on; .gz is decompressed.")]
     test: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Rows to test on; default: a part of --data (--held-out)."),
-    ] = None,
+    ] = None
     held_out: Annotated[
         float, typer.Option(min=0.001, max=0.5, help="Fraction of the rows to test on, without --test.")
-    ] = 0.1,
+    ] = 0.1
     table: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="A side table: a file that the program reads next to the rows."),
-    ] = None,
-    option: Annotated[
+    ] = None
+    settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the program.")
-    ] = None,
+    ] = None
     rows: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Read only the first N rows of each file.")
-    ] = None,
-    passes: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 3,
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256,
-    csv: Annotated[
-        bool, typer.Option("--csv", help="The files are CSV (data.format); default: lines.")
-    ] = False,
-    delimiter: Annotated[str, typer.Option(help="Delimiter between the fields of CSV.")] = ",",
-    header: Annotated[bool, typer.Option(help="Whether the first CSV record has the column names.")] = True,
+    ] = None
+    passes: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 3
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256
+    csv: Annotated[bool, typer.Option("--csv", help="The files are CSV (data.format); default: lines.")] = (
+        False
+    )
+    delimiter: Annotated[str, typer.Option(help="Delimiter between the fields of CSV.")] = ","
+    header: Annotated[bool, typer.Option(help="Whether the first CSV record has the column names.")] = True
     columns: Annotated[
         str, typer.Option(help="CSV columns to keep, by name or number: a,b or 0,3; default: all.")
-    ] = "",
-    encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8",
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model"),
-    output: Format = OutputFormat.text,
-) -> None:
+    ] = ""
+    encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8"
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model")
+
+
+@with_options(options=TryOptions)
+def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None:
     """Train a program in this process, write its model, and predict one row with it; no cluster."""
-    chosen = TryOptions(
-        program=program,
-        data=data,
-        test=test,
-        held_out=held_out,
-        tables=table or [],
-        options=option or [],
-        rows=rows,
-        passes=passes,
-        batch_size=batch_size,
-        csv=csv,
-        delimiter=delimiter,
-        header=header,
-        columns=parse_columns(columns),
-        encoding=encoding,
-        to=to,
-    )
-    answer = train_locally(chosen, say if output is OutputFormat.json else print_line)
+    answer = train_locally(options, say if output is OutputFormat.json else print_line)
     if output is OutputFormat.json:
         print_json(answer)
 
@@ -114,7 +76,7 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
     return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
 
 
-def train_locally(chosen: TryOptions, say: Callable[[str], None]) -> dict[str, Any]:
+def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, Any]:
     """Train, write the model, and predict the first row of the test data; `say` receives the progress.
 
     Returns:
@@ -124,8 +86,8 @@ def train_locally(chosen: TryOptions, say: Callable[[str], None]) -> dict[str, A
     Raises:
         LauncherError: the program, a row or an option is invalid.
     """
-    if chosen.to.exists() and not (chosen.to / "model.json").is_file() and any(chosen.to.iterdir()):
-        raise UsageError(f"--to {chosen.to} contains other files and no model", "give a new folder")
+    if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
+        raise UsageError(f"--to {options.to} contains other files and no model", "give a new folder")
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
     say("loading Paddle")
     try:
@@ -145,38 +107,38 @@ def train_locally(chosen: TryOptions, say: Callable[[str], None]) -> dict[str, A
     from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
 
     row_format = trial_data.RowFormat(
-        chosen.csv, chosen.delimiter, chosen.header, chosen.columns, chosen.encoding
+        options.csv, options.delimiter, options.header, parse_columns(options.columns), options.encoding
     )
-    config = find_program_file(chosen.program)
+    config = find_program_file(options.program)
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
         (work / "tables").mkdir()
-        for table in chosen.tables:
+        for table in options.table or ():
             files.copy_file(table, work / "tables" / table.name)
         program = program_loader.load_program(
-            config, work / "tables", tuple(f"--{option}" for option in chosen.options)
+            config, work / "tables", tuple(f"--{option}" for option in options.settings or ())
         )
-        places = RowPositions(str(chosen.data))
+        places = RowPositions(str(options.data))
         first_rows = trial_data.read_rows(
-            chosen.data, row_format, places, min(CHECKED_ROWS, chosen.rows or CHECKED_ROWS)
+            options.data, row_format, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )
         found, _ = row_parsing.parse_records(first_rows, program, places.describe)
         batch = row_parsing.split_inputs(found[: shape_checks.ROWS]) if len(found) else None
         program_check.check_program(
-            program, batch, mode="async", batch_size=chosen.batch_size, incremental_checkpoints=0
+            program, batch, mode="async", batch_size=options.batch_size, incremental_checkpoints=0
         )
-        limits: dict[str, Any] = {"limit": chosen.rows, "say": say}
-        share = 0.0 if chosen.test else chosen.held_out
-        records = trial_data.write_records(program, chosen.data, row_format, work / "data", share, **limits)
-        if chosen.test:
+        limits: dict[str, Any] = {"limit": options.rows, "say": say}
+        share = 0.0 if options.test else options.held_out
+        records = trial_data.write_records(program, options.data, row_format, work / "data", share, **limits)
+        if options.test:
             records |= trial_data.write_records(
-                program, chosen.test, row_format, work / "data", 1.0, **limits
+                program, options.test, row_format, work / "data", 1.0, **limits
             )
         train, test = records["train"], records["test"]
         say(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
         trainer = SingleProcessTrainer(program)
         passes = []
-        for done in trainer.passes(train, test, chosen.passes, chosen.batch_size, say):
+        for done in trainer.passes(train, test, options.passes, options.batch_size, say):
             passes.append(done)
             rate = done["samples"] / max(done["seconds"], 1e-9)
             shown = " ".join(
@@ -185,17 +147,17 @@ def train_locally(chosen: TryOptions, say: Callable[[str], None]) -> dict[str, A
                 if key not in ("pass", "samples", "seconds")
             )
             say(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
-        score = model_writer.export_single_process(chosen.to, trainer, test)
+        score = model_writer.export_single_process(options.to, trainer, test)
         tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in trainer.tables.items())
-        say(f"model written to {chosen.to} ({tables or 'no tables'})")
-        row = trial_data.first_usable_row(program, chosen.test or chosen.data, row_format)
-    answer = Model(chosen.to).answer([row])
+        say(f"model written to {options.to} ({tables or 'no tables'})")
+        row = trial_data.first_usable_row(program, options.test or options.data, row_format)
+    answer = Model(options.to).answer([row])
     words = answer.words[0] if answer.words else None
     values = " ".join(f"{value:.4f}" for value in answer.predictions[0].reshape(-1))
     say(f"prediction of the first row: {words or values}")
     return {
         "passes": passes,
-        "model": str(chosen.to),
+        "model": str(options.to),
         "score": score,
         "row": row,
         "prediction": answer.predictions[0].tolist(),

@@ -17,6 +17,7 @@ from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.releases import list_releases, volume_identity
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch import training_values, uploads
+from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.local_check import check_program
 from launcher.cli.launch.training_values import Values
 from launcher.cli.options import confirm
@@ -32,32 +33,6 @@ _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those th
 RENAME_FIX = "rename it"
 _REMOTE = ("s3://", "https://", "http://", "file://")
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
-    """The options of `run`, or of `sweep` for one of its trainings."""
-
-    program: Path
-    data: str | None
-    """A file of this machine, or a data.source; None: as in the values."""
-    values: Sequence[Path]
-    settings: Sequence[str]
-    """`key=value`, as `training_values.apply_settings` accepts them."""
-    trainers: int | None
-    passes: int | None
-    check: bool = True
-    yes: bool = False
-    """Replace a data file on the storage that has the same name and other content."""
-    release: str = CHART
-    base_release: str | None = None
-    """The release whose image and storage a new release uses; None: the only one."""
-    keep: Path | None
-    """The file for the training's values; None: `JOB.values.yaml`."""
-    by: str | None = None
-    """A score that the program must have."""
-    replace: bool = False
-    """Stop the training that the release runs now."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +119,7 @@ def _compute_values(
     options: LaunchOptions, program: uploads.Upload, source: uploads.Upload | None, defaults: Values
 ) -> Values:
     values: Values = {"jobName": training_values.make_job_name(program.name)}
-    for file in options.values:
+    for file in options.values or ():
         try:
             read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
         except (OSError, yaml.YAMLError) as error:
@@ -160,7 +135,7 @@ def _compute_values(
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
     values = training_values.merge_values(values, training_values.nest_keys(given))
-    values = training_values.apply_settings(values, options.settings, defaults)
+    values = training_values.apply_settings(values, options.settings or (), defaults)
     if not training_values.merge_values(defaults, values)["data"]["source"]:
         raise UsageError(
             "there is no data to train on",

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import json
 import os
+import re
+import symtable
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from launcher.cli.cluster.releases import SOURCES
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.storage.job_storage import (
-    SLOW_IDLE_SECONDS,
-    Storage,
-    buffered_reader,
-    check_name,
-)
+from launcher.cli.storage.job_storage import Storage, check_name, run_json_command
 from launcher.io.files import folder_files, sha256_file
 from launcher.io.program_folders import CONFIG
 from launcher.io.tar_stream import ReaderError, write_tar
@@ -82,15 +77,20 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
     scripts = [entry for entry, _ in entries if entry.endswith(".py") and "/" not in entry]
     if not scripts:
         raise UsageError(f"{folder} has no .py file", f"write the program to {folder / CONFIG}")
-    trees = {name: _parse(file) for name, file in entries if file.suffix == ".py"}
+    defined = {name: _defined_names(file) for name, file in entries if file.suffix == ".py"}
     config = CONFIG if CONFIG in scripts or len(scripts) > 1 else scripts[0]
     if config not in scripts:
         raise UsageError(
             f"{folder} has several .py files and none with the name {CONFIG}: {', '.join(scripts)}",
             f"rename the program to {CONFIG}",
         )
-    if check:
-        _check_complete(folder / config, trees[config])
+    lacks = [text for name, text in {**VALUES, **FUNCTIONS}.items() if name not in defined[config]]
+    if check and lacks and "*" not in defined[config]:
+        raise UsageError(
+            "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])
+            + "\nNothing was sent",
+            "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
+        )
     values = {"training.config": f"{chosen}/{config}", "training.programSha256": _folder_digest(entries)}
     return Upload(chosen, tuple(entries), values, is_source=False)
 
@@ -101,43 +101,21 @@ def _folder_digest(entries: list[tuple[str, Path]]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _parse(file: Path) -> ast.Module:
+def _defined_names(file: Path) -> set[str]:
+    """Return the names that a module defines at its top level; `*` stands for `from x import *`.
+
+    The module is parsed, not run: Paddle may not be installed here. Raises UsageError for invalid syntax.
+    """
     try:
-        return ast.parse(file.read_bytes(), str(file))
+        text = file.read_bytes().decode()
+        symbols = symtable.symtable(text, str(file), "exec").get_symbols()
     except (SyntaxError, ValueError) as error:
         place = f"{file}, line {getattr(error, 'lineno', None) or '?'}"
         raise UsageError(
             f"{place}: {getattr(error, 'msg', error)}. Nothing was sent", "correct this line"
         ) from error
-
-
-def _check_complete(file: Path, tree: ast.Module) -> None:
-    """Raise UsageError if the program lacks a part of its interface.
-
-    The program is parsed, not run: Paddle may not be installed here.
-    """
-    bound = set(_bound_names(tree.body))
-    lacks = [text for name, text in {**VALUES, **FUNCTIONS}.items() if name not in bound]
-    if lacks and "*" not in bound:
-        missing = "\n  ".join(lacks)
-        raise UsageError(
-            f"{file} does not define what a program must define:\n  {missing}\nNothing was sent",
-            "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
-        )
-
-
-def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module's statements bind, also in if, try and with; * for `from x import *`."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from (entry.asname or entry.name for entry in node.names)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (part.id for top in targets for part in ast.walk(top) if isinstance(part, ast.Name))
-        else:
-            yield from _bound_names(part for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
+    star = {"*"} if re.search(r"^\s*from \S+ import \*", text, re.MULTILINE) else set()
+    return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
 def plan_source(file: Path, name: str | None, option: str = "--source", fix: str = RENAME_FIX) -> Upload:
@@ -152,18 +130,6 @@ def plan_source(file: Path, name: str | None, option: str = "--source", fix: str
     return Upload(chosen, ((chosen, file),), values, is_source=True)
 
 
-def _stored_sums(storage: Storage, root: PurePosixPath, upload: Upload) -> dict[str, str]:
-    """Return the sha256 of what the storage has under the upload's name, by file; {} if there is nothing.
-
-    The sums are empty if the total size differs from the upload's.
-    """
-    argv = ["sums", "--root", str(root), "--bytes", str(upload.size), upload.name]
-    stream = storage.run(argv, idle_seconds=SLOW_IDLE_SECONDS)
-    answer = buffered_reader(stream).read()
-    stream.result()
-    return dict(json.loads(answer) or {})
-
-
 def send(storage: Storage, upload: Upload, replace: bool, say: Callable[[str], None]) -> str:
     """Send an upload; return its path on the storage. It gets its name there after every sha256 was verified.
 
@@ -172,18 +138,17 @@ def send(storage: Storage, upload: Upload, replace: bool, say: Callable[[str], N
     Raises:
         OtherContentError: the storage has other content with that name, and `replace` is False.
     """
-    root = PurePosixPath(storage.job.parent / SOURCES) if upload.is_source else storage.job
-    path = root / upload.name
-    if stored := _stored_sums(storage, root, upload):
+    root = storage.sibling(SOURCES) if upload.is_source else storage
+    path, size = str(root.job / upload.name), ("--bytes", str(upload.size))
+    if stored := run_json_command(root, "sums", *size, upload.name):
         if stored == {name: sha256_file(file) for name, file in upload.entries}:
             say(f"{path} is on the storage already, with the same sha256: nothing to send")
-            return str(path)
+            return path
         if not replace:
             raise OtherContentError(
                 f"{path} exists already with other content; nothing was sent",
                 "replace it with --force, or choose another name with --as NAME",
             )
-    argv = ["untar", "--root", str(root), "--bytes", str(upload.size), *(["--replace"] if replace else [])]
     reading_end, writing_end = os.pipe()
     failure: list[BaseException] = []
 
@@ -194,21 +159,14 @@ def send(storage: Storage, upload: Upload, replace: bool, say: Callable[[str], N
         except (OSError, ReaderError) as error:  # after a broken pipe, the receiver reports the cause
             failure.append(error)
 
-    writer = threading.Thread(target=write, daemon=True)
+    threading.Thread(target=write, daemon=True).start()
+    options = [*size, *(["--replace"] if replace else [])]
     try:
-        stream = storage.run([*argv, upload.name], os.fdopen(reading_end, "rb"))
-    except BaseException:
-        os.close(writing_end)
-        raise
-    writer.start()
-    try:
-        answer = buffered_reader(stream).read()
-        stream.result()
+        saved = run_json_command(root, "untar", *options, upload.name, stdin=os.fdopen(reading_end, "rb"))
     except CliError as error:
         if failure and isinstance(failure[0], ReaderError):
             raise CliError(f"{failure[0]}; the storage was not changed") from error
         raise
-    saved = json.loads(answer)
     count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
     say(f"{path}: {sum(saved.values()):,} bytes in {count}; every sha256 matches")
-    return str(path)
+    return path

@@ -11,24 +11,20 @@ import io
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
-import launcher
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.errors import CliError, UsageError
+from launcher.cli.storage import reader_commands
 from launcher.io.tar_stream import read_tar
 
 IDLE_SECONDS = 60.0  # a copy fails after so many seconds without a byte
-SLOW_IDLE_SECONDS = (
-    1800.0  # the same for commands that read millions of files, or sum 100 GB, before they answer
-)
+SLOW_IDLE_SECONDS = 1800.0  # the same for commands that read 100 GB or millions of files before they answer
 SMALL_BYTES = 64 * 1024 * 1024  # larger than any status or metrics file that the launcher writes
 READ_SECONDS = 300  # deadline of a reader pod that reads small files
 COPY_SECONDS = 3600  # deadline of a reader pod that copies data
@@ -51,23 +47,44 @@ class ReaderStream(Protocol):
         ...
 
 
-class Storage(Protocol):
+Start = Callable[[Sequence[str], IO[bytes] | None, float], ReaderStream]
+"""Starts a reader command with these arguments, bytes for its stdin, and seconds without a byte until it fails."""
+
+
+@dataclass(frozen=True)
+class Storage:
     """One job's folder on the shared storage."""
 
     job: PurePosixPath
     """The job's folder, as the reader commands see it."""
-    where: str
-    """The folder and how it is reached, for messages."""
+    start: Start
+    through: str = ""
+    """How the folder is reached, for messages; empty for a folder of this machine."""
+
+    @property
+    def where(self) -> str:
+        """The folder and how it is reached, for messages."""
+        return f"{self.job} {self.through}".rstrip()
 
     def run(
-        self, argv: Sequence[str], stdin: IO[bytes] | None = None, idle_seconds: float = IDLE_SECONDS
+        self,
+        command: str,
+        *arguments: str,
+        stdin: IO[bytes] | None = None,
+        idle_seconds: float = IDLE_SECONDS,
     ) -> ReaderStream:
-        """Start the reader command `argv`, where the folder is."""
-        ...
+        """Start a reader command on the folder.
+
+        Args:
+            command: the command and its arguments, without `--root`.
+            stdin: bytes for the command; None: none.
+            idle_seconds: the command fails after so many seconds without a byte from a pod.
+        """
+        return self.start([command, "--root", str(self.job), *arguments], stdin, idle_seconds)
 
     def sibling(self, job: str) -> Storage:
         """Return the folder of another job on the same storage; ".": the folder that contains all jobs."""
-        ...
+        return replace(self, job=self.job.parent / job)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,87 +125,53 @@ def storage_of_job(storage: Storage, job: str | None) -> Storage:
 
 
 class _LocalReader(io.RawIOBase):
-    """A reader command in a process of this machine."""
+    """A reader command in a thread of this process; it ends at its next write after `close`."""
 
     def __init__(self, argv: Sequence[str], stdin: IO[bytes] | None) -> None:
-        package = str(Path(launcher.__file__).parent.parent)
-        path = os.pathsep.join([package, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "launcher.cli.storage.reader_commands", *argv],
-            stdin=stdin if stdin is not None else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path},
-        )
-        if stdin is not None:
-            stdin.close()  # so that the thread that writes to it sees when the reader exits early
+        reading_end, writing_end = os.pipe()
+        self._out = os.fdopen(reading_end, "rb", buffering=0)
+        self._problem = f"the reader command {argv[0]} did not finish"
+        arguments = (argv, stdin or io.BytesIO(), os.fdopen(writing_end, "wb"))
+        self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _run(self, argv: Sequence[str], stdin: IO[bytes], out: IO[bytes]) -> None:
+        with stdin, suppress(OSError), out:
+            self._problem = reader_commands.run(argv, stdin, out)
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
-        return cast(int, cast(Any, self._process.stdout).readinto1(buffer))
+    def readinto(self, buffer: Any) -> int | None:
+        return self._out.readinto(buffer)
 
     def result(self) -> None:
-        while cast(Any, self._process.stdout).read(65536):
+        while self._out.read(65536):
             pass
-        code = self._process.wait(timeout=IDLE_SECONDS)
-        self._errors.seek(0)
-        stderr = self._errors.read().decode(errors="replace").strip()
+        self._thread.join(IDLE_SECONDS)
         self.close()
-        if code:
-            raise CliError(stderr.splitlines()[-1] if stderr else f"the reader command exited with {code}")
+        if self._problem:
+            raise CliError(self._problem)
 
     def close(self) -> None:
-        if not self.closed:
-            if self._process.poll() is None:
-                self._process.terminate()
-                self._process.wait()
-            cast(Any, self._process.stdout).close()
-            self._errors.close()
+        self._out.close()
         super().close()
 
 
-class FolderStorage:
-    """A job's folder on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        self.job = PurePosixPath(folder.absolute())
-        self.where = str(folder)
-
-    def run(
-        self, argv: Sequence[str], stdin: IO[bytes] | None = None, idle_seconds: float = IDLE_SECONDS
-    ) -> ReaderStream:
-        """Start the reader command in a process of this machine; a local pipe needs no `idle_seconds`."""
-        del idle_seconds
-        return _LocalReader(argv, stdin)
-
-    def sibling(self, job: str) -> FolderStorage:
-        """Return the folder `job` next to this one."""
-        return FolderStorage(Path(self.job).parent / job)
+def folder_storage(folder: Path) -> Storage:
+    """Return a job's folder on this machine."""
+    return Storage(PurePosixPath(folder.absolute()), lambda argv, stdin, _: _LocalReader(argv, stdin))
 
 
-class PodStorage:
-    """A job's folder that a pod mounts."""
+def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) -> Storage:
+    """Return a job's folder that a container of a pod mounts; `job` is the folder's path in the container."""
 
-    def __init__(self, cluster: Cluster, pod: str, container: str, job: PurePosixPath) -> None:
-        self._cluster, self._pod, self._container = cluster, pod, container
-        self.job = job
-        self.where = f"{job} (through pod {pod})"
-
-    def run(
-        self, argv: Sequence[str], stdin: IO[bytes] | None = None, idle_seconds: float = IDLE_SECONDS
-    ) -> ReaderStream:
-        """Start the reader command in the pod."""
-        command = ["python3", "-m", "launcher", "reader", *argv]
-        return cast(
-            ReaderStream, self._cluster.exec(self._pod, self._container, command, stdin, idle_seconds)
+    def start(argv: Sequence[str], stdin: IO[bytes] | None, idle_seconds: float) -> ReaderStream:
+        return cluster.exec(
+            pod, container, ["python3", "-m", "launcher", "reader", *argv], stdin, idle_seconds
         )
 
-    def sibling(self, job: str) -> PodStorage:
-        """Return the folder `job` next to this one."""
-        return PodStorage(self._cluster, self._pod, self._container, self.job.parent / job)
+    return Storage(job, start, f"(through pod {pod})")
 
 
 class _KeepOpen(io.RawIOBase):
@@ -216,7 +199,7 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
         storage: the job's folder.
         names: paths or glob patterns below it; absent files are left out.
     """
-    stream = storage.run(["tar", "--root", str(storage.job), "--optional", *names])
+    stream = storage.run("tar", "--optional", *names)
     found: dict[str, bytes] = {}
     try:
         for name, size, content in read_tar(buffered_reader(stream)):
@@ -239,18 +222,16 @@ def _check_size(name: str, size: int) -> None:
 
 def list_folder(storage: Storage, folder: str) -> list[str]:
     """Return the names in a folder below the job's; an empty list if the folder does not exist."""
-    stream = storage.run(["ls", "--root", str(storage.job), folder])
-    try:
-        found = buffered_reader(stream).read()
-    finally:
-        with suppress(CliError):
-            stream.result()
-    return [str(entry["name"]) for entry in json.loads(found or b"[]")]
+    with suppress(CliError):
+        return [str(entry["name"]) for entry in run_json_command(storage, "ls", folder)]
+    return []
 
 
-def run_json_command(storage: Storage, *argv: str) -> Any:
+def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:
     """Run a reader command that may take long; return its JSON answer."""
-    stream = storage.run(argv, idle_seconds=SLOW_IDLE_SECONDS)
+    stream = storage.run(
+        *argv, stdin=stdin, idle_seconds=SLOW_IDLE_SECONDS if stdin is None else IDLE_SECONDS
+    )
     answer = buffered_reader(stream).read()
     stream.result()
     return json.loads(answer)
@@ -265,10 +246,10 @@ def stream_file(storage: Storage, name: str, follow_seconds: float, until: str |
         follow_seconds: with a value above 0, what is appended is yielded, too, for at most so long.
         until: a status file; following ends when it says that the run is over.
     """
-    argv = ["cat", "--root", str(storage.job)]
-    if follow_seconds:
-        argv += ["--follow", str(follow_seconds), *(["--until", until] if until else [])]
-    stream = storage.run([*argv, name], idle_seconds=follow_seconds or IDLE_SECONDS)
+    options = (
+        ["--follow", str(follow_seconds), *(["--until", until] if until else [])] if follow_seconds else []
+    )
+    stream = storage.run("cat", *options, name, idle_seconds=follow_seconds or IDLE_SECONDS)
     buffer = bytearray(64 * 1024)
     try:
         while size := stream.readinto(buffer):

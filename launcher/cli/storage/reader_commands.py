@@ -19,7 +19,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -248,88 +248,89 @@ def sleep_until_deadline(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _parser() -> argparse.ArgumentParser:
+_JSON_COMMANDS: dict[str, Callable[[argparse.Namespace, IO[bytes]], object]] = {
+    "ls": lambda given, _: list_entries(
+        given.root / checked_name(given.paths[0]) if given.paths else given.root
+    ),
+    "sums": lambda given, _: compute_sums(given.root / checked_name(given.paths[0]), given.bytes),
+    "sizes": lambda given, _: measure_sizes(given.root, given.paths),
+    "remove": lambda given, _: remove_paths(given.root, given.paths),
+    "untar": lambda given, source: untar(source, given.root, given.paths[0], given.bytes, given.replace),
+}
+"""Subcommands that write one JSON value to stdout."""
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="launcher reader", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="lifetime of the pod")
-    commands = parser.add_subparsers(dest="command")
-    for name in ("tar", "untar", "cat", "ls", "sums", "sizes", "remove", "checkpoint"):
-        command = commands.add_parser(name)
-        command.add_argument("--root", type=Path, required=True)
-        if name == "tar":
-            command.add_argument("--optional", action="store_true", help="skip absent paths")
-            command.add_argument("paths", nargs="+")
-        elif name == "untar":
-            command.add_argument("--bytes", type=int, default=0, help="free space that is required")
-            command.add_argument("--replace", action="store_true")
-            command.add_argument("path")
-        elif name == "cat":
-            command.add_argument("--follow", type=float, default=0.0, metavar="SECONDS")
-            command.add_argument("--until", help="status file whose final state stops --follow")
-            command.add_argument("path")
-        elif name == "sums":
-            command.add_argument("--bytes", type=int, required=True)
-            command.add_argument("path")
-        elif name in ("sizes", "remove"):
-            command.add_argument("paths", nargs="+")
-        elif name == "checkpoint":
-            command.add_argument("--wait", type=float, required=True, metavar="SECONDS")
+    parser.add_argument("command", nargs="?", choices=("tar", "cat", "checkpoint", *_JSON_COMMANDS))
+    parser.add_argument("paths", nargs="*", help="paths below --root")
+    parser.add_argument("--root", type=Path, default=Path())
+    parser.add_argument("--seconds", type=float, default=600.0, help="without a command: lifetime of the pod")
+    parser.add_argument("--optional", action="store_true", help="tar: skip absent paths")
+    parser.add_argument("--bytes", type=int, default=0, help="sums: expected size; untar: free space needed")
+    parser.add_argument("--replace", action="store_true", help="untar: replace an existing file or folder")
+    parser.add_argument("--follow", type=float, default=0.0, metavar="SECONDS", help="cat: print new lines")
+    parser.add_argument("--until", help="cat: status file whose final state stops --follow")
+    parser.add_argument("--wait", type=float, metavar="SECONDS", help="checkpoint: how long to wait")
+    return parser.parse_intermixed_args(argv)
+
+
+def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
+    root = given.root
+    if given.command is None:
+        sleep_until_deadline(given.seconds)
+    elif given.command == "tar":
+        write_tar(out, select(root, given.paths, given.optional), given.optional)
+    elif given.command == "checkpoint":
+        request_checkpoint(OutputPaths(root / "output"), out, given.wait)
+    elif given.command == "cat":
+        file, until = (name and root / checked_name(name) for name in (given.paths[0], given.until))
+        if given.follow > 0:
+            follow_file(file, until, out, given.follow)
         else:
-            command.add_argument("path", nargs="?", default="")
-    return parser
-
-
-def _run_subcommand(options: argparse.Namespace) -> None:
-    root: Path | None = getattr(options, "root", None)
-    if root is None:
-        sleep_until_deadline(options.seconds)
-        return
-    out = sys.stdout.buffer
-    if options.command == "tar":
-        write_tar(out, select(root, options.paths, options.optional), options.optional)
-    elif options.command == "untar":
-        saved = untar(sys.stdin.buffer, root, options.path, options.bytes, options.replace)
-        out.write(json.dumps(saved).encode())
-    elif options.command == "ls":
-        folder = root / checked_name(options.path) if options.path else root
-        out.write(json.dumps(list_entries(folder)).encode())
-    elif options.command == "sums":
-        out.write(json.dumps(compute_sums(root / checked_name(options.path), options.bytes)).encode())
-    elif options.command == "sizes":
-        out.write(json.dumps(measure_sizes(root, options.paths)).encode())
-    elif options.command == "remove":
-        out.write(json.dumps(remove_paths(root, options.paths)).encode())
-    elif options.command == "checkpoint":
-        request_checkpoint(OutputPaths(root / "output"), out, options.wait)
+            with file.open("rb") as content:
+                shutil.copyfileobj(content, out, COPY_BYTES)
     else:
-        file = root / checked_name(options.path)
-        if options.follow > 0:
-            follow_file(
-                file, root / checked_name(options.until) if options.until else None, out, options.follow
-            )
-        else:
-            with file.open("rb") as source:
-                shutil.copyfileobj(source, out, COPY_BYTES)
+        out.write(json.dumps(_JSON_COMMANDS[given.command](given, source)).encode())
     out.flush()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one reader command; return 0 on success, else 1 with one sentence on stderr."""
-    options = _parser().parse_args(argv)
+def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
+    """Run one reader command.
+
+    Args:
+        argv: the command and its arguments; None: those of this process.
+        source: the command's input, such as an archive.
+        out: receives the command's output.
+
+    Returns:
+        Why the command failed, in one sentence; empty on success.
+
+    Raises:
+        BrokenPipeError: nobody reads `out` any more.
+    """
     try:
-        _run_subcommand(options)
+        _run(_parse(argv), source, out)
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # else Python reports the broken pipe again at exit
-        return 1
+        raise
     except ReaderError as error:
-        print(error, file=sys.stderr)
-        return 1
+        return str(error)
     except OSError as error:
-        where = f": {error.filename}" if error.filename else ""
-        print(f"{error.strerror or error}{where}", file=sys.stderr)
+        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+    return ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one reader command with stdin and stdout; return 0, or after an error 1 with a sentence on stderr."""
+    try:
+        problem = run(argv, sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        # Without this, Python reports the broken pipe again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    if problem:
+        print(problem, file=sys.stderr)
+    return 1 if problem else 0
 
 
 if __name__ == "__main__":

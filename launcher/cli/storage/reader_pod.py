@@ -28,7 +28,7 @@ from launcher.cli.cluster.cluster_api import (
 )
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
-from launcher.cli.storage.job_storage import PodStorage
+from launcher.cli.storage.job_storage import Storage, pod_storage
 from launcher.io.stop_signals import handle_signals
 
 READER = "reader"
@@ -148,7 +148,7 @@ def open_reader_pod(
     seconds: int,
     writable: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> Iterator[PodStorage]:
+) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
     The pod is deleted on every way out of the block: an exception, Ctrl-C, SIGTERM or SIGHUP.
@@ -178,7 +178,7 @@ def open_reader_pod(
         try:
             cluster.create("pod", pod)
             _await_running(cluster, run, name, say)
-            yield PodStorage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
+            yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
         finally:
             _delete(cluster, name)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.paths import Position
-from launcher.schema import RestartRecord, RunFile, StatusFile
+from launcher.schema import RunFile, StatusFile
 
 
 def first_line(cause: str) -> str:
@@ -16,27 +15,9 @@ def first_line(cause: str) -> str:
 
 
 @dataclass(frozen=True)
-class RunProgress:
-    """How far a run is. Passes and attempts count from 0, `eta` is in seconds, `updated` in unix seconds.
+class RunProgress(StatusFile):
+    """How far a run is, by its status.json: `number` is the current pass, None while no rank trains."""
 
-    `number` is the current pass. It is None, and batches are 0, while no rank trains.
-    """
-
-    state: str
-    attempt: int
-    number: int | None
-    passes: int
-    batch: int
-    batches: int
-    samples_per_second: float | None
-    loss: float | None
-    eta: float | None
-    updated: float | None
-    export_to: str | None = None
-    """The address to which the model is exported at the end."""
-    restarts: Sequence[RestartRecord] = ()
-    waiting_for: str | None = None
-    """What rank 0 waits for before training can start."""
     resume: Position | None = None
     """The checkpoint from which the newest planned attempt resumes; see `resumes_from`."""
 
@@ -65,19 +46,4 @@ def build_progress(status: StatusFile | None, run: RunFile | None, run_id: str |
     if status is None or (run_id is not None and status.run_id != run_id):
         return None
     resume = run.resume if run and run.run_id == status.run_id else None
-    return RunProgress(
-        state=status.state,
-        attempt=status.attempt,
-        number=status.number,
-        passes=status.passes,
-        batch=status.batch,
-        batches=status.batches,
-        samples_per_second=status.samples_per_second,
-        loss=status.loss,
-        eta=status.eta,
-        updated=status.updated,
-        export_to=status.export_to,
-        restarts=status.restarts,
-        waiting_for=status.waiting_for,
-        resume=Position(*resume) if resume else None,
-    )
+    return RunProgress(**vars(status), resume=Position(*resume) if resume else None)

@@ -31,19 +31,12 @@ class JobView:
 
 
 @dataclass(frozen=True)
-class RankView:
-    """One rank: its newest pod, and its last figures. `number` is its pass, which counts from 0."""
+class RankView(RankStatus):
+    """One rank: its newest pod, and its entry in status.json."""
 
-    rank: int
-    pod: str | None = None
-    node: str | None = None
     phase: str = "missing"
     reason: str = ""
-    state: str | None = None
-    number: int | None = None
-    batch: int | None = None
-    samples_per_second: float | None = None
-    loss: float | None = None
+    """Why the pod waits or failed."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +76,11 @@ class RunView:
     def as_json(self) -> Object:
         """Return the view as `status -o json` prints it; there a pass is called `pass`, as in status.json."""
         value = asdict(self)
-        for entry in (*value["ranks"], value["progress"]):
-            if entry:
-                entry["pass"] = entry.pop("number")
+        if progress := value["progress"]:
+            for key in ("run_id", "trainers", "cause", "ranks"):  # they are in the view itself
+                del progress[key]
+        for entry in filter(None, (*value["ranks"], progress)):
+            entry["pass"] = entry.pop("number")
         return value
 
 
@@ -138,20 +133,10 @@ def build_ranks(
             reason = object_states.explain_pending(pod, events.get(object_states.name_of(pod), ()))
         elif pod and phase in ("Failed", "Unknown"):
             reason = object_states.explain_failure(pod)
-        rows.append(
-            RankView(
-                rank=rank,
-                pod=object_states.name_of(pod) if pod else entry.pod,
-                node=(pod or {}).get("spec", {}).get("nodeName") or entry.node,
-                phase=phase,
-                reason=reason,
-                state=entry.state,
-                number=entry.number,
-                batch=entry.batch,
-                samples_per_second=entry.samples_per_second,
-                loss=entry.loss,
-            )
-        )
+        name = object_states.name_of(pod) if pod else entry.pod
+        node = (pod or {}).get("spec", {}).get("nodeName") or entry.node
+        seen = {**vars(entry), "rank": rank, "pod": name, "node": node}
+        rows.append(RankView(**seen, phase=phase, reason=reason))
     return tuple(rows)
 
 

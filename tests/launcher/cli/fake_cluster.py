@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.cli.cluster.cluster_api import ConflictError
 from launcher.cli.errors import CliError
-from launcher.cli.storage.job_storage import FolderStorage
+from launcher.cli.storage.job_storage import folder_storage
 
 from .conftest import RUN_JSON
 
@@ -116,4 +116,4 @@ class FakeCluster:
         self.executed_in.append(pod)
         if self.root is None:
             raise CliError("the storage cannot be read here")
-        return FolderStorage(self.root).run(argv[4:], stdin)
+        return folder_storage(self.root).start(argv[4:], stdin, idle_seconds)

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from launcher.cli.cluster.releases import ReleaseRun, releases_in
 from launcher.cli.storage.job_files import read_job_files
-from launcher.cli.storage.job_storage import FolderStorage
+from launcher.cli.storage.job_storage import folder_storage
 from launcher.cli.views import build_view, pass_tables, status_text
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
@@ -284,5 +284,5 @@ def test_complete_checkpoints_are_those_with_a_done_file(job_folder):
         file = job_folder / "output" / name
         file.parent.mkdir()
         file.write_text("")
-    found = read_job_files(FolderStorage(job_folder))
+    found = read_job_files(folder_storage(job_folder))
     assert found.checkpoints == ["pass-00001"]

@@ -354,5 +354,5 @@ def test_base_prints_one_newline_at_the_end(
 ) -> None:
     cluster = make_cluster(api, "paddle-training")
     cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
-    monkeypatch.setattr("launcher.cli.commands.base.connect", lambda *_: cluster)
+    monkeypatch.setattr("launcher.cli.options.connect", lambda *_: cluster)
     assert cli("base")[:2] == (0, "image: x\n")

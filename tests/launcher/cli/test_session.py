@@ -8,7 +8,7 @@ from launcher.cli import session
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.errors import CliError, OtherRunError
 from launcher.cli.storage import job_files, reader_pod
-from launcher.cli.storage.job_storage import FolderStorage, StorageRequest
+from launcher.cli.storage.job_storage import StorageRequest, folder_storage
 
 from .fake_cluster import FakeCluster
 
@@ -71,13 +71,13 @@ def test_the_record_of_a_run_whose_output_was_moved_is_read(tmp_path):
     for number, folder in enumerate(("runs/x", "runs/x.2", "runs/y"), 1):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "run.json").write_text(json.dumps({"runId": folder, "score": {"error": number}}))
-    found = job_files.read_job_files(FolderStorage(tmp_path), "x")
+    found = job_files.read_job_files(folder_storage(tmp_path), "x")
     assert found.moved.score == {"error": 2}
     newest = tmp_path / "runs" / "x.2"
     (newest / "run.json").rename(newest / "run.copy.json")
     (newest / "run.json").write_text("{")
-    assert job_files.read_job_files(FolderStorage(tmp_path), "x") == found
-    assert job_files.read_job_files(FolderStorage(tmp_path)).moved is None
+    assert job_files.read_job_files(folder_storage(tmp_path), "x") == found
+    assert job_files.read_job_files(folder_storage(tmp_path)).moved is None
 
 
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])

@@ -27,7 +27,16 @@ class Time:
 
 
 def a_view(state="training", batch=0, number=0, run_id="run-1", **more):
-    progress = RunProgress(state, 0, number, 10, batch, 100, 1000.0, 0.5, 60.0, None)
+    progress = RunProgress(
+        state=state,
+        number=number,
+        passes=10,
+        batch=batch,
+        batches=100,
+        samples_per_second=1000.0,
+        loss=0.5,
+        eta=60.0,
+    )
     return RunView("here", run_id, state, progress=progress, **more)
 
 
