@@ -82,10 +82,6 @@ class ClusterSession:
         """Follow this run only: from now on `run` raises OtherRunError with that text for any other run."""
         self._expected = k8s_job, describe_replacement
 
-    def is_installed(self) -> bool:
-        """Return whether the namespace has this release."""
-        return self._find_config_map() is not None
-
     def options(self) -> list[str]:
         """Return the options that select this release in a command, without those that are defaults."""
         return release_options(self.release, self.cluster)

@@ -55,6 +55,11 @@ def container_statuses(pod: Object) -> list[Object]:
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 
 
+def state_of(container: Object, kind: str) -> Object:
+    """Return the state `kind` (waiting, running or terminated) of a container's status; {} in another state."""
+    return dict((container.get("state") or {}).get(kind) or {})
+
+
 def running_container(pod: Object, or_init: bool = False) -> str | None:
     """Return the main container's name if it runs; with `or_init` also that of a running init container."""
     main = pod.get("status", {}).get("containerStatuses", [])
@@ -75,7 +80,7 @@ def find_condition(thing: Object, kind: str) -> Object | None:
 def unusual_wait(pod: Object) -> tuple[str, str] | None:
     """Return (reason, sentence) of the first container whose waiting reason is not part of a normal start."""
     for status in container_statuses(pod):
-        waiting = (status.get("state") or {}).get("waiting") or {}
+        waiting = state_of(status, "waiting")
         reason = waiting.get("reason", "")
         if reason in _ORDINARY_WAITS:
             continue
@@ -130,7 +135,7 @@ def is_harmless_failure(pod: Object) -> bool:
     """Return whether a failed pod does not fail its Job: it was disrupted, stopped or replaced."""
     if (find_condition(pod, "DisruptionTarget") or {}).get("status") == "True":
         return True
-    ends = [(status.get("state") or {}).get("terminated") or {} for status in container_statuses(pod)]
+    ends = [state_of(status, "terminated") for status in container_statuses(pod)]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
     return bool(codes) and all(code in _HARMLESS_CODES for code in codes)
 
@@ -139,10 +144,8 @@ def explain_failure(pod: Object) -> str:
     """Return why a pod failed: its containers' termination messages and exit codes, else the pod's status."""
     causes: list[str] = []
     for status in container_statuses(pod):
-        ended = (status.get("state") or {}).get("terminated") or (status.get("lastState") or {}).get(
-            "terminated"
-        )
-        if not ended or ended.get("exitCode", 0) == 0:
+        ended = state_of(status, "terminated") or (status.get("lastState") or {}).get("terminated") or {}
+        if ended.get("exitCode", 0) == 0:
             continue
         code, message = ended["exitCode"], str(ended.get("message") or "").strip()
         if not message or code not in _FINAL_CODES:

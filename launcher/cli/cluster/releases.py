@@ -17,6 +17,7 @@ import yaml
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import CHART, NAME_LABEL, RELEASE_LABEL, Cluster, Object
 from launcher.cli.errors import CliError
+from launcher.schema import KEY, from_json
 
 SOURCES = "sources"
 """The folder next to the jobs' folders, for the files that file:// sources refer to."""
@@ -26,51 +27,39 @@ LIVE_STATES = ("running", "suspended")
 UNREADABLE = "unreadable"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReleaseRun:
     """The key `run.json` of ConfigMap `<release>-run`; docs/reference/cluster-objects.md has its fields."""
 
     release: str
     namespace: str
-    job_name: str
-    job_path: str
+    job_name: str = field(metadata={KEY: "jobName"})
+    job_path: str = field(default="/home/jobpath", metadata={KEY: "jobPath"})
     claim: str
     image: str
-    image_pull_policy: str
-    image_pull_secrets: list[Any]
-    service_account: str
+    image_pull_policy: str = field(default="IfNotPresent", metadata={KEY: "imagePullPolicy"})
+    image_pull_secrets: list[Any] = field(default_factory=list, metadata={KEY: "imagePullSecrets"})
+    service_account: str = field(default="default", metadata={KEY: "serviceAccount"})
     trainers: int
     passes: int
-    k8s_job: str
-    k8s_data_job: str
-    data_digest: str
-    uid: int
-    gid: int
-    source_files: tuple[str, ...] = ()
-    """Names below `sources/` that the values refer to."""
+    k8s_job: str = field(metadata={KEY: "k8sJob"})
+    k8s_data_job: str = field(default="", metadata={KEY: "k8sDataJob"})
+    data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    uid: int = 10001
+    gid: int = 10001
+    data: dict[str, Any] = field(default_factory=dict)
+    """The chart values `data.source` and `data.testSource`."""
 
     @classmethod
     def from_json(cls, release: str, namespace: str, value: Mapping[str, Any]) -> ReleaseRun:
-        """Return the run that `value` describes. Raises KeyError for a required key that it lacks."""
-        return cls(
-            release=release,
-            namespace=namespace,
-            job_name=value["jobName"],
-            job_path=value.get("jobPath") or "/home/jobpath",
-            claim=value["claim"],
-            image=value["image"],
-            image_pull_policy=value.get("imagePullPolicy") or "IfNotPresent",
-            image_pull_secrets=value.get("imagePullSecrets") or [],
-            service_account=value.get("serviceAccount") or "default",
-            trainers=int(value["trainers"]),
-            passes=int(value["passes"]),
-            k8s_job=value["k8sJob"],
-            k8s_data_job=value.get("k8sDataJob") or "",
-            data_digest=value.get("dataDigest") or "",
-            uid=int(value.get("uid") or 10001),
-            gid=int(value.get("gid") or 10001),
-            source_files=tuple(source_files(value.get("data") or {})),
-        )
+        """Return the run that `value` describes. Raises ValueError if a key is missing or has another type."""
+        known = {key: entry for key, entry in value.items() if entry not in (None, "")}
+        return from_json(cls, {**known, "release": release, "namespace": namespace})
+
+    @property
+    def source_files(self) -> list[str]:
+        """Names below `sources/` that the values refer to."""
+        return source_files(self.data)
 
 
 def source_files(data: Mapping[str, Any]) -> list[str]:

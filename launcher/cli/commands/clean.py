@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -94,7 +94,10 @@ def clean(
         writable=True,
         options=("claim", "image"),
     )
-    with session.storage(request) as storage, _hold_job_lease(session, job) as check_lease:
+    lease: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
+    if job is not None and isinstance(session, ClusterSession):
+        lease = hold_lease(session.cluster, session.release, job)  # so that no `run` starts to use this name
+    with session.storage(request) as storage, lease as check_lease:
 
         def find() -> list[Candidate]:
             if sources:
@@ -117,20 +120,6 @@ def clean(
         check_lease()
         removed = run_json_command(root, "remove", *(one.path for one in candidates))
     print(f"removed {paths}: {sum(removed.values()):,} bytes")
-
-
-@contextlib.contextmanager
-def _hold_job_lease(session: Session, job: str | None) -> Iterator[Callable[[], None]]:
-    """Hold the lease of the job's name during the block, so that no `run` starts to use this name.
-
-    Yields:
-        A function that raises OtherRunError once the lease is lost.
-    """
-    if job is None or not isinstance(session, ClusterSession):
-        yield lambda: None
-        return
-    with hold_lease(session.cluster, session.release, job) as check:
-        yield check
 
 
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:

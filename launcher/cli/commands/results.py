@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,32 +34,11 @@ from launcher.io.tar_stream import ReaderError, save_tar
 from launcher.metrics import best_pass
 from launcher.paths import OutputPaths
 from launcher.reporting import text_formats
-from launcher.schema import RestartRecord, RunFile, StatusFile, read_fields
+from launcher.schema import RunFile, StatusFile, read_fields
 
 COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
 TRIES = 3
-
-
-@dataclass(frozen=True)
-class RunResults:
-    """The results of a run so far."""
-
-    where: str
-    """The job's folder."""
-    state: str
-    run_id: str | None
-    score: Mapping[str, Any]
-    passes: Sequence[Mapping[str, Any]]
-    """`pass_table` of metrics.csv."""
-    has_model: bool
-    exported: str
-    """The address to which the model was exported; empty without an export."""
-    restarts: Sequence[RestartRecord]
-    finished: float | None
-    """When the run finished, in unix seconds."""
-    best: Mapping[str, Any]
-    """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
 
 
 @with_options(session=open_session, request=storage_request)
@@ -87,17 +66,31 @@ def results(
         if run is not None:
             folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
         found = read_results(storage, storage.where, folder)
-        if to is not None and not found.has_model:
-            say(f"the run is {found.state} and has no {folder.model} yet; copying the other files")
+        if to is not None and not found["has_model"]:
+            say(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
         copied = copy_output(storage, to, force, say, folder) if to is not None else {}
     if output is OutputFormat.json:
-        print_json({**asdict(found), "copied": {"to": str(to), "files": copied} if to else None})
+        print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
     else:
         _print_results(found, folder, to, copied)
 
 
-def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> RunResults:
-    """Read the results of an output. Raises CliError if the run has not written any file yet."""
+def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> dict[str, Any]:
+    """Read the results of a run.
+
+    Args:
+        storage: the job's folder.
+        where: the folder, for messages.
+        output: the run's output folder, below the job's.
+
+    Returns:
+        where, state, run_id, score, passes (`pass_table` of metrics.csv), has_model, exported (the address to
+        which the model was exported, or empty), restarts, finished (Unix seconds or None), best
+        (`launcher.metrics.best_pass`).
+
+    Raises:
+        CliError: the run has not written any file yet.
+    """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
     found = read_small_files(storage, [path.as_posix() for path in read])
     record, status_json = parse_run_file(found, output), parse_json(found.get(output.status_json.as_posix()))
@@ -110,38 +103,40 @@ def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> 
     status = read_fields(StatusFile, status_json or {})
     passes = parse_pass_table(found, output)
     known = record or RunFile()
-    return RunResults(
-        where=where,
-        state=status.state if status_json else known.state or "unknown",
-        run_id=known.run_id or status.run_id,
-        score=known.score,
-        passes=passes,
-        has_model=bool(list_folder(storage, output.model.as_posix())),
-        exported=known.exported_to,
-        restarts=known.restarts if record else status.restarts,
-        finished=known.finished,
-        best=best_pass(known.content, passes),
-    )
+    restarts = known.restarts if record else status.restarts
+    return {
+        "where": where,
+        "state": status.state if status_json else known.state or "unknown",
+        "run_id": known.run_id or status.run_id,
+        "score": known.score,
+        "passes": passes,
+        "has_model": bool(list_folder(storage, output.model.as_posix())),
+        "exported": known.exported_to,
+        "restarts": [asdict(one) for one in restarts],
+        "finished": known.finished,
+        "best": best_pass(known.content, passes),
+    }
 
 
 def _print_results(
-    found: RunResults, folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
+    found: Mapping[str, Any], folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
 ) -> None:
+    """Print the results as text; `copied` are the copied files by name, if `to` is not None."""
     out, _ = consoles()
-    restarts = f" (restarts: {len(found.restarts)}; `status` shows their causes)" if found.restarts else ""
-    finished = f" at {text_formats.utc_time(found.finished)}" if found.finished else ""
-    out.print(f"run {found.run_id}: {found.state}{finished}{restarts}")
-    score = text_formats.scores(dict(found.score)) or "none yet"
+    count, finished = len(found["restarts"]), text_formats.utc_time(found["finished"])
+    restarts = f" (restarts: {count}; `status` shows their causes)" if count else ""
     out.print(
-        ", ".join(filter(None, (f"score on the test set: {score}", text_formats.best_pass(dict(found.best)))))
+        f"run {found['run_id']}: {found['state']}{f' at {finished}' if found['finished'] else ''}{restarts}"
     )
-    if found.passes:
-        out.print(pass_table({"": found.passes}))
-    if found.exported:
-        out.print(f"exported to {found.exported}")
+    score = f"score on the test set: {text_formats.scores(found['score']) or 'none yet'}"
+    out.print(", ".join(filter(None, (score, text_formats.best_pass(found["best"])))))
+    if found["passes"]:
+        out.print(pass_table({"": found["passes"]}))
+    if found["exported"]:
+        out.print(f"exported to {found['exported']}")
     if to is None:
         names = ", ".join(COPIED)
-        out.print(f"on the storage: {found.where}/{folder.root} ({names}, node_*/); --to DIR copies it")
+        out.print(f"on the storage: {found['where']}/{folder.root} ({names}, node_*/); --to DIR copies it")
         return
     out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
     if "report.html" in copied:

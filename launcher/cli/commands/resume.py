@@ -11,7 +11,7 @@ from launcher.cli.commands.stop import find_jobs
 from launcher.cli.options import require_cluster, say, with_session
 from launcher.cli.session import Session
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.views.follow_run import explain_interrupt, follow_run, print_line
+from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 
 
 @with_session
@@ -34,7 +34,7 @@ def resume(
         session.cluster.suspend_job(name, False)
         print(f"resumed: {name}")
     if follow:
-        with explain_interrupt(session.options(), say):
+        with explain_interrupt(lambda: describe_following(session.options()), say):
             follow_run(session, timeout, print_line, say)
     else:
         print(f"  follow it:    {command_text('wait', *session.options())}")

@@ -6,14 +6,13 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import RenderableType
 from rich.text import Text
 
 from launcher.cli.cluster.cluster_api import UnreachableError
@@ -24,7 +23,14 @@ from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.options import Format, OutputFormat, say, with_options
 from launcher.cli.session import release_options
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.views.follow_run import LinePrinter, Say, ViewSource, print_line
+from launcher.cli.views.follow_run import (
+    LinePrinter,
+    Say,
+    ViewSource,
+    explain_interrupt,
+    open_screen,
+    print_line,
+)
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
 from launcher.cli.views.terminal_output import consoles, print_json, spark_line, text_table
@@ -113,8 +119,12 @@ def sweep(
     out, _ = consoles()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
     print_to = say if output is OutputFormat.json else print_line
-    with explain_interrupt(trials, say), open_screen(trials, terminal, print_to) as (show, print_between):
-        train_all(trials, parallel, launch_trial, show, print_between, by=by)
+    with (
+        explain_interrupt(lambda: describe_trials(trials), say),
+        open_screen(terminal, transient=True) as draw,
+    ):
+        print_between: Say = (lambda _: None) if terminal else print_to
+        train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
     try:
         best, why = choose_best(trials, by, highest)
     except CliError:
@@ -233,26 +243,11 @@ def trial_table(trials: Sequence[Trial], chosen: Trial | None = None) -> Rendera
     return text_table(["  release", *keys, "state", "loss", "score"], rows)
 
 
-@contextlib.contextmanager
-def open_screen(
-    trials: Sequence[Trial], terminal: Console | None, print_to: Say
-) -> Iterator[tuple[Callable[[], None], Say]]:
-    """Yield (a function that shows the trials, one that prints a line): a table on a terminal, else lines."""
-    if terminal is None:
-        yield (lambda: None), print_to
-        return
-    with Live(console=terminal, auto_refresh=False, transient=True) as screen:
-        yield lambda: screen.update(trial_table(trials), refresh=True), lambda _: None
-
-
-@contextlib.contextmanager
-def explain_interrupt(trials: Sequence[Trial], say: Say) -> Iterator[None]:
-    """Say after Ctrl-C inside the block which trainings continue on the cluster."""
-    try:
-        yield
-    except SystemExit:
-        launched = ", ".join(trial.release for trial in trials if trial.session is not None)
-        left = ", ".join(" ".join(trial.settings) for trial in trials if trial.session is None)
-        say(f"\nthese releases continue on the cluster: {launched or 'none'}. Not started: {left or 'none'}.")
-        say("Run the same command again to continue the sweep; `stop --release NAME` stops one training.")
-        raise
+def describe_trials(trials: Sequence[Trial]) -> str:
+    """Return which trainings continue after the command was interrupted, and how to continue the sweep."""
+    launched = ", ".join(trial.release for trial in trials if trial.session is not None)
+    left = ", ".join(" ".join(trial.settings) for trial in trials if trial.session is None)
+    return (
+        f"these releases continue on the cluster: {launched or 'none'}. Not started: {left or 'none'}.\nRun the "
+        "same command again to continue the sweep; `stop --release NAME` stops one training."
+    )

@@ -183,14 +183,14 @@ def _check(
 ) -> CheckedLaunch:
     """Check that the values can be applied; nothing is changed."""
     release = options.release
-    installed = session.is_installed()
-    base_session = session if installed else _choose_base_release(session, options.base_release)
+    current = session.run_if_installed()
+    base_session = session if current else _choose_base_release(session, options.base_release)
     base = _read_base(base_session, helm)
     _check_job_name_is_free(session, base, plan.values)
-    current_job = session.run().k8s_job if installed else None
+    current_job = current.k8s_job if current else None
     values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
     k8s_job = helm.check(release, base, values, keep)["k8sJob"]
-    stopped = _find_stopped_jobs(session) if installed else frozenset()
+    stopped = _find_stopped_jobs(session) if current else frozenset()
     if k8s_job == current_job and k8s_job in stopped:
         raise UsageError(
             f"training {plan.job} of release {release} is stopped (its Job {k8s_job} is suspended), and "
@@ -328,11 +328,11 @@ def _confirm_replacement(
 def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
     """Raise UsageError if a release exists whose job has another name: it is not of an earlier sweep."""
     for name in releases:
-        session = ClusterSession(cluster, name, lambda _: None)
-        if session.is_installed() and (job := session.run().job_name) != name:
+        run = ClusterSession(cluster, name, lambda _: None).run_if_installed()
+        if run and run.job_name != name:
             raise UsageError(
-                f"the sweep would replace release {name} in namespace {cluster.namespace}, which has "
-                f"job {job}",
+                f"the sweep would replace release {name} in namespace {cluster.namespace}, which has job "
+                f"{run.job_name}",
                 "choose another name for the sweep with --set jobName=NAME",
             )
 

@@ -6,13 +6,12 @@ Clock, sleep and the source of views are arguments, so that tests need neither t
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -166,7 +165,15 @@ def follow_run(session: ViewSource, timeout: float, print_to: Say, say: Say) -> 
     """
     out, _ = consoles()
     drawn = print_to is print_line and out.is_terminal
-    with _open_screen(out if drawn else None, print_to, say) as (show, say_between):
+    with open_screen(out if drawn else None) as draw:
+        lines = LinePrinter(print_to)
+
+        def show(view: RunView) -> None:
+            draw(status_screen(view)) if drawn else lines.print_view(view)
+
+        def say_between(text: str) -> None:
+            out.print(Text(text)) if drawn else say(text)
+
         try:
             view = poll_until_over(lambda: session.poll_view(log=drawn), show, say_between, timeout)
         except RunFailedError as failed:
@@ -187,33 +194,35 @@ def follow_run(session: ViewSource, timeout: float, print_to: Say, say: Say) -> 
 
 
 @contextlib.contextmanager
-def _open_screen(
-    terminal: Console | None, print_to: Say, say: Say
-) -> Iterator[tuple[Callable[[RunView], None], Say]]:
-    """Yield (a function that shows a view, one that prints a sentence between two views)."""
+def open_screen(
+    terminal: Console | None, transient: bool = False
+) -> Iterator[Callable[[RenderableType], None]]:
+    """Yield a function that draws a screen on `terminal`, replacing the last one; None: it draws nothing.
+
+    `transient` removes the last screen after the block.
+    """
     if terminal is None:
-        yield LinePrinter(print_to).print_view, say
+        yield lambda _: None
         return
-    with Live(console=terminal, auto_refresh=False) as screen:
-        yield (
-            lambda view: screen.update(status_screen(view), refresh=True),
-            lambda text: terminal.print(Text(text)),
-        )
+    with Live(console=terminal, auto_refresh=False, transient=transient) as screen:
+        yield lambda drawn: screen.update(drawn, refresh=True)
 
 
 @contextlib.contextmanager
-def explain_interrupt(options: Sequence[str], say: Say) -> Iterator[None]:
-    """Say after Ctrl-C inside the block that the training continues, and how to follow or stop it.
-
-    `options` select the release in the suggested commands.
-    """
+def explain_interrupt(describe: Callable[[], str], say: Say) -> Iterator[None]:
+    """After Ctrl-C or a signal inside the block, print with `say` what `describe` returns, and exit."""
     try:
         yield
     except SystemExit as end:
-        if end.code == 128 + signal.SIGINT:
-            say(
-                f"\nthe training continues on the cluster. Show it: {command_text('status', *options)}; "
-                f"follow it: {command_text('wait', *options)}; stop it: {command_text('stop', *options)} "
-                "(`resume` continues it)"
-            )
+        if isinstance(end.code, int) and end.code > 128:
+            say(f"\n{describe()}")
         raise
+
+
+def describe_following(options: Sequence[str]) -> str:
+    """Return how to show, follow and stop a training that continues; `options` select its release."""
+    return (
+        f"the training continues on the cluster. Show it: {command_text('status', *options)}; "
+        f"follow it: {command_text('wait', *options)}; stop it: {command_text('stop', *options)} "
+        "(`resume` continues it)"
+    )

@@ -205,9 +205,9 @@ def describe_culprit(pods: Sequence[Object]) -> str:
 
 def _failed_at(pod: Object) -> str:
     times = [
-        ((status.get("state") or {}).get("terminated") or {}).get("finishedAt") or "~"
+        ended.get("finishedAt") or "~"
         for status in object_states.container_statuses(pod)
-        if ((status.get("state") or {}).get("terminated") or {}).get("exitCode")
+        if (ended := object_states.state_of(status, "terminated")).get("exitCode")
     ]
     return min(times, default="~")
 

@@ -20,7 +20,7 @@ from launcher.cli.cluster.helm import Helm
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.launch import launch_training
 from launcher.cli.session import ClusterSession
-from launcher.cli.views.follow_run import explain_interrupt
+from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
 from .fake_cluster import FakeCluster
@@ -336,7 +336,10 @@ def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:
     said: list[str] = []
-    with pytest.raises(SystemExit), explain_interrupt(["--release", "mine"], said.append):
+    with (
+        pytest.raises(SystemExit),
+        explain_interrupt(lambda: describe_following(["--release", "mine"]), said.append),
+    ):
         raise SystemExit(128 + signal.SIGINT)
     assert "training continues on the cluster. Show it: python -m launcher status --release mine;" in said[0]
 
