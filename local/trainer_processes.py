@@ -1,7 +1,7 @@
 """Pservers and trainers of one training on this machine, without launchers: rank i on 127.0.0.(i+1).
 
-The processes get the environment that a launcher gives them. The benchmarks and the tests start them here to
-compare with launchers, or because they need no restarts.
+The processes get the environment that a launcher gives them, and this process serves the trainers' store. The
+benchmarks and the tests start them here to compare with launchers, or because they need no restarts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import TrainSettings
 from launcher.supervisor.child_processes import ChildProcess, ForkServer
-from local.launcher_gang import job_environment
+from launcher.supervisor.peers.peer_server import PeerServer
+from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
+from local.launcher_gang import LoopbackNetwork, job_environment
 from local.paths import CLONE
 
 PROGRAMS = CLONE / "launcher" / "programs"
@@ -124,6 +126,7 @@ class TrainerProcesses:
             settings=settings,
             attempt=self.attempt,
             resume=self.resume,
+            store=build_store_prefix("loopback", self.attempt),
         )
 
     def start_process(self, spec: ProcessSpec) -> Process:
@@ -157,9 +160,13 @@ class TrainerProcesses:
         """
         runtime = FleetRuntime()
         running = {}
+        rank0 = self.gang(0)
+        runtime.check(rank0.settings)
+        server = PeerServer(LoopbackNetwork(rank0.host), rank0.settings.peer_port, {})
+        server.trainer_store = TrainerStore(self.output.checkpoint_request)
+        server.trainer_store.open(rank0.store)
         for rank in range(len(self.data)):
             gang = self.gang(rank)
-            runtime.check(gang.settings)
             for spec in (*runtime.pservers(gang), runtime.trainer(gang)):
                 if f"{rank}/{spec.name}" not in without:
                     running[f"{rank}/{spec.name}"] = self.start_process(spec)
@@ -177,6 +184,7 @@ class TrainerProcesses:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            server.close()
 
     def log(self, rank: int = 0) -> str:
         """Return a trainer's log."""

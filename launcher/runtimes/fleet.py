@@ -5,8 +5,8 @@ update. Meaning of the settings that were flags of the PaddlePaddle binary of 20
 
 port            first pserver port of each pod
 portsNum        pserver processes per pod, on the ports port … port+portsNum-1; each has a part of each table
-portsNumSparse  number of reserved ports after these, at least 1; no process is started for them. The first
-                one on rank 0 is where the trainers rendezvous (with the library gloo)
+portsNumSparse  number of reserved ports after these; no process uses them. The trainers rendezvous (with the
+                library gloo) through the launcher of rank 0, on peerPort
 gradientNum     the trainers that a synchronous step waits for: always all of them
 trainerCount    worker threads of one trainer; each processes whole batches
 nic             the network interface of the trainers' connections
@@ -67,9 +67,8 @@ class FleetRuntime:
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` if settings cannot work; its message has one line for each of them."""
-        faults = []
         if settings.patience and not settings.keep_best:
-            faults.append(
+            raise SettingsError(
                 setting_message(
                     "training.patience (PADDLE_LAUNCHER_PATIENCE)",
                     settings.patience,
@@ -78,18 +77,6 @@ class FleetRuntime:
                     "Set training.keepBest to a test metric of the program, or remove training.patience",
                 )
             )
-        if settings.ports_num_sparse < 1:
-            faults.append(
-                setting_message(
-                    "portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)",
-                    settings.ports_num_sparse,
-                    "at least 1",
-                    "with runtime fleet the first of these ports is the endpoint of the trainers' rendezvous",
-                    "Set portsNumSparse to 1 or more",
-                )
-            )
-        if faults:
-            raise SettingsError("\n".join(faults))
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:
         """Return the process that imports Paddle once, and then forks pservers and trainers, which start
@@ -143,12 +130,11 @@ class FleetRuntime:
         )
 
     def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer process of this rank. (Paddle requires a port for it, but nothing uses that
-        port.)
-        """
+        """Return the trainer process of this rank."""
         own = TRAINER | {
             "PADDLE_TRAINER_ID": str(attempt.rank),
-            "PADDLE_PORT": str(attempt.settings.sparse_ports[0]),
+            # Paddle requires a port, but a trainer does not listen on it.
+            "PADDLE_PORT": str(attempt.settings.peer_port),
         }
         copy = OutputPaths(attempt.output_dir).train_log(attempt.rank)
         return ProcessSpec(
@@ -223,6 +209,7 @@ def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
         hosts=attempt.hosts,
         attempt=attempt.attempt,
         resume=attempt.resume,
+        store=attempt.store,
     )
     return base_environment(attempt.settings) | {
         "PADDLE_PSERVERS_IP_PORT_LIST": pserver_endpoints(attempt),

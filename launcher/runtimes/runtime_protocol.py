@@ -33,6 +33,8 @@ class RankAttempt:
     """0 for the first start of a run, 1 more for each restart."""
     resume: Position | None
     """The checkpoint to resume from; None: start from scratch."""
+    store: str = ""
+    """Beginning of the path of the trainers' requests to the store on rank 0's peerPort; contains a secret."""
 
     @property
     def host(self) -> str:

@@ -44,6 +44,7 @@ from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.rank0_locator import Rank0Locator, build_credential
+from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.progress import read_progress
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
@@ -179,6 +180,7 @@ class Agent:
             )
         )
         server.handle_state = self.coordinator.membership.handle_state
+        server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
@@ -270,9 +272,13 @@ class Agent:
         """
         archive_logs(self.output, self.rank, order.attempt)
         # That may have taken long, so the order may no longer be valid.
+        credential = ""
         if self.coordinator is not None:
             self.coordinator.lock.check()
-        elif self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
+            credential = self.coordinator.credential
+        elif self.link is not None:
+            credential = self.link.credential
+        if self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
             raise UnfitError(
                 f"attempt {order.attempt} was not started: the storage took so long that rank 0's order "
                 f"expired after {self.timings.orphan:.0f} s. This pod exits, and Kubernetes replaces it. "
@@ -284,6 +290,7 @@ class Agent:
             settings=self.settings,
             attempt=order.attempt,
             resume=order.resume,
+            store=build_store_prefix(credential, order.attempt),
         )
         return ProcessGroup(
             self.runtime,

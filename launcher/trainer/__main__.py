@@ -12,31 +12,17 @@ from pathlib import Path
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
 from launcher.io import files
 from launcher.paths import OutputPaths, WorkPaths
-from launcher.trainer import fork_server, gloo_store
+from launcher.trainer import fork_server
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.training_log import ProgressFile, TrainerLog
 
 
 def run_pserver(settings: ProcessSettings) -> None:
-    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers.
+    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
+    from launcher.trainer import fleet_process, program_loader
 
-    The job's first pserver also starts the key-value store through which gloo connects the trainers.
-    """
-    store = (
-        gloo_store.start_store(*settings.gloo_endpoint, OutputPaths(settings.output_dir).checkpoint_request)
-        if (settings.rank, settings.server) == (0, 0)
-        else None
-    )
-    try:
-        from launcher.trainer import fleet_process, program_loader
-
-        path = settings.program_file
-        loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
-        fleet_process.FleetProcess(settings, loaded).serve()
-    finally:
-        if store is not None:
-            store.kill()
-            store.wait()
+    loaded = program_loader.load_program(settings.program_file, settings.work.tables, settings.extra_args)
+    fleet_process.FleetProcess(settings, loaded).serve()
 
 
 def run_trainer(settings: ProcessSettings) -> None:

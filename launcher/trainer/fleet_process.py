@@ -38,7 +38,10 @@ BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such
 
 
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
-    """Gives Paddle this process' role and addresses from environment variables; gloo uses `gloo_store`."""
+    """Gives Paddle this process' role and addresses from environment variables.
+
+    gloo connects the trainers through the store of rank 0's launcher (supervisor/peers/trainer_store.py).
+    """
 
     def __init__(self, settings: ProcessSettings) -> None:
         self._settings = settings
@@ -47,16 +50,14 @@ class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
     def _gloo_init(self) -> None:
         if not self._is_worker():
             return  # pservers do not join the trainers' barriers
-        host, port = self._settings.gloo_endpoint
-        await_ports([(host, port)], "gloo's store on rank 0")
-        address = socket.gethostbyname(host)  # gloo's client resolves no names
+        address = socket.gethostbyname(self._settings.hosts[0])  # gloo's client resolves no names
         gloo = core.Gloo()
         gloo.set_rank(self._role_id())
         gloo.set_size(self._worker_num())
-        gloo.set_prefix(f"attempt-{self._settings.attempt}")
+        gloo.set_prefix(self._settings.store.removeprefix("/"))  # gloo sends /<prefix>_<scope>/<rank>
         gloo.set_iface(self._settings.nic)
         gloo.set_timeout_seconds(CONNECT_SECONDS, BARRIER_SECONDS)
-        gloo.set_http_store(address, port, "worker")
+        gloo.set_http_store(address, self._settings.peer_port, "gloo")
         gloo.init()
         self._gloo._worker_comm = gloo
         self._gloo._is_initialized = True

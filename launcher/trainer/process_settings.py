@@ -35,11 +35,9 @@ class ProcessSettings(TrainSettings):
     """0 for the first start of a run, 1 more for each restart."""
     resume: Position | None
     """Position of the checkpoint to resume from; None: start from scratch."""
-
-    @property
-    def gloo_endpoint(self) -> tuple[str, int]:
-        """Return host and port of gloo's store: rank 0's address, and the first port after its pservers."""
-        return self.hosts[0], self.sparse_ports[0]
+    store: str
+    """Beginning of the path of this attempt's requests to the trainers' store, which is a part of rank 0's HTTP
+    server on peerPort. It contains a secret."""
 
     @property
     def data_dir(self) -> Path:
@@ -81,15 +79,30 @@ class ProcessSettings(TrainSettings):
             hosts=tuple(part["hosts"]),
             attempt=part["attempt"],
             resume=None if part["resume"] is None else Position(*part["resume"]),
+            store=part["store"],
         )
 
 
 def write_process_file(
-    path: Path, *, rank: int, server: int, hosts: tuple[str, ...], attempt: int, resume: Position | None
+    path: Path,
+    *,
+    rank: int,
+    server: int,
+    hosts: tuple[str, ...],
+    attempt: int,
+    resume: Position | None,
+    store: str,
 ) -> None:
     """Write the JSON file that `ProcessSettings.from_environ` reads; the arguments are its fields."""
     position = None if resume is None else [resume.passes, resume.batches]
     files.write_json(
         path,
-        {"rank": rank, "server": server, "hosts": list(hosts), "attempt": attempt, "resume": position},
+        {
+            "rank": rank,
+            "server": server,
+            "hosts": list(hosts),
+            "attempt": attempt,
+            "resume": position,
+            "store": store,
+        },
     )

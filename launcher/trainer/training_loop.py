@@ -12,7 +12,7 @@ from launcher import metrics
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.paths import OutputPaths, Position
-from launcher.trainer import gloo_store
+from launcher.trainer import requested_checkpoints
 from launcher.trainer.checkpoint import selection
 from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule
@@ -83,7 +83,8 @@ class TrainingLoop:
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
         """Ask rank 0 whether a user requested a checkpoint; arguments, result: see `SaveSchedule`'s `ask`."""
         s = self.settings
-        return gloo_store.ask_checkpoint_decision(*s.gloo_endpoint, f"/ask/{s.attempt}/{step}", proposed)
+        path = f"{s.store}_checkpoint/{step}"
+        return requested_checkpoints.ask_checkpoint_decision(s.hosts[0], s.peer_port, path, proposed)
 
     def _read(self) -> list[Records]:
         """Return the training set and, if it was copied to this pod (always on rank 0), the test set."""

@@ -25,13 +25,6 @@ BAD = [
     ({"jobPath": "/work"}, "jobPath", '"/work"', "outside /work", "Set another mount path"),
     ({"jobPath": "/a/../work"}, "jobPath", '"/a/../work"', "without '..'", "Write the path without"),
     ({"port": 65532}, "port", "65532", "at most 65531", "Set a lower port"),
-    (
-        {"portsNumSparse": 0},
-        "portsNumSparse",
-        "0",
-        "at least 1 with runtime fleet",
-        "Set portsNumSparse to 1",
-    ),
     ({"peerPort": 7167}, "peerPort", "7167", "outside 7164 to 7167", "Set peerPort to null"),
     ({"hostPorts": True, "port": 10248}, "port", "10248", "10250 to 10250 stay free", "hostPorts to false"),
     (

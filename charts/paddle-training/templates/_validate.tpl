@@ -49,9 +49,6 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if gt $highest 65535 -}}
 {{- include "paddle-training.fault" (list "port" $first (printf "at most %d" (sub 65535 (sub $highest $first))) (printf "the ports are %d to %d (portsNum %d, portsNumSparse %d, peerPort), and TCP ports end at 65535" $first $highest (int64 .Values.portsNum) (int64 .Values.portsNumSparse)) "Set a lower port, or fewer ports") -}}
 {{- end -}}
-{{- if and (eq .Values.runtime "fleet") (lt (int64 .Values.portsNumSparse) 1) -}}
-{{- include "paddle-training.fault" (list "portsNumSparse" (int64 .Values.portsNumSparse) "at least 1 with runtime fleet" "the trainers' barriers (gloo) use rank 0's first sparse port" "Set portsNumSparse to 1") -}}
-{{- end -}}
 {{- if and (ge $peer $first) (le $peer $last) -}}
 {{- include "paddle-training.fault" (list "peerPort" $peer (printf "outside %d to %d" $first $last) "the parameter servers use these ports" "Set peerPort to null or to another port") -}}
 {{- end -}}

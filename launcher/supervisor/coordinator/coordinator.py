@@ -30,6 +30,7 @@ from launcher.supervisor.helpers.report_process import ReportProcess
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, Failure, MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
 from launcher.supervisor.timings import Timings
@@ -85,6 +86,8 @@ class Coordinator:
             s.run_id, s.namespace, s.release, s.job_name, s.pod_name, agent.incarnation, agent.address
         )
         self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=agent.pause)
+        self.trainer_store = TrainerStore(self.output.checkpoint_request)
+        self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
@@ -122,7 +125,7 @@ class Coordinator:
             on_lease_lost(error)
 
         self.lock.keep(lose)
-        self.membership.open(build_credential(self._settings, self.lock.token))
+        self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
         """Resume or create output/, write the first run.json, and plan the first attempt.
@@ -214,6 +217,7 @@ class Coordinator:
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
         """Log a new plan, and send the notification of a restart."""
         if plan.do == "serve":
+            self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
             self._report.discard()
             self._report = ReportProcess(self.output, self._settings, self._timings)
             self.rendezvous_seconds = now - before.since

@@ -5,9 +5,11 @@ every rank   GET /healthz   for the kubelet: 200 while the launcher's main threa
 rank 0       GET /status    the content of status.json, without access to the storage
              POST /state    a rank sends its state; the answer is the coordinator's newest order
              (`Membership`)
+             /trainers/…    GET, PUT, DELETE: the trainers rendezvous through gloo; POST: a trainer asks whether
+             to save a checkpoint (`TrainerStore`)
 
-The credential of POST /state is derived from the token in run.lock
-(docs/adr/0004-the-gang-restarts-in-place.md).
+The credential of POST /state, and the secret in the paths below /trainers/, are derived from the token in run.lock
+(docs/adr/0004-the-gang-restarts-in-place.md). Other pods may reach this port (networkPolicy.metricsFrom).
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from launcher.supervisor.peers import trainer_store
 from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.trainer_store import TrainerStore
 
 STATE_MAX_BYTES = 1 << 16  # of one state; an order for 1000 ranks has some 20 kB
 
@@ -39,7 +43,12 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        """Answer a GET request with the page of its path, or with status 404 and the list of paths."""
+        """Answer with the page or the trainers' value of the path; with status 404 if there is none."""
+        store = self._trainer_store()
+        if store is not None:
+            value = store.read(self.path)
+            self._answer(404 if value is None else 200, value or b"")
+            return
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
             pages = ", ".join(sorted(self.server.pages))
@@ -48,22 +57,53 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         code, kind, body = page()
         self._answer(code, body, kind)
 
+    def do_PUT(self) -> None:
+        """Store a trainer's value under the path; reject every other PUT."""
+        store = self._trainer_store()
+        if store is None:
+            self.close_connection = True  # the body was not read
+            self._answer_error(403, "only the trainers of the present attempt store values, on rank 0")
+        elif (value := self._read_body(trainer_store.MAX_BYTES)) is not None:
+            store.write(self.path, value)
+            self._answer(200, b"")
+
+    def do_DELETE(self) -> None:
+        """Accept gloo's message that one trainer no longer needs a value: others may, so it stays."""
+        self._answer(403 if self._trainer_store() is None else 200, b"")
+
     def do_POST(self) -> None:
-        """Answer POST /state: pass the rank's state to the coordinator, and send the order that it
-        returns.
+        """Answer POST /state: pass the rank's state to the coordinator, and send the order that it returns.
+
+        Any other path must be that of a trainer that asks whether to save a checkpoint now; the body is the step
+        at which it proposes to ask the next time.
         """
-        size = int(self.headers.get("Content-Length") or -1)
-        if not 0 <= size <= STATE_MAX_BYTES:
-            self.close_connection = True
-            self._answer_error(413, f"a state must have a length of at most {STATE_MAX_BYTES} bytes")
+        body = self._read_body(STATE_MAX_BYTES)
+        if body is None:
             return
-        body = self.rfile.read(size)
+        store = self._trainer_store()
+        if store is not None and body.isdigit():
+            self._answer(200, store.decide(self.path, int(body)))
+            return
         handle_state = self.server.handle_state
         if self.path != "/state" or handle_state is None:
-            self._answer_error(404, "only rank 0 accepts states, at /state")
+            self._answer_error(404, "only rank 0 accepts states, at /state, and its trainers' questions")
             return
         credential = self.headers.get("Authorization", "").removeprefix("Bearer ")
         self._answer(*handle_state(credential, body))
+
+    def _trainer_store(self) -> TrainerStore | None:
+        """Return the trainers' store if this request is one of the present attempt's trainers; else None."""
+        store = self.server.trainer_store
+        return store if store is not None and store.accepts(self.path) else None
+
+    def _read_body(self, limit: int) -> bytes | None:
+        """Return the request's body; None, after answering 413, if its length is missing or above `limit`."""
+        size = self.headers.get("Content-Length") or ""
+        if size.isascii() and size.isdigit() and int(size) <= limit:
+            return self.rfile.read(int(size))
+        self.close_connection = True
+        self._answer_error(413, f"the body must have a length of at most {limit} bytes")
+        return None
 
     def _answer_error(self, code: int, text: str) -> None:
         self._answer(code, json.dumps({"error": text}).encode())
@@ -95,6 +135,8 @@ class PeerServer(ThreadingHTTPServer):
         self.pages = pages
         self.handle_state: StateHandler | None = None
         """Handles POST /state; set on rank 0 only."""
+        self.trainer_store: TrainerStore | None = None
+        """Handles requests below /trainers/; set on rank 0 only."""
         super().__init__((network.bind_host, port), PeerRequestHandler, bind_and_activate=False)
         self.socket.close()
         self.socket = network.listen(port)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,17 +44,12 @@ def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself
     assert lists == {"127.0.0.1:7164,127.0.0.1:7165,127.0.0.2:7164,127.0.0.2:7165"}
 
 
-def test_the_trainers_rendezvous_is_on_rank_0_at_the_first_sparse_port(tmp_path: Path) -> None:
-    spec = RUNTIME.trainer(gang(tmp_path, 1, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="2"))
-    told = ProcessSettings.from_environ(spec.env)
-    assert told.gloo_endpoint == ("127.0.0.1", 7166)
-
-
-def test_ports_num_sparse_of_0_is_rejected_with_the_reason(tmp_path: Path) -> None:
-    settings = gang(tmp_path, CONF_PADDLE_PORTS_NUM_SPARSE="1").settings
-    RUNTIME.check(settings)
-    with pytest.raises(SettingsError, match=r"portsNumSparse .* at least 1: .* the trainers' rendezvous"):
-        RUNTIME.check(replace(settings, ports_num_sparse=0))
+def test_every_trainer_receives_the_store_of_rank_0_and_its_secret_path(tmp_path: Path) -> None:
+    attempts = [gang(tmp_path, rank, CONF_PADDLE_PORTS_NUM_SPARSE="0") for rank in (0, 1)]
+    for attempt in attempts:
+        RUNTIME.check(attempt.settings)
+        settings = ProcessSettings.from_environ(RUNTIME.trainer(attempt).env)
+        assert (settings.hosts[0], settings.store) == ("127.0.0.1", attempts[0].store)
 
 
 def test_gradient_num_must_be_the_number_of_trainers(tmp_path: Path) -> None:
