@@ -24,8 +24,8 @@ state: venv ## create a bucket for Pulumi's state and a key for its secrets, in 
 doctor: venv ## check what would make pulumi up of STACK=dev fail; changes nothing
 	@$(RUN) -m aws doctor --stack "$(STACK)"
 
-cost: venv ## show the hourly cost of STACK=dev; SET="nodes.desired=1 network.nat=none" shows the effect of a change
-	@$(RUN) -m aws cost --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)")
+cost: venv ## show the hourly cost of STACK=dev; SET="nodes.desired=1 network.nat=none" shows the effect of a change, GB=250 adds stored data
+	@$(RUN) -m aws cost --stack "$(STACK)" --gb "$(GB)" $(foreach change,$(SET),--set "$(change)")
 
 plan: venv ## estimate pods, memory, disk, hours, $ of ROWS=1e9 GB=250 PASSES=3 IDS=50e6 (RATES=my.yaml); AFTER=results: cost of a run
 	@$(RUN) -m aws plan --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)") $(if $(RATES),--rates "$(RATES)") \

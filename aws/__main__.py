@@ -55,15 +55,20 @@ def examine(stack: StackName) -> None:
 
 
 @app.command("cost")
-def show_cost(stack: StackName, changes: Changes = None) -> None:
+def show_cost(
+    stack: StackName,
+    *,
+    gigabytes: Annotated[float, typer.Option("--gb", help="Data on the file system, 10⁹ bytes.")] = 0,
+    changes: Changes = None,
+) -> None:
     """Show the hourly cost of this stack by part, and with --set the effect of a change."""
     changes = changes or ["compute=off"]
     columns = {}
     for label, of in (("now", []), (", ".join(changes), changes)):
         settings = read_stack(stack, of).settings
-        columns[label] = {part.name: part for part in hourly_cost.cost_items(settings)}
+        columns[label] = {part.name: part for part in hourly_cost.cost_items(settings, None, gigabytes)}
         if settings.nodes.auto and settings.compute == "on":
-            idle = hourly_cost.cost_items(settings, settings.nodes.min)
+            idle = hourly_cost.cost_items(settings, settings.nodes.min, gigabytes)
             columns[f"{label}, idle"] = {part.name: part for part in idle}
     table = Table("$ an hour", *columns)
     for name in dict.fromkeys(name for parts in columns.values() for name in parts):
@@ -74,7 +79,20 @@ def show_cost(stack: StackName, changes: Changes = None) -> None:
     table.add_row("sum for a month", *(f"{dollars * hourly_cost.HOURS_PER_MONTH:.0f}" for dollars in sums))
     out.print(table)
     prices = hourly_cost.read_prices()
-    out.print("Billed by use: " + "; ".join(f"{row['name']} {row['price']}" for row in prices["usage"]))
+    for unit, key in (("GB", "gb"), ("GB and month", "gb_month")):
+        out.print(f"$ per {unit}: " + ", ".join(f"{name} {price:g}" for name, price in prices[key].items()))
+    if gigabytes <= 0:
+        out.print("Not in the sum: storage and backups of the file system. To add them, give GB=.")
+    _print_price_notes(any(" to " in f"{dollars:.3f}" for dollars in sums))
+
+
+def _print_price_notes(spot: bool) -> None:
+    prices = hourly_cost.read_prices()
+    if spot:
+        low, high = prices["spot"]
+        out.print(
+            f"Spot prices vary: the range is {low:.0%} to {high:.0%} of the on-demand price, an estimate."
+        )
     out.print(
         f"List prices of {prices['region']} as of {prices['date']} (aws/prices.yaml); other regions differ."
     )
@@ -95,11 +113,18 @@ def show_plan(
     changes: Changes = None,
 ) -> None:
     """Estimate what a training needs and costs, or calculate what a finished run cost."""
-    settings, rates_used = read_stack(stack, changes or []).settings, training_estimate.read_rates(rates)
+    settings, known = read_stack(stack, changes or []).settings, training_estimate.read_rates(rates)
     if after is not None:
-        pods, hours, dollars, train_us = training_estimate.cost_of_run(after, settings, rates_used)
-        out.print(f"{pods} pods for {hours:.2f} h at the stack's price: ${dollars:.2f}")
-        out.print(f"to make `plan` estimate the same training time, set train_us: {train_us:.3g} in RATES")
+        run = training_estimate.cost_of_run(after, settings, known)
+        out.print(f"{run.pods} pods for {run.hours:.2f} h at the stack's price: ${run.dollars:.2f}")
+        out.print(
+            f"to make `plan` estimate the same training time, set train_us: {run.train_us:.3g} in RATES"
+        )
+        if run.network_share > 0.9:
+            share = f"{run.network_share:.0%} of its node's baseline bandwidth"
+            out.print(
+                f"A pod used {share}, so the network may have limited this run, and train_us is too high."
+            )
         return
     if min(rows, gigabytes, passes) <= 0 or ids < 0:
         given = f"--rows {rows:g} --gb {gigabytes:g} --passes {passes} --ids {ids:g}"
@@ -108,33 +133,36 @@ def show_plan(
             "of distinct ids over all tables (--ids) of at least 0"
         )
     values = chart_values.effective_values(settings, FOLDER)
-    trainers, batch = int(values.get("trainers", 1)), int(values.get("training", {}).get("batchSize", 256))
-    job, room = (
-        training_estimate.TrainingJob(rows, gigabytes, passes, ids, batch),
-        training_estimate.usable_node(settings),
-    )
-    least = max(training_estimate.least_pods(job, room, rates_used), trainers)
-    found = [
-        training_estimate.estimate_training(job, settings, least * times, rates_used) for times in (1, 2, 4)
-    ]
-    disk = settings.nodes.disk_gib
-    table = Table("pods, one a node", *(str(one.pods) for one in found))
+    job = training_estimate.read_job(values, rows=rows, gigabytes=gigabytes, passes=passes, ids=ids)
+    room = training_estimate.usable_node(settings)
+    least = max(training_estimate.least_pods(job, room, known), int(values["trainers"]))
+    found = [training_estimate.estimate_training(job, settings, least * times, known) for times in (1, 2, 4)]
+    disk, node = settings.nodes.disk_gib, training_estimate.node_type(settings)
+    table = Table(f"pods, one per {settings.nodes.instance_types[0]}", *(str(one.pods) for one in found))
     memory = f"memory of a pod, GiB (of {room.memory / 2**30:.1f})"
     table.add_row(memory, *(f"{one.train.memory_gib:.1f}" for one in found))
-    table.add_row("network of a pod each way, MB/s", *(f"{one.train.network_mb:.0f}" for one in found))
-    table.add_row("CPU of a row, µs", *(f"{one.train.row_us:.0f}" for one in found))
     small = [f"{one.disk_gib:.0f}{' !!' if one.disk_gib > disk else ''}" for one in found]
-    table.add_row(f"disk of a node, GiB (nodes.diskGib {disk}; !! needs more)", *small)
+    table.add_row(f"disk of a node, GiB (!!: more than {disk})", *small)
+    table.add_row("CPU of a row, µs", *(f"{one.train.row_us:.0f}" for one in found))
+    network = f"network each way, MB/s (of {node.bandwidth / 1e6:.0f})"
+    table.add_row(network, *(f"{one.train.network_mb:.0f}" for one in found))
+    table.add_row("training is limited by", *(one.train.limit for one in found))
     for step in found[0].hours:
         table.add_row(f"{step}, hours", *(f"{one.hours[step]:.2f}" for one in found))
-    table.add_section()
-    table.add_row("hours", *(f"{sum(one.hours.values()):.2f}" for one in found))
-    table.add_row("dollars", *(f"{one.dollars:.2f}" for one in found))
+    table.add_row("hours", *(f"{sum(one.hours.values()):.2f}" for one in found), end_section=True)
+    for part in found[0].dollars:
+        table.add_row(f"{part}, $", *(f"{one.dollars[part]:.2f}" for one in found))
+    table.add_row("dollars", *(f"{one.total:.2f}" for one in found))
     out.print(table)
-    out.print(f"The stack's values have {trainers} trainers and batches of {batch}.")
     out.print(
-        "The rates of aws/rates.yaml were measured on one machine; traffic between machines costs more."
+        f"Chart values: {values['trainers']} trainers, batches of {job.batch}, data.workers {job.workers}."
     )
+    for line in training_estimate.advice(job, settings, found[0]):
+        out.print(line)
+    out.print(
+        "The rates of aws/rates.yaml were measured on one machine; traffic between machines costs more CPU."
+    )
+    _print_price_notes(settings.nodes.capacity == "SPOT")
     out.print("After a run, `make plan AFTER=results` calculates its actual cost.")
 
 
@@ -201,10 +229,8 @@ def try_all(
 ) -> None:
     """Run up, training, results, destroy and a search for leftovers in a real AWS account."""
     target = read_stack(stack)
-    client, price = (
-        make_clients(target.region),
-        hourly_cost.total_per_hour(hourly_cost.cost_items(target.settings)),
-    )
+    client = make_clients(target.region)
+    price = hourly_cost.total_per_hour(hourly_cost.cost_items(target.settings))
     if not yes:
         raise CommandError(
             f"this creates real resources at about ${price:.2f} an hour. To confirm, add --yes (make: YES=1)"

@@ -5,7 +5,6 @@ Prices come from `prices.yaml`, which states their date and region; no call is m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -22,79 +21,150 @@ HOURS_PER_MONTH = 730
 
 
 @dataclass(frozen=True)
+class Dollars:
+    """An amount in US dollars; with spot nodes a range, because their price varies."""
+
+    least: float
+    most: float
+
+    def __add__(self, other: Dollars) -> Dollars:
+        return Dollars(self.least + other.least, self.most + other.most)
+
+    def __mul__(self, times: float) -> Dollars:
+        return Dollars(self.least * times, self.most * times)
+
+    def __format__(self, spec: str) -> str:
+        """Format the amount, or both ends of the range, each by the format `spec` of a number."""
+        ends = dict.fromkeys((format(self.least, spec), format(self.most, spec)))
+        return " to ".join(ends)
+
+
+@dataclass(frozen=True)
 class CostItem:
-    """One line of the cost table; `per_hour` is in US dollars, or None when `prices.yaml` has no price."""
+    """One line of the cost table: a part of the stack, how much of it there is, and what that costs.
+
+    Attributes:
+        per_hour: price an hour of all of it; None when `prices.yaml` has no price.
+        of_nodes: whether it is paid for each node of the training pods.
+    """
 
     name: str
     count: float
     unit: str
-    per_hour: float | None
+    per_hour: Dollars | None
+    of_nodes: bool = False
 
     def __str__(self) -> str:
         price = "not in the table" if self.per_hour is None else f"{self.per_hour:.3f}"
         return f"{price}  ({self.count:g} {self.unit})"
 
 
+@dataclass(frozen=True)
+class Instance:
+    """An instance type: on-demand price in US dollars an hour, size, and baseline bandwidth.
+
+    `bandwidth` is in bytes per second and direction; an instance exceeds it only for minutes.
+    """
+
+    price: float
+    size: node_capacity.Size
+    bandwidth: float
+
+
 @cache
 def read_prices() -> dict[str, Any]:
-    """Return `prices.yaml`: keys `date`, `region`, `hour`, `month`, `gb`, `usage`, `instances`."""
+    """Return `prices.yaml`; its comments explain the keys."""
     loaded: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("prices.yaml").read_text("utf-8"))
     return loaded
 
 
-def find_instance(kind: str) -> tuple[float, node_capacity.Size] | None:
-    """Return on-demand price (US dollars an hour) and size of an instance type; None when it is unknown."""
-    table = read_prices()["instances"]
-    if kind in table:
-        price, gib, cores = table[kind]
-        return price, node_capacity.Size(cores, gib * node_capacity.GIB)
-    found = re.fullmatch(r"([a-z0-9]+)\.(?:large|(\d*)xlarge)", kind)
-    if found is None or found[1] not in table:
+def find_instance(kind: str) -> Instance | None:
+    """Return price, size and bandwidth of an instance type; None when `prices.yaml` does not have it."""
+    prices = read_prices()
+    family, _, size = kind.partition(".")
+    if kind in prices["instances"]:
+        price, gib, cores, gbit = prices["instances"][kind]
+        return Instance(price, node_capacity.Size(cores, gib * node_capacity.GIB), gbit * 1e9 / 8)
+    rows = (row for families, row in prices["network"].items() if family in families.split())
+    gbit = dict(zip(prices["sizes"], next(rows, ()), strict=False)).get(size)
+    if gbit is None:
         return None
-    price, gib = table[found[1]]
-    larges = 1 if found[2] is None else 2 * int(found[2] or 1)
-    return price * larges, node_capacity.Size(2 * larges, gib * larges * node_capacity.GIB)
+    price, gib = prices["instances"][family]
+    larges = 1 if size == "large" else 2 * int(size.removesuffix("xlarge") or 1)
+    memory = gib * larges * node_capacity.GIB
+    return Instance(price * larges, node_capacity.Size(2 * larges, memory), gbit * 1e9 / 8)
 
 
-def _machines(name: str, kind: str, count: int, unit: str) -> CostItem:
+def _fixed(dollars: float) -> Dollars:
+    return Dollars(dollars, dollars)
+
+
+def _machines(name: str, kind: str, count: int, *, unit: str = "node", **more: bool) -> CostItem:
     known = find_instance(kind)
-    return CostItem(f"{name}, {kind}", count, unit, None if known is None else known[0] * count)
+    price = None if known is None else _fixed(known.price * count)
+    return CostItem(f"{name}, {kind}", count, unit, price, **more)
 
 
-def cost_items(settings: Settings, count: int | None = None) -> Iterator[CostItem]:
+def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
+    nodes, prices = settings.nodes, read_prices()
+    machines = _machines("nodes", nodes.instance_types[0], count, of_nodes=True)
+    if nodes.capacity == "SPOT" and machines.per_hour is not None:
+        low, high = prices["spot"]
+        price = Dollars(machines.per_hour.least * low, machines.per_hour.most * high)
+        machines = CostItem(f"spot {machines.name}", count, "node, estimate", price, of_nodes=True)
+    yield machines
+    disks = count * nodes.disk_gib
+    price = _fixed(disks * prices["month"]["gp3_gib"] / HOURS_PER_MONTH)
+    yield CostItem("node disks, gp3", disks, "GiB", price, of_nodes=True)
+
+
+def storage_items(settings: Settings, stored_gb: float) -> Iterator[CostItem]:
+    """Yield storage and backups of the file system when it holds this many 10⁹ bytes."""
+    for name in ("EFS storage", "EFS backups") if settings.storage.backup else ("EFS storage",):
+        price = _fixed(stored_gb * read_prices()["gb_month"][name] / HOURS_PER_MONTH)
+        yield CostItem(name, stored_gb, "GB", price)
+
+
+def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 0) -> Iterator[CostItem]:
     """Yield the parts that cost money by the hour, whether used or idle.
 
     Args:
         count: number of nodes; None takes it from the settings (with `nodes.auto`, the maximum).
+        stored_gb: 10⁹ bytes on the file system.
     """
-    hour, month = read_prices()["hour"], read_prices()["month"]
-    network, nodes = settings.network, settings.nodes
+    prices = read_prices()
+    hour, month, network, nodes = prices["hour"], prices["month"], settings.network, settings.nodes
     if settings.compute == "on":
-        yield CostItem("EKS control plane", 1, "cluster", hour["eks"])
+        yield CostItem("EKS control plane", 1, "cluster", _fixed(hour["eks"]))
         if count is None:
             count = nodes.max if nodes.auto else nodes.desired
-        kind = nodes.instance_types[0]
-        spot = " on demand (spot is cheaper)" if nodes.capacity == "SPOT" else ""
-        yield _machines(f"nodes{spot}", kind, count, "node")
+        yield from _training_nodes(settings, count)
         if nodes.auto:
-            yield _machines("system node", constants.SYSTEM_TYPES[node_capacity.is_arm(kind)][0], 1, "node")
-        disks = (count + nodes.auto) * nodes.disk_gib
-        yield CostItem("node disks, gp3", disks, "GiB", disks * month["gp3_gib"] / HOURS_PER_MONTH)
+            arm = node_capacity.is_arm(nodes.instance_types[0])
+            yield _machines("system node", constants.SYSTEM_TYPES[arm][0], 1)
+            disk = _fixed(nodes.disk_gib * month["gp3_gib"] / HOURS_PER_MONTH)
+            yield CostItem("system node's disk, gp3", nodes.disk_gib, "GiB", disk)
         if network.vpc_id == "" and network.nat == "none":
             endpoints = len(constants.PRIVATE_SERVICES) * network.zones
-            price = endpoints * hour["interface_endpoint"]
+            price = _fixed(endpoints * hour["interface_endpoint"])
             yield CostItem("interface endpoints", endpoints, "endpoint", price)
         elif network.vpc_id == "":
             gateways = network.zones if network.nat == "per-az" else 1
-            price = gateways * (hour["nat"] + hour["public_ipv4"])
+            price = _fixed(gateways * (hour["nat"] + hour["public_ipv4"]))
             yield CostItem("NAT gateway with its address", gateways, "gateway", price)
+        logs = prices["logs_gb_hour"]["control_plane"]
+        logs += count * prices["logs_gb_hour"]["node"] if settings.cluster.pod_logs else 0
+        price = _fixed(logs * prices["gb"]["CloudWatch logs"])
+        yield CostItem("CloudWatch logs", 1000 * logs, "MB an hour, assumed", price)
         if settings.bastion.enabled:
-            yield _machines("bastion", settings.bastion.instance_type, 1, "machine")
+            yield _machines("bastion", settings.bastion.instance_type, 1, unit="machine")
+    if stored_gb > 0:
+        yield from storage_items(settings, stored_gb)
     if settings.kms.key_arn == "":
-        yield CostItem("KMS key", 1, "key", month["kms_key"] / HOURS_PER_MONTH)
-    yield CostItem("Route53 zone", 1, "zone", month["hosted_zone"] / HOURS_PER_MONTH)
+        yield CostItem("KMS key", 1, "key", _fixed(month["kms_key"] / HOURS_PER_MONTH))
+    yield CostItem("Route53 zone", 1, "zone", _fixed(month["hosted_zone"] / HOURS_PER_MONTH))
 
 
-def total_per_hour(listed: Iterable[CostItem]) -> float:
-    """Return the sum of the known prices, in US dollars an hour."""
-    return sum(part.per_hour for part in listed if part.per_hour is not None)
+def total_per_hour(listed: Iterable[CostItem]) -> Dollars:
+    """Return the sum of the known prices an hour."""
+    return sum((part.per_hour for part in listed if part.per_hour is not None), Dollars(0, 0))

@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from aws import hourly_cost
+from aws.hourly_cost import Dollars
 from aws.stack_access import CommandError
 from infra import node_capacity
 from infra.settings import Settings
@@ -23,17 +25,34 @@ Rates = Mapping[str, float]
 GB = 1e9
 # Disk of a node that is used by the system, images and logs.
 SYSTEM_GIB = 12.0
+# A part of the source for one pod of the data Job is at least this large (value data.workers).
+PART_BYTES = 256 * node_capacity.MIB
+NOTHING = Dollars(0, 0)
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The training to estimate: rows, source size (10⁹ bytes), passes, distinct ids, rows per batch."""
+    """The training to estimate.
+
+    Attributes:
+        rows: rows of the training data.
+        gigabytes: size of the source in 10⁹ bytes.
+        passes: number of passes.
+        ids: distinct ids over all tables.
+        batch: rows per batch.
+        workers: pods of the data Job.
+        checkpoints: number of checkpoints that are kept.
+        source: address of the source, whose scheme decides where it is stored and how it is read.
+    """
 
     rows: float
     gigabytes: float
     passes: int
     ids: float
     batch: int = 256
+    workers: int = 1
+    checkpoints: int = 3
+    source: str = "s3://"
 
 
 @dataclass(frozen=True)
@@ -44,9 +63,11 @@ class PodLoad:
     row_us: float
     """CPU microseconds per row, in the trainer and in all servers."""
     rows: float
-    """Rows per second."""
+    """Rows per second, as many as the CPU and the network allow."""
     network_mb: float
     """10⁶ bytes sent per second; the same amount is received."""
+    limit: str
+    """What limits `rows`: CPU or network."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +78,33 @@ class Estimate:
     train: PodLoad
     disk_gib: float
     hours: dict[str, float]
-    dollars: float
+    dollars: dict[str, Dollars]
+    stored_gb: float
+    """10⁹ bytes that are on the file system after the run."""
+
+    @property
+    def total(self) -> Dollars:
+        """Return the sum of all parts in US dollars."""
+        return sum(self.dollars.values(), NOTHING)
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a finished run used.
+
+    Attributes:
+        pods: number of training pods.
+        hours: duration.
+        dollars: the stack's price for this duration, and the traffic between zones.
+        train_us: the rate with which `plan` would have estimated the same training time.
+        network_share: traffic of a pod as a share of its node's baseline bandwidth.
+    """
+
+    pods: int
+    hours: float
+    dollars: Dollars
+    train_us: float
+    network_share: float
 
 
 def read_rates(own: Path | None = None) -> dict[str, float]:
@@ -79,8 +126,27 @@ def read_rates(own: Path | None = None) -> dict[str, float]:
     return found | mine
 
 
-def usable_node(settings: Settings) -> node_capacity.Size:
-    """Return CPU and memory that a node of the stack leaves to pods.
+def read_job(
+    values: Mapping[str, Any], *, rows: float, gigabytes: float, passes: int, ids: float
+) -> TrainingJob:
+    """Return the training of these sizes, with batch size, checkpoints and data Job of the chart's values."""
+    training, data = values["training"], values["data"]
+    # The data Job splits text below s3:// and file:// among its pods; one pod reads any other source.
+    parts = 1 if data["source"].startswith("http") else math.ceil(gigabytes * GB / PART_BYTES)
+    return TrainingJob(
+        rows=rows,
+        gigabytes=gigabytes,
+        passes=passes,
+        ids=ids,
+        batch=int(training["batchSize"]),
+        workers=min(int(data["workers"]), parts),
+        checkpoints=int(training["keepCheckpoints"]),
+        source=data["source"],
+    )
+
+
+def node_type(settings: Settings) -> hourly_cost.Instance:
+    """Return price, size and bandwidth of the stack's first instance type.
 
     Raises:
         CommandError: the instance type is not in the price table.
@@ -92,7 +158,12 @@ def usable_node(settings: Settings) -> node_capacity.Size:
         raise CommandError(
             f"{kind} is not in aws/prices.yaml. Fix: add its size and price, or plan with {other}"
         )
-    return node_capacity.usable_size(known[1])
+    return known
+
+
+def usable_node(settings: Settings) -> node_capacity.Size:
+    """Return CPU and memory that a node of the stack leaves to pods; raise CommandError as `node_type`."""
+    return node_capacity.usable_size(node_type(settings).size)
 
 
 def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
@@ -110,15 +181,31 @@ def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
     return max(1, math.ceil(job.ids * known["id_bytes"] / room))
 
 
-def pod_load(pods: int, cores: float, job: TrainingJob, known: Rates) -> PodLoad:
-    """Return the load of one pod. Each pod has a server and a trainer, which calls all servers each batch."""
-    row = known["train_us"] + _messages(pods, job.batch, known)
-    rows = cores * known["busy"] * 1e6 / row
+def pod_load(pods: int, cores: float, job: TrainingJob, known: Rates, bandwidth: float = math.inf) -> PodLoad:
+    """Return the load of one pod. Each pod has a server and a trainer, which calls all servers each batch.
+
+    Args:
+        pods: number of pods.
+        cores: cores of a pod.
+        job: the training.
+        known: the rates.
+        bandwidth: bytes per second that a pod can send, and as many that it can receive.
+    """
+    row_us = known["train_us"] + _messages(pods, job.batch, known)
     memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]
     # Bytes of a row between a trainer and the servers, in both directions. All pods are alike, so what one
     # trainer sends and receives equals what one pod sends (or receives) in all.
-    network = rows * bytes_per_row(job.batch, known) * (pods - 1) / pods
-    return PodLoad(memory_gib=memory / node_capacity.GIB, row_us=row, rows=rows, network_mb=network / 1e6)
+    row_bytes = bytes_per_row(job.batch, known) * (pods - 1) / pods
+    by_cpu = cores * known["busy"] * 1e6 / row_us
+    by_network = bandwidth / row_bytes if pods > 1 else math.inf
+    rows = min(by_cpu, by_network)
+    return PodLoad(
+        memory_gib=memory / node_capacity.GIB,
+        row_us=row_us,
+        rows=rows,
+        network_mb=rows * row_bytes / 1e6,
+        limit="CPU" if rows == by_cpu else "network",
+    )
 
 
 def bytes_per_row(batch: float, known: Rates) -> float:
@@ -131,58 +218,131 @@ def _messages(pods: int, batch: float, known: Rates) -> float:
     return known["message_us"] * (pods - 1) / batch
 
 
+def traffic_between_zones(trained: float, pods: int, batch: float, settings: Settings, known: Rates) -> float:
+    """Return the bytes between zones when this many rows are trained, over all passes.
+
+    Pods are spread evenly over the zones of the nodes, and every trainer sends the same to every server.
+    """
+    network = settings.network
+    zones = 1 if settings.nodes.single_zone else len(network.subnet_ids) or network.zones
+    low, larger = divmod(pods, zones)
+    same_zone = (larger * (low + 1) ** 2 + (zones - larger) * low**2) / pods**2
+    return trained * bytes_per_row(batch, known) * (1 - same_zone)
+
+
 def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Rates) -> Estimate:
     """Estimate `job` on that many pods, one a node, on a stack that is up only for this run."""
     cores = max(1.0, usable_node(settings).cpu)
-    train = pod_load(pods, cores, job, known)
+    train = pod_load(pods, cores, job, known, node_type(settings).bandwidth)
     rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
     hours = {
-        "data": source / (known["split_mb"] * 1e6) / 3600,
+        "data": source / (known["split_mb"] * 1e6) / job.workers / 3600,
+        "copying shards": source / pods / (known["split_mb"] * 1e6) / 3600,
         "parsing": rows * known["parse_us"] / 1e6 / cores / 3600,
         "training": rows * job.passes / train.rows / 3600,
         "saves": ids * job.passes * known["save_us"] / 1e6 / 3600,
     }
-    usage, saved = hourly_cost.read_prices()["gb"], job.ids * job.passes * known["save_bytes"]
-    # Shards and checkpoints are written once and read once: a checkpoint is verified by reading it back.
-    moved = (source + saved) / GB * (usage["efs_read"] + usage["efs_write"])
     return Estimate(
         pods=pods,
         train=train,
         disk_gib=SYSTEM_GIB + source * (1 + known["record_bytes"]) / pods / node_capacity.GIB,
         hours=hours,
-        dollars=sum(hours.values()) * hourly_cost.total_per_hour(hourly_cost.cost_items(settings, pods))
-        + moved,
+        dollars=_cost_parts(job, settings, pods, hours, known),
+        stored_gb=stored_gb(job, known),
     )
 
 
-def cost_of_run(results: Path, settings: Settings, known: Rates) -> tuple[int, float, float, float]:
-    """Calculate what a finished run cost, from the folder that `launcher results --to` made.
+def _is_on_efs(job: TrainingJob) -> bool:
+    return job.source.startswith("file:")
 
-    Returns:
-        Pods, hours, dollars (hours at the stack's price), and the `train_us` with which `plan` would have
-        estimated the same training time.
+
+def stored_gb(job: TrainingJob, known: Rates) -> float:
+    """Return the 10⁹ bytes of shards, checkpoints and a `file://` source on the file system after a run."""
+    checkpoints = min(job.passes, job.checkpoints) * job.ids * known["save_bytes"]
+    return job.gigabytes * (1 + _is_on_efs(job)) + checkpoints / GB
+
+
+def _cost_parts(
+    job: TrainingJob, settings: Settings, pods: int, hours: Mapping[str, float], known: Rates
+) -> dict[str, Dollars]:
+    """Return the dollars of a run by part; training pods hold their nodes while the data Job runs."""
+    items, price = list(hourly_cost.cost_items(settings, pods)), hourly_cost.read_prices()["gb"]
+    nodes, others = (
+        hourly_cost.total_per_hour(item for item in items if item.of_nodes == of_nodes)
+        for of_nodes in (True, False)
+    )
+    stored = hourly_cost.total_per_hour(hourly_cost.storage_items(settings, stored_gb(job, known)))
+    waited, lasted = hours["data"], sum(hours.values())
+    # Shards and checkpoints are written once and read once: a checkpoint is verified by reading it back.
+    written = job.gigabytes + job.ids * job.passes * known["save_bytes"] / GB
+    read = written + job.gigabytes * _is_on_efs(job)
+    moved = written * price["EFS write"] + read * price["EFS read"]
+    through_nat = settings.network.nat != "none" and job.source.startswith("http")
+    between = traffic_between_zones(job.rows * job.passes, pods, job.batch, settings, known) / GB
+    by_use = {
+        "EFS reads and writes": moved if settings.storage.throughput == "elastic" else 0,
+        **({"NAT data": job.gigabytes * price["NAT data"]} if through_nat else {}),
+        "traffic between zones": between * price["traffic between zones"],
+    }
+    return {
+        "nodes, while the data Job runs": nodes * waited,
+        "nodes, after that": nodes * (lasted - waited),
+        "control plane, NAT, logs, keys": others * lasted,
+        "EFS storage and backups": stored * lasted,
+        **{name: Dollars(dollars, dollars) for name, dollars in by_use.items()},
+    }
+
+
+def advice(job: TrainingJob, settings: Settings, found: Estimate) -> Iterator[str]:
+    """Yield what would make this estimate cheaper, and the monthly price of what it leaves."""
+    waiting = found.dollars["nodes, while the data Job runs"]
+    if found.hours["data"] > 0.1 * sum(found.hours.values()):
+        first = (
+            f"{found.pods} nodes wait while data.workers: {job.workers} prepares the data: ${waiting:.2f}."
+        )
+        more = "" if job.source.startswith("http") else f"data.workers: {min(found.pods, 20)}, or "
+        yield (
+            f"{first} Fix: {more}prepare the data before the nodes start, with nodes.auto: true and "
+            "scheduling.suspend: true; then `python -m launcher resume`"
+        )
+    between = found.dollars["traffic between zones"]
+    if between.most > 0:
+        yield f"Traffic between zones costs ${between:.2f}. Fix: nodes.singleZone: true"
+    stored = hourly_cost.total_per_hour(hourly_cost.storage_items(settings, found.stored_gb))
+    month = stored * hourly_cost.HOURS_PER_MONTH
+    yield f"After the run, {found.stored_gb:.0f} GB stay on the file system: ${month:.2f} a month until deleted."
+
+
+def cost_of_run(results: Path, settings: Settings, known: Rates) -> FinishedRun:
+    """Calculate what a finished run cost, from the folder that `launcher results --to` made.
 
     Raises:
         CommandError: run.json or metrics.csv is missing or damaged, or the run has not finished.
     """
+    node = node_type(settings)
     try:
         run = json.loads((results / "run.json").read_text("utf-8"))
         rows = list(csv.DictReader((results / "metrics.csv").read_text("utf-8").splitlines()))
-        seconds = float(run["finished"]) - float(run["started"])
+        hours = (float(run["finished"]) - float(run["started"])) / 3600
         samples, busy = (sum(float(row[name]) for row in rows) for name in ("samples", "seconds"))
         pods = len({row["rank"] for row in rows})
         cores = max(1.0, usable_node(settings).cpu)
         batch = int(run["fingerprint"]["batchSize"])
         train_us = busy * cores * known["busy"] / samples * 1e6 - _messages(pods, batch, known)
+        sent = samples / busy * bytes_per_row(batch, known) * (pods - 1) / pods
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         said = " ".join(str(error).split())
         raise CommandError(
             f"AFTER={results} is not the folder of a finished run ({said}). Fix: download one with "
             "`python -m launcher results --to DIR`"
         ) from error
-    return (
-        pods,
-        seconds / 3600,
-        seconds / 3600 * hourly_cost.total_per_hour(hourly_cost.cost_items(settings, pods)),
-        train_us,
+    between = traffic_between_zones(samples, pods, batch, settings, known) / GB
+    traffic = between * hourly_cost.read_prices()["gb"]["traffic between zones"]
+    stack = hourly_cost.total_per_hour(hourly_cost.cost_items(settings, pods))
+    return FinishedRun(
+        pods=pods,
+        hours=hours,
+        dollars=stack * hours + Dollars(traffic, traffic),
+        train_us=train_us,
+        network_share=sent / node.bandwidth,
     )

@@ -24,7 +24,8 @@ def by_name(stack):
 
 def test_cost_is_proportional_to_nodes(dev) -> None:
     one, three = by_name(dev("nodes.desired=1")), by_name(dev())
-    assert three["nodes, m6i.large"].per_hour == pytest.approx(3 * one["nodes, m6i.large"].per_hour)
+    kind = "nodes, m6i.large"
+    assert three[kind].per_hour.most == pytest.approx(3 * one[kind].per_hour.most)
     assert three["EKS control plane"] == one["EKS control plane"]
 
 
@@ -50,19 +51,59 @@ def test_cost_auto_idle_counts_only_system_node(dev) -> None:
         {p.name.partition(",")[0]: p for p in hourly_cost.cost_items(settings, n)} for n in (None, 0)
     )
     assert (busy["nodes"].count, idle["nodes"].count) == (4, 0)
-    assert idle["nodes"].per_hour == 0
+    assert idle["nodes"].per_hour.most == 0
     assert busy["system node"] == idle["system node"]
     changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
     assert "idle" in shown.output
 
 
-def test_instance_price_is_proportional_to_size_or_none() -> None:
-    price, size = hourly_cost.find_instance("m6i.large")
-    assert hourly_cost.find_instance("m6i.xlarge") == (2 * price, Size(2 * size.cpu, 2 * size.memory))
-    assert hourly_cost.find_instance("m6i.4xlarge") == (8 * price, Size(8 * size.cpu, 8 * size.memory))
-    assert hourly_cost.find_instance("t3.medium")[1] == Size(2, 4 * GIB)
-    assert hourly_cost.find_instance("x9z.large") is hourly_cost.find_instance("m6i.metal") is None
+def test_cost_spot_nodes_are_a_marked_range(dev) -> None:
+    low, high = hourly_cost.read_prices()["spot"]
+    fixed, spot = by_name(dev()), by_name(dev("nodes.capacity=SPOT"))
+    on_demand, price = fixed["nodes, m6i.large"].per_hour.most, spot["spot nodes, m6i.large"].per_hour
+    assert (price.least, price.most) == pytest.approx((on_demand * low, on_demand * high))
+    assert low < high < 1
+    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--set", "nodes.capacity=SPOT"]).output
+    assert "estimate" in shown
+    assert "Spot prices vary" in shown
+
+
+def test_cost_of_stored_data_and_backups_remains_without_compute(dev) -> None:
+    def stored(*changes: str) -> dict[str, float]:
+        items = hourly_cost.cost_items(dev("compute=off", *changes).settings, None, 1000)
+        return {i.name: round(i.per_hour.most * 730, 6) for i in items if i.name.startswith("EFS")}
+
+    assert stored() == {"EFS storage": 300, "EFS backups": 50}
+    assert stored("storage.backup=false") == {"EFS storage": 300}
+    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--gb", "1000"]).output
+    assert "EFS storage" in shown
+    assert "Not in the sum: storage" in CliRunner().invoke(app, ["cost", "--stack", "dev"]).output
+
+
+def test_cost_logs_of_pods_are_added_when_they_are_sent(dev) -> None:
+    def logs(*changes: str) -> float:
+        return by_name(dev(*changes))["CloudWatch logs"].per_hour.most
+
+    assert logs() > 0
+    assert logs("cluster.podLogs=true") == pytest.approx(logs() + 3 * 0.005 * 0.5)
+
+
+def test_instance_price_size_and_bandwidth_by_type_or_none() -> None:
+    large = hourly_cost.find_instance("m6i.large")
+    assert large == hourly_cost.Instance(0.096, Size(2, 8 * GIB), 781e6 / 8)
+    assert hourly_cost.find_instance("m6i.xlarge").price == 2 * large.price
+    assert hourly_cost.find_instance("m6i.4xlarge").size == Size(16, 64 * GIB)
+    # The baseline is not proportional to the size.
+    assert hourly_cost.find_instance("m5a.8xlarge").bandwidth == 7.5e9 / 8
+    assert hourly_cost.find_instance("t3.medium").size == Size(2, 4 * GIB)
+    for kind in ("x9z.large", "m6i.metal", "m3.large", "m5.48xlarge"):
+        assert hourly_cost.find_instance(kind) is None
+
+
+def test_prices_have_a_bandwidth_for_each_family() -> None:
+    families = [kind for kind in hourly_cost.read_prices()["instances"] if "." not in kind]
+    assert [kind for kind in families if hourly_cost.find_instance(f"{kind}.large") is None] == []
 
 
 def test_read_stack_invalid_change_or_unknown_stack_raises() -> None:

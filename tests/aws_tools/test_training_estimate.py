@@ -16,11 +16,16 @@ JOB = training_estimate.TrainingJob(rows=1e9, gigabytes=250, passes=3, ids=5e7)
 HEADER = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n"
 
 
+def without_traffic() -> dict[str, float]:
+    """Return rates with which the network never limits a training."""
+    return {**training_estimate.read_rates(), "wire_row": 1, "wire_batch": 1}
+
+
 def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(dev) -> None:
-    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, training_estimate.read_rates()
+    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, without_traffic()
     three, six = (training_estimate.estimate_training(JOB, settings, pods, rates) for pods in (3, 6))
     assert six.hours["data"] == three.hours["data"]
-    assert {six.hours[s] / three.hours[s] for s in ("parsing", "saves")} == {0.5}
+    assert {six.hours[s] / three.hours[s] for s in ("copying shards", "parsing", "saves")} == {0.5}
     slower = six.train.row_us / three.train.row_us
     assert six.hours["training"] / three.hours["training"] == pytest.approx(slower / 2)
     assert six.disk_gib - training_estimate.SYSTEM_GIB == pytest.approx(
@@ -58,19 +63,107 @@ def test_least_pods_depends_on_table_size(dev) -> None:
         training_estimate.least_pods(JOB, room, {**rates, "base_mb": 9000})
 
 
-def test_estimate_dollars_are_node_hours_and_efs_traffic(dev) -> None:
+def test_estimate_rows_per_second_follow_tighter_of_cpu_and_network(dev) -> None:
+    """An m6i.large has 0.781 Gbit/s all the time: 97.6 MB/s in each direction."""
+    rates = training_estimate.read_rates()
+
+    def plan(kind: str, pods: int) -> training_estimate.Estimate:
+        settings = dev(f"nodes.instanceTypes=[{kind}]").settings
+        return training_estimate.estimate_training(JOB, settings, pods, rates)
+
+    narrow, wide, many = plan("m6i.large", 3), plan("m6i.8xlarge", 1), plan("m6i.large", 120)
+    assert (narrow.train.limit, wide.train.limit, many.train.limit) == ("network", "CPU", "CPU")
+    assert narrow.train.network_mb == pytest.approx(97.6, rel=0.001)
+    moved = JOB.rows * JOB.passes / 3 * training_estimate.bytes_per_row(JOB.batch, rates) * 2 / 3
+    assert narrow.hours["training"] == pytest.approx(moved / 97.625e6 / 3600)
+    assert many.train.network_mb < 97
+
+
+def test_estimate_half_of_the_traffic_of_two_zones_is_charged_at_both_ends(dev) -> None:
+    rates, job = training_estimate.read_rates(), training_estimate.TrainingJob(1e9, 250, 3, 5e7, 256)
+
+    def traffic(pods: int, *changes: str) -> float:
+        found = training_estimate.estimate_training(job, dev(*changes).settings, pods, rates)
+        return found.dollars["traffic between zones"].most
+
+    assert traffic(30) == 0
+    assert traffic(30, "nodes.singleZone=false") == pytest.approx(15.6e3 / 2 * 0.02)
+    assert traffic(30, "nodes.singleZone=false", "network.zones=3") == pytest.approx(15.6e3 * 2 / 3 * 0.02)
+    # Of three pods, two are in one zone: 4 of 9 pairs of trainer and server are in different zones.
+    assert traffic(3, "nodes.singleZone=false") == pytest.approx(15.6e3 * 4 / 9 * 0.02)
+    assert traffic(1, "nodes.singleZone=false") == 0
+
+
+def test_estimate_more_data_workers_shorten_the_wait_of_the_nodes(dev) -> None:
     settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, training_estimate.read_rates()
-    found = training_estimate.estimate_training(
-        training_estimate.TrainingJob(1e9, 100, 1, 0), settings, 5, rates
-    )
-    hourly = hourly_cost.total_per_hour(
-        list(
-            hourly_cost.cost_items(
-                dev("nodes.instanceTypes=[m6i.large]", "nodes.desired=5", "nodes.max=5").settings
-            )
+    one, ten = (
+        training_estimate.estimate_training(
+            training_estimate.TrainingJob(1e9, 250, 3, 5e7, workers=workers), settings, 30, rates
         )
+        for workers in (1, 10)
     )
-    assert found.dollars == pytest.approx(sum(found.hours.values()) * hourly + 100 * 0.09)
+    part = "nodes, while the data Job runs"
+    assert one.hours["data"] == pytest.approx(10 * ten.hours["data"])
+    assert one.dollars[part].most == pytest.approx(10 * ten.dollars[part].most)
+    assert one.dollars[part].most == pytest.approx(30 * (0.096 + 50 * 0.08 / 730) * 250e9 / 50e6 / 3600)
+
+
+def test_read_job_one_pod_reads_https_and_small_sources() -> None:
+    def workers(source: str, gigabytes: float) -> int:
+        values = {
+            "training": {"batchSize": 512, "keepCheckpoints": 2},
+            "data": {"workers": 20, "source": source},
+        }
+        job = training_estimate.read_job(values, rows=1, gigabytes=gigabytes, passes=1, ids=1)
+        assert (job.batch, job.checkpoints) == (512, 2)
+        return job.workers
+
+    assert workers("s3://bucket/rows", 250) == workers("file://rows", 250) == 20
+    assert workers("s3://bucket/rows", 1) == 4, "parts of 256 MiB"
+    assert workers("https://example.com/rows.csv", 250) == 1
+
+
+def test_estimate_dollars_are_the_sum_of_all_parts(dev) -> None:
+    rates, price = training_estimate.read_rates(), hourly_cost.read_prices()
+
+    def plan(job: training_estimate.TrainingJob, *changes: str) -> training_estimate.Estimate:
+        settings = dev("nodes.instanceTypes=[m6i.large]", *changes).settings
+        return training_estimate.estimate_training(job, settings, 5, rates)
+
+    job = training_estimate.TrainingJob(1e9, 100, 1, 0)
+    found, hours = plan(job), sum(plan(job).hours.values())
+    stack = hourly_cost.cost_items(dev("nodes.desired=5", "nodes.max=5").settings)
+    stored = 100 * (price["gb_month"]["EFS storage"] + price["gb_month"]["EFS backups"]) / 730
+    hourly = hourly_cost.total_per_hour(stack).most + stored
+    assert found.total.most == pytest.approx(hours * hourly + 100 * 0.09)
+    assert found.total.least == found.total.most
+    unsaved = plan(job, "storage.backup=false", "storage.throughput=bursting")
+    lower = hours * 100 * price["gb_month"]["EFS backups"] / 730 + 100 * 0.09
+    assert found.total.most - unsaved.total.most == pytest.approx(lower)
+    local, remote = (
+        plan(training_estimate.TrainingJob(1e9, 100, 1, 0, source=source))
+        for source in ("file://rows", "https://example.com/rows")
+    )
+    assert (found.stored_gb, local.stored_gb) == (100, 200)
+    assert local.dollars["EFS reads and writes"].most == pytest.approx(100 * (0.09 + 0.03))
+    assert remote.dollars["NAT data"].most == pytest.approx(4.5)
+
+
+def test_estimate_spot_nodes_cost_a_range(dev) -> None:
+    rates = training_estimate.read_rates()
+    low, high = hourly_cost.read_prices()["spot"]
+    part = "nodes, after that"
+    fixed, spot = (
+        training_estimate.estimate_training(
+            JOB, dev("nodes.instanceTypes=[m6i.large]", f"nodes.capacity={kind}").settings, 30, rates
+        )
+        for kind in ("ON_DEMAND", "SPOT")
+    )
+    hours = sum(fixed.hours.values()) - fixed.hours["data"]
+    disks = 30 * 50 * 0.08 / 730 * hours
+    assert fixed.dollars[part].least == fixed.dollars[part].most
+    assert spot.dollars[part].least - disks == pytest.approx((fixed.dollars[part].most - disks) * low)
+    assert spot.dollars[part].most - disks == pytest.approx((fixed.dollars[part].most - disks) * high)
 
 
 def test_rates_file_overrides_defaults_and_unknown_key_raises(tmp_path: Path) -> None:
@@ -96,18 +189,19 @@ def results(tmp_path: Path) -> Path:
 
 def test_finished_run_cost_and_rate_match_estimate(dev, results: Path) -> None:
     settings = dev("nodes.instanceTypes=[m6i.large]").settings
-    pods, hours, dollars, train_us = training_estimate.cost_of_run(
-        results, settings, training_estimate.read_rates()
-    )
-    assert (pods, hours) == (2, 0.5)
-    assert dollars == pytest.approx(
-        0.5 * hourly_cost.total_per_hour(list(hourly_cost.cost_items(settings, 2)))
-    )
-    corrected = {**training_estimate.read_rates(), "train_us": train_us}
+    run = training_estimate.cost_of_run(results, settings, training_estimate.read_rates())
+    assert (run.pods, run.hours) == (2, 0.5)
+    stack = hourly_cost.total_per_hour(hourly_cost.cost_items(settings, 2)).most
+    assert run.dollars.most == pytest.approx(0.5 * stack)
+    corrected = {**training_estimate.read_rates(), "train_us": run.train_us}
     again = training_estimate.estimate_training(
         training_estimate.TrainingJob(1e7, 1, 1, 0), settings, 2, corrected
     )
     assert again.hours["training"] * 3600 == pytest.approx(1000)
+    assert run.network_share == pytest.approx(5000 * 5200 / 2 / 97.625e6)
+    spread = dev("nodes.instanceTypes=[m6i.large]", "nodes.singleZone=false").settings
+    apart = training_estimate.cost_of_run(results, spread, training_estimate.read_rates())
+    assert apart.dollars.most - run.dollars.most == pytest.approx(1e7 * 5200 / 2 / 1e9 * 0.02)
 
 
 def test_finished_run_cost_of_running_training_raises(dev, results: Path) -> None:
@@ -128,5 +222,9 @@ def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
     )
     assert str(least) in many.output.splitlines()[1].split()
     assert CliRunner().invoke(app, [*asked, "--rows", "0"]).exit_code == 1
+    for part in ("network each way", "limited by", "nodes, while the data Job runs", "data.workers: 3, or"):
+        assert part in few.output
+    assert "traffic between zones, $" in few.output
+    assert "Spot prices vary" not in few.output
     spent = CliRunner().invoke(app, [*asked, "--after", str(results)])
     assert "2 pods for 0.50 h" in spent.output
