@@ -1,0 +1,42 @@
+"""Draw the two pictures of the README from a job's folder: `python docs/status_picture.py FOLDER`.
+
+`docs/images/status.svg` is what `status --path FOLDER` prints, and `docs/images/curve.png` the curve of the run.
+After `make try` the folder is `~/.cache/paddle-training/try/quick_start/shared/quick-start`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+
+from launcher.cli.session import FolderSession
+from launcher.cli.views.status_text import status_screen
+
+IMAGES = Path(__file__).resolve().parent / "images"
+FORMAT = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
+    "Fira Code", "ui-monospace, Menlo, Consolas"
+)
+"""Rich's template without fonts from another host."""
+
+
+def main() -> None:
+    """Write both pictures of the folder in the command line."""
+    folder = Path(sys.argv[1]).resolve()
+    view = replace(FolderSession(folder).read_view(log=True), where=folder.name)  # no path of this machine
+    console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
+    console.print(status_screen(view))
+    title = f"python -m launcher status --path {folder.name}"
+    picture = console.export_svg(title=title, code_format=FORMAT)
+    (IMAGES / "status.svg").write_text(picture, "utf-8")
+    shutil.copyfile(folder / "output" / "curve.png", IMAGES / "curve.png")
+
+
+if __name__ == "__main__":
+    main()
