@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tests.launcher.supervisor.simulated_pod import SimulatedPod
-from tests.launcher.supervisor.simulated_processes import SimulatedProcesses
 
 if TYPE_CHECKING:
     from tests.launcher.supervisor.simulation import World
@@ -17,19 +16,20 @@ FAULTS_END = 120.0
 class Faults:
     """Schedule random faults in `world`, on its clock."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, kinds: tuple[str, ...] = ()) -> None:
+        """Schedule the faults; `kinds` are the only kinds, empty: any."""
         self.world = world
         self.rng = rng = world.rng
-        kinds = [*self._mild_kinds, *(() if world.mild else self._harsh_kinds)]
-        kinds = rng.sample(kinds, rng.randint(1, len(kinds)))
+        all_kinds = kinds or (*self._mild_kinds, *(() if world.mild else self._harsh_kinds))
+        chosen = rng.sample(all_kinds, rng.randint(1, len(all_kinds)))
         for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
             around = rng.uniform(0, FAULTS_END - 15)
             for _ in range(rng.choice((1, 1, 2, 3))):  # faults come in groups
                 rank = rng.choice((0, rng.randrange(self.world.ranks)))
-                self.world.schedule(around + rng.uniform(0, 15), self._fault(rng.choice(kinds), rank))
+                self.world.clock.schedule(around + rng.uniform(0, 15), self._fault(rng.choice(chosen), rank))
         if rng.random() < 0.4:
             self.world.noise = rng.choice((0.02, 0.1, 0.2, 0.4))
-            self.world.schedule(FAULTS_END, lambda: setattr(world, "noise", 0.0))
+            self.world.clock.schedule(FAULTS_END, lambda: setattr(world, "noise", 0.0))
 
     def _fault(self, kind: str, rank: int) -> Callable[[], None]:
         """Return a function that causes the fault `kind` at the current pod of `rank`, if it still runs."""
@@ -60,24 +60,22 @@ class Faults:
     )
     _harsh_kinds = ("child_fails", "storage_full", "program_bug")
 
-    def _processes_of(self, pod: SimulatedPod) -> list[SimulatedProcesses]:
-        """Return the running process groups of a pod."""
-        return [processes for processes in self.world.alive if processes.pod is pod]
-
     def _child_killed(self, pod: SimulatedPod) -> None:
         """Kill one process of the pod."""
-        for processes in self._processes_of(pod):
-            processes.exit_one(-9)
+        self._exit_child(pod, -9)
 
     def _child_fails(self, pod: SimulatedPod) -> None:
         """Let one process of the pod exit with a random error code."""
-        for processes in self._processes_of(pod):
-            processes.exit_one(self.rng.choice((1, 64, 65, 71, 75, 139)))
+        self._exit_child(pod, self.rng.choice((1, 64, 65, 71, 75, 139)))
+
+    def _exit_child(self, pod: SimulatedPod, code: int) -> None:
+        if pod.children:
+            self.rng.choice(pod.children).exit(code)
 
     def _child_hangs(self, pod: SimulatedPod) -> None:
         """Let the pod's processes hang."""
-        for processes in self._processes_of(pod):
-            processes.hung = True
+        for child in pod.children:
+            child.hung = True
 
     def _launcher_killed(self, pod: SimulatedPod) -> None:
         """Kill the pod's launcher."""
@@ -97,7 +95,7 @@ class Faults:
             return
         self.world.replace_pod(pod.rank, soon=True)
         if self.rng.random() < 0.5 or (self.world.mild and pod.rank == 0):
-            self.world.schedule(self.rng.uniform(0, 20), pod.stop)
+            self.world.clock.schedule(self.rng.uniform(0, 20), pod.stop)
 
     def _node_lost(self, pod: SimulatedPod) -> None:
         """Cut off and delete the pod's node; the pod's processes keep running."""
@@ -107,7 +105,7 @@ class Faults:
         # for the new rank 0: such a run fails with a reason, so a mild run must not contain it.
         pod.cut_storage = self.rng.random() < 0.5 or (self.world.mild and pod.rank == 0)
         replaced = self.rng.random() < 0.7
-        longest = 400 if replaced or not self.world.mild else self.world.rules.rendezvous - 60
+        longest = 400 if replaced or not self.world.mild else self.world.rendezvous - 60
         pod.cut = self.world.now + self.rng.uniform(60, longest)
         if replaced:
             self.world.replace_pod(pod.rank, soon=self.rng.random() < 0.7)
@@ -119,7 +117,7 @@ class Faults:
             return
         pod.cut, pod.cut_storage = self.world.now + 100, True
         self.world.replace_pod(pod.rank, soon=True)
-        self.world.schedule(self.rng.uniform(0, 12), rank_0.stop)
+        self.world.clock.schedule(self.rng.uniform(0, 12), rank_0.stop)
 
     def _cut(self, pod: SimulatedPod) -> None:
         """Cut the pod's network for some seconds."""
@@ -137,7 +135,7 @@ class Faults:
             pod.frozen = self.world.now + self.rng.uniform(1, 50)
             return
         pod.frozen = self.world.now + 1e6
-        self.world.schedule(
+        self.world.clock.schedule(
             self.rng.uniform(60, 90), lambda: pod.exit_container(137, "its liveness probe failed")
         )
 

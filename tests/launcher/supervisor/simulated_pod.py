@@ -1,278 +1,276 @@
-"""One pod's launcher on the simulation's clock.
-
-Models the main thread (launcher/supervisor/agent.py) and the connection between ranks
-(launcher/supervisor/peers/).
-"""
+"""One pod of a simulation: the real agent with a simulated network, container and processes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import io
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from launcher.errors import (
-    DeadlineError,
-    LauncherError,
-    TwinError,
-    UnfitError,
+from launcher.errors import EXIT_STOPPED
+from launcher.io import files
+from launcher.settings import TrainSettings
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
+from launcher.supervisor.peers.peer_server import Page, StateHandler
+from launcher.supervisor.shared_storage.input_staging import StagedInputs
+from launcher.supervisor.shared_storage.output_lease import read_lease_holder
+from tests.launcher.supervisor import virtual_time
+from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.simulated_processes import STALL, SimulatedChild, SimulatedRuntime, T
+
+if TYPE_CHECKING:
+    from tests.launcher.supervisor.simulation import World
+
+GRACE = 30.0  # from a pod's TERM to its KILL
+_SETTINGS = TrainSettings.from_environ(
+    pod_environ(PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS=str(STALL), CONF_PADDLE_NIC="eth0")
 )
-from launcher.supervisor.agent import RunEndedError
-from launcher.supervisor.coordinator.coordinator import RUN_ENDS
-from launcher.supervisor.coordinator.decisions import StateRejectedError
-from launcher.supervisor.coordinator.membership import Membership
-from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS
-from launcher.supervisor.peers.messages import Failure, MemberState, Order
-from tests.launcher.supervisor.simulated_coordinator import SimulatedCoordinator
-from tests.launcher.supervisor.simulated_launcher import Waits
-from tests.launcher.supervisor.simulated_processes import SimulatedProcesses, T
 
 
-class SimulatedPod(SimulatedCoordinator):
-    """Model one pod of one rank."""
+class SimulatedPod:
+    """A pod: its container, and the faults that it has now."""
 
-    def _run(self) -> Iterator[Any]:
-        """Run the main thread as `Agent.run` does, and return (exit code, cause)."""
-        error: LauncherError | None = None
-        try:
-            yield from self._script()
-        except LauncherError as caught:
-            error = caught
-        yield from self._leave(error)
-        return (error.exit_code, str(error)) if error is not None else (0, "")
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank = world, rank
+        world.pods_created += 1
+        self.name = f"{rank}-{world.pods_created}"
+        self.address = f"10.0.{rank}.{world.pods_created}"
+        self.dead, self.frozen, self.cut, self.cut_storage = False, 0.0, 0.0, False
+        self.deaf = self.mute = 0.0
+        """Until these times no message reaches the pod (deaf), or none that it sends arrives (mute)."""
+        self.clock_offset = world.rng.uniform(0, 1e4)
+        self.children: list[SimulatedChild] = []
+        self.server: SimulatedServer | None = None
+        self.requests: list[SimulatedConnection] = []
+        """Connections that wait for an answer of this pod."""
+        self.agent: Agent | None = None
+        self.message = ""
+        """The termination message."""
+        self.send_signal: Callable[[int], object] | None = None
+        world.clock.schedule(world.rng.uniform(0.5, 3), self._start)
 
-    def _script(self) -> Waits:
-        """Run the launcher from its start until it receives the order `end`."""
-        if self.rank == 0:
-            self.membership = Membership(self.world.ranks, self.world.rules, self.wake, 0.0)
-            yield from self._acquire_lease()
-            self._renew_lease()
-            self._watch_lease()
-            self.membership.open(self.incarnation)
+    def __str__(self) -> str:
+        return f"pod {self.name}"
+
+    def _start(self) -> None:
+        if not self.dead:
+            virtual_time.Thread(self._run, owner=self).start()
+
+    def _run(self) -> None:
+        world = self.world
+        settings = replace(
+            _SETTINGS, completion_index=self.rank, trainers=world.ranks, gradient_num=world.ranks,
+            restarts=world.restarts, rendezvous_seconds=int(world.rendezvous), passes=world.points[-1].passes,
+            job_path=world.shared, work_dir=world.root / self.name, pod_name=self.name, pod_ip=self.address,
+        )  # fmt: skip
+        settings.work_dir.mkdir()
+        self.agent = Agent(settings, SimulatedRuntime(), SimulatedNetwork(self), T)
+        self.exit_container(self.agent.run(), self.message)
+
+    def stop(self) -> None:
+        """Send SIGTERM to the launcher, and SIGKILL after the grace period."""
+        if self.send_signal is not None:
+            self.send_signal(signal.SIGTERM)
         else:
-            yield from self._raise_if_run_ended("complete")
-            self.schedule(0, self._send_report)
-        yield from self._use_storage()
-        for _ in range(self.world.rng.randint(1, 3)):  # the shard
-            yield from self._pause(self.world.rng.uniform(0.1, 1))
-        self.executor.staged = True
-        if self.rank == 0:
-            yield from self._start_run()
-        while True:
-            order = yield from self._step()
-            if order is not None and order.do == "end" and not self.executor.running:
-                if order.cause is not None:
-                    raise RunEndedError(order.cause, order.code)
-                return
-            yield from self._pause(T.poll)
+            self.exit_container(EXIT_STOPPED, "stopped before its start")
+        self.world.clock.schedule(GRACE, lambda: self.exit_container(137, "killed after its grace period"))
 
-    def _step(self) -> Iterator[Any]:
-        """Run one round of the main loop, and return the newest order."""
-        order, heard = self.order, self.heard
-        if self.membership is not None:
-            yield from self._step_coordinator()
-            order, heard = self.membership.order, self.world.now
-            self.world.check_received_order(self, order)
-        else:
-            yield from self._check_link()
-        self.executor.step(order, heard, self.world.now)
-        if self.report_during_start is not None:  # its processes start once the storage has answered
-            yield from self._start_when_storage_answers()
-        if self.membership is not None:
-            yield from self._step_coordinator()
-            order = self.membership.order
-        return order
+    def kill_children(self) -> None:
+        """Kill all processes of this pod (`kill_all_children`)."""
+        for child in [*self.children]:
+            child.exit(-9)
 
-    def _build_processes(self, order: Order) -> SimulatedProcesses:
-        self.report_during_start = self.executor.report
-        return SimulatedProcesses(self, order)
-
-    def _start_when_storage_answers(self) -> Waits:
-        """Start the processes after a write to the storage, or report the failure."""
-        processes = self.executor.processes
-        assert isinstance(processes, SimulatedProcesses)
-        try:
-            yield from self._use_storage(write=True)
-            self.check_before_start()
-        except LauncherError as error:
-            processes.starting = False
-            self.executor.processes, self.executor.failure = (
-                None,
-                Failure.from_error(error, self.world.now, self.rank),
-            )
-        else:
-            processes.start()
-        self.report_during_start = None
-        self.executor.report = self.executor.phase, self.executor.attempt, self.executor.failure
-
-    def check_before_start(self) -> None:
-        """Raise an error if the lease or the contact to rank 0 was lost during the write before."""
-        if self.lost is not None:
-            raise self.lost
-        if self.membership is None and self.world.now - self.heard >= T.orphan:
-            raise UnfitError("the storage answered too late")
-
-    def _check_link(self) -> Waits:
-        """Raise an error if rank 0 rejects this pod for too long or cannot be reached."""
-        now = self.world.now
-        if self.rejection is not None:
-            twin, since = self.rejection
-            if twin or now - since >= T.second_pod_wait:
-                raise TwinError("rank 0 has accepted another pod of this rank")
-        silent = now - self.heard
-        if silent < T.silence or now - self.last_silence_check < T.silence:
+    def exit_container(self, code: int, why: str) -> None:
+        """Exit the container, which kills all its processes."""
+        if self.dead:
             return
-        self.last_silence_check = now
-        yield from self._raise_if_run_ended("complete", "failed")
-        if silent >= self.world.rules.rendezvous:
-            raise DeadlineError(f"rank 0 did not answer for {silent:.0f} s")
+        self.dead = True
+        self.kill_children()
+        self.world.log_event("%s exits with %d: %s", self, code, why)
+        for connection in self.requests if self.world.rng.random() < 0.7 else []:  # else its node is lost
+            connection.receive(ConnectionResetError("reset"))
+        self.world.handle_container_exit(self, code, why)
 
-    def _raise_if_run_ended(self, *states: str) -> Waits:
-        """Raise `RunEndedError` if run.json has one of these final states."""
-        yield from self._use_storage()
-        record = self.world.run_json
-        if record.get("state") not in states:
-            return
-        if record["state"] == "complete":
-            raise RunEndedError("the run is complete", 0)
-        if self.token == record["holder"]:
-            raise RunEndedError(str(record["cause"]), int(record["exitCode"]))
 
-    def _leave(self, error: LauncherError | None) -> Waits:
-        """Stop the processes and report the error; rank 0 then waits for the others and writes run.json."""
-        own_error = error if not isinstance(error, RunEndedError) else None
-        if own_error is not None:
-            self.leaving = Failure.from_error(own_error, self.world.now, self.rank)
-            if self.membership is not None:
-                self._publish_last_plan(own_error)
-        deadline = self.world.now + T.stop + 5
-        while self.executor.running and self.world.now < deadline:
-            self.last_step = self.world.now
-            self.executor.step(None, self.world.now, self.world.now)
-            yield T.poll
-        self.kill_processes()
-        self.has_left = True
-        if self.membership is None:
-            if self.order is not None and self.target is not None:
-                self._send(self.target, self.state(), 0)
-                yield self.world.rng.uniform(0, T.copies)
-            return
-        patience, deadline = self.world.now + T.late_rank_wait, self.world.now + T.farewell
-        while self.world.now < deadline:
-            self.last_step = now = self.world.now
-            knows = self.membership.all_have_newest_order(now, skip_absent=now >= patience)
-            if knows and (self._other_ranks_stopped(now) or self.lost is not None):
-                break
-            yield 0.5
-        if own_error is not None and self.began and self.lost is None:
-            # "training": processes may still run, so the next rank 0 has to wait for them as after a loss.
-            stopped = "stopped" if self._other_ranks_stopped(self.world.now) else "training"
-            how = "failed" if own_error.exit_code in RUN_ENDS else stopped
-            with contextlib.suppress(LauncherError):
-                yield from self._persist(self.plan, how, Failure.from_error(own_error, self.world.now, 0))
-        if self.lost is None and self.world.lock is not None and self.world.lock[0] == self.incarnation:
-            self.world.lock = None
+def running_pod() -> SimulatedPod:
+    """Return the pod whose thread runs."""
+    clock = virtual_time.active()
+    assert clock is not None
+    return clock.running.owner  # type: ignore[return-value]
 
-    # The link's thread.
 
-    def _send_report(self) -> None:
-        """Send this rank's state to rank 0, which answers with the newest order."""
-        if self.has_left or self.pending:
-            return
-        if self.world.now - self.last_step >= T.stuck:
-            self.schedule(T.poll, self._send_report)
-            return
-        if self.target is None or self.target.dead:
-            self.target, self.seen_version = self.world.resolve(), 0
-            if self.target is None or self.target.dead:
-                self.target = None
-                self.schedule(self.world.rng.choice((0.5, 5)), self._send_report)
-                return
-        if not self.token:
-            self._read_token()
-        self.requests += 1
-        self.pending = number = self.requests
-        self._send(self.target, self.state(), number)
+class SimulatedNetwork(PodNetwork):
+    """The network of one pod."""
 
-        def give_up() -> None:
-            if self.pending == number:
-                self.pending, self.target = 0, None
-                self._send_report()
+    def __init__(self, pod: SimulatedPod) -> None:
+        self.pod = pod
 
-        self.schedule(ANSWER_SECONDS, give_up)
+    def resolve(self, name: str) -> list[str]:
+        """Return the address of rank 0's pod, which may be the one before."""
+        found = self.pod.world.resolve()
+        return [] if found is None else [found.address]
 
-    def _read_token(self) -> None:
-        """Read the lease's token as this node sees it, which may be an old one."""
-        storage_fault, _ = self.world.find_storage_fault(self)
-        if storage_fault is None:
-            self.token = self.world.visible_token()
+    def interfaces(self) -> dict[str, list[str]]:
+        """Return the pod's only interface."""
+        return {"eth0": [self.pod.address]}
 
-    def _send(self, target: SimulatedPod, state: MemberState, number: int) -> None:
-        """Send a state to rank 0; it may arrive late, twice or never."""
-        report = replace(state, failure=state.failure)
-        token, seen, sent = self.token, self.seen_version, self.world.now
+    def connect(self, host: str, port: int, timeout: float) -> Any:
+        """Connect to a pserver of this pod; raise OSError if none accepts connections."""
+        if not any(child.accepts for child in self.pod.children):
+            raise ConnectionRefusedError(f"{host}:{port}")
+        return io.BytesIO()
 
-        def arrives() -> None:
-            target.receive_state(
-                report, token, seen, lambda answer: self._send_answer(target, number, sent, answer)
-            )
 
-        for delay in self.world.message_delays(self, target):
-            self.world.schedule(delay, lambda: target.schedule(0, arrives))
+class SimulatedServer:
+    """The HTTP server of a pod (`PeerServer`)."""
 
-    def receive_state(self, state: MemberState, token: str, seen: int, reply: Callable[[Any], None]) -> None:
-        """Record a rank's state as rank 0's server does; answer when there is a new order or after 1 s."""
-        membership = self.membership
-        if membership is None or membership._credential != token:
-            reply(503 if membership is None or membership._credential is None else 401)
-            return
-        try:
-            membership.record_state(state, self.world.now)
-        except StateRejectedError as refused:
-            reply(refused)
-            return
+    def __init__(self, network: SimulatedNetwork, port: int, pages: Mapping[str, Page]) -> None:
+        self.handle_state: StateHandler | None = None
+        self._pod = network.pod
+        self._pod.server = self
 
-        once: list[bool] = []
+    def close(self) -> None:
+        """Stop serving."""
+        self._pod.server = None
 
-        def answer() -> None:
-            if not once:
-                once.append(True)
-                membership._await_order(state.rank, -1)
-                reply((membership._version, membership.order))
 
-        if seen != membership._version:
-            answer()
-        else:
-            self.waiting.append(answer)
-            self.schedule(1.0, answer)
+class SimulatedConnection:
+    """A connection to rank 0 (`HttpConnection`). Its messages may arrive late, twice or never."""
 
-    def _send_answer(self, target: SimulatedPod, number: int, sent: float, answer: Any) -> None:
-        """Send rank 0's answer back to this rank; it may arrive late, twice or never."""
+    def __init__(self, network: SimulatedNetwork, host: str, port: int) -> None:
+        self._pod, self._world = network.pod, network.pod.world
+        found = next((pod for pod in self._world.pods if pod.address == host and not pod.dead), None)
+        if found is None or self._world.is_cut(self._pod, found) or found.server is None:
+            self._world.clock.wait(self._world.rng.choice((0.0, CONNECT_SECONDS)))
+            raise ConnectionRefusedError(f"{host}:{port}")
+        self._rank0: SimulatedPod = found
+        self._answered = virtual_time.Event()
+        self._answer: tuple[int, bytes] | OSError = OSError()
 
-        def arrives() -> None:
-            if self.pending != number:
-                return  # the request has timed out
-            self.pending = 0
-            if isinstance(answer, tuple):
-                version, order = answer
-                changed, self.seen_version, self.order = version != self.seen_version, version, order
-                self.heard, self.rejection = self.contact_time(sent), None
-                self.world.check_received_order(self, order)
-                if changed:
-                    self.wake()
-                self._send_report()
-                return
-            if isinstance(answer, StateRejectedError):
-                self.rejection = answer.replaced, self.rejection[1] if self.rejection else sent
-                self.wake()
-            elif answer == 401:
-                self._read_token()
-            self.target = self.target if self.world.rng.random() < 0.8 else None
-            self.schedule(T.poll, self._send_report)
+    def receive(self, answer: tuple[int, bytes] | OSError) -> None:
+        """Receive the answer of the present request, or an error of the connection."""
+        if not self._answered.is_set():
+            self._answer = answer
+            self._answered.set()
 
-        for delay in self.world.message_delays(target, self):
-            self.world.schedule(delay, lambda: self.schedule(0, arrives))
+    def post_state(self, credential: str, body: bytes) -> tuple[int, bytes]:
+        """Send a state, and return rank 0's answer."""
+        rank0, clock = self._rank0, self._world.clock
+        self._answered = virtual_time.Event()
+        answered = self._answered
 
-    def contact_time(self, sent: float) -> float:
-        """Return the latest time at which rank 0 certainly counted on this rank: an answer may be delayed."""
-        return sent
+        def handle() -> None:
+            handle_state = rank0.server.handle_state if rank0.server is not None else None
+            answer = (404, b"{}") if handle_state is None else handle_state(credential, body)
+            for delay in self._world.message_delays(rank0, self._pod):
+                clock.schedule(delay, lambda: self.receive(answer) if self._answered is answered else None)
+
+        def arrive() -> None:
+            if rank0.dead or rank0.server is None:
+                self.receive(ConnectionResetError("reset"))
+            else:
+                virtual_time.Thread(handle, owner=rank0).start()
+
+        for delay in self._world.message_delays(self._pod, rank0):
+            clock.schedule(delay, arrive)
+        rank0.requests.append(self)
+        self._answered.wait(ANSWER_SECONDS)
+        rank0.requests.remove(self)
+        if not answered.is_set():
+            raise TimeoutError("timed out")
+        if isinstance(self._answer, OSError):
+            raise self._answer
+        code, content = self._answer
+        if code == 200:
+            self._world.check_received_order(json.loads(content)["order"])
+        return self._answer
+
+    def close(self) -> None:
+        """Do nothing: every request of this connection has ended."""
+
+
+class SimulatedFollower:
+    """`LogFollower`: processes of a simulation write no logs."""
+
+    def __init__(self, path: Path, **_: object) -> None:
+        """Follow nothing."""
+
+    def end(self) -> None:
+        """Do nothing."""
+
+    def join(self, seconds: float) -> None:
+        """Do nothing."""
+
+
+class SimulatedReport:
+    """`ReportProcess`: makes no report, but takes some seconds."""
+
+    def __init__(self, *_: object) -> None:
+        """Start nothing."""
+
+    def draw_curve(self) -> None:
+        """Do nothing."""
+
+    discard = draw_curve
+
+    def write_report(self, seconds: float, pause: Callable[[float], None]) -> None:
+        """Wait some seconds."""
+        pause(running_pod().world.rng.uniform(0, 3))
+
+    write_failure_report = write_report
+
+
+def wait_for_manifest(settings: TrainSettings, *_: object, **__: object) -> dict[str, Any]:
+    """Read the storage, and return a manifest."""
+    files.list_names(settings.layout.job)
+    return {}
+
+
+def stage_inputs(
+    settings: TrainSettings, rank: int, manifest: object, program: Path, check: Callable[[], None]
+) -> StagedInputs:
+    """Take some seconds, and call `check` meanwhile."""
+    rng, clock = running_pod().world.rng, running_pod().world.clock
+    for _ in range(rng.randint(1, 3)):
+        clock.wait(rng.uniform(0.1, 1))
+        check()
+    return StagedInputs(program, program, "sha256")
+
+
+def find_program(settings: TrainSettings) -> Path:
+    """Return a path."""
+    return settings.work_dir
+
+
+@contextlib.contextmanager
+def handle_signals(handler: Callable[[int], object], signals: object = ()) -> Iterator[None]:
+    """Let `SimulatedPod.stop` call `handler`."""
+    running_pod().send_signal = handler
+    yield
+
+
+def write_termination_message(path: Path, text: str) -> None:
+    """Keep the termination message."""
+    running_pod().message = text
+
+
+def exit_now(code: int) -> None:
+    """Exit the container of the pod whose thread runs (`os._exit`)."""
+    running_pod().exit_container(code, running_pod().message)
+    raise virtual_time.ThreadKilledError
+
+
+def read_old_lease_holder(path: Path, *rest: Any) -> dict[str, Any]:
+    """Read run.lock as another node sees it: NFS caches names for up to a minute."""
+    world, found = running_pod().world, read_lease_holder(path, *rest)
+    if not world.lease_holders or world.lease_holders[-1][1] != found:
+        world.lease_holders.append((world.clock.now, found))
+    age = world.clock.now - world.lease_holders[-1][0]
+    old = [holder for _, holder in world.lease_holders[:-1]] if age < 60 else []
+    return old[-1] if old and world.rng.random() < 0.3 else found

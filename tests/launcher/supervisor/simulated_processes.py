@@ -1,189 +1,247 @@
-"""Pservers and trainer of one simulated rank, supervised as in launcher/supervisor/process_group.py."""
+"""Pservers and trainers of a simulation: they stand in for `ChildProcess`, and write real checkpoints."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import errno
+import json
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from launcher.errors import DeadlineError, LauncherError, ProcessError
-from launcher.supervisor.peers.messages import Failure, Order
+from launcher.errors import LauncherError
+from launcher.io import files
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.schema import CheckpointContents, CheckpointPosition, RankFiles
+from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
+from launcher.trainer.checkpoint import contents_file, selection
+from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from tests.launcher.supervisor import virtual_time
 
 if TYPE_CHECKING:
     from tests.launcher.supervisor.simulated_pod import SimulatedPod
 
-T = Timings(poll=1.0)  # a long period is enough: every event wakes a launcher
-STALL = 60.0
-SAVES = 600.0  # deadline for one checkpoint, from the deadlines of its barriers
+# Long periods: every event wakes a launcher, and each turn of a loop takes real time.
+T = Timings(poll=2.0, training_poll=2.0, hold=3.0, status=60.0)
+STALL = 60  # training.progressDeadlineSeconds
 
 
-class SimulatedProcesses:
-    """Model the processes of one rank in one attempt."""
+@dataclass(frozen=True, kw_only=True)
+class _Spec(ProcessSpec):
+    attempt: RankAttempt
 
-    def __init__(self, pod: SimulatedPod, order: Order) -> None:
-        self.pod, self.world, self.attempt, self.order = pod, pod.world, order.attempt, order
-        self.phase, self.failure = "serving", None
-        self.starting, self.alive, self.hung, self.saving, self.done, self.accepts = (True, *[False] * 5)
-        self.dead: ProcessError | None = None
-        """The error of a process that exited while the others keep running."""
-        self.dead_at = self.moved = self.kill_at = self.world.now
-        self.stopping = False
-        self.finish_by: float | None = None
-        self.point = self.world.points.index(order.resume) + 1 if order.resume is not None else 0
+
+class SimulatedRuntime:
+    """A runtime (`Runtime`) with one pserver and one trainer per rank."""
+
+    trainer_waits = False
+    fatal_lines = ()
+
+    def check(self, settings: TrainSettings) -> None:
+        """Accept all settings."""
+
+    def fork_server(self, settings: TrainSettings) -> None:
+        """Return None: there is no fork server."""
+
+    def conversion(self, settings: TrainSettings, rank: int) -> None:
+        """Return None: no rows are parsed."""
+
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the pserver's process."""
+        return [_spec("pserver", attempt)]
+
+    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
+        """Return the trainer's process."""
+        return _spec("trainer", attempt)
+
+    def newest_checkpoint(self, output_dir: Path) -> Position | None:
+        """Return the position of the newest usable checkpoint, as runtime fleet does."""
+        return selection.newest_checkpoint(output_dir)
+
+    def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether there is a model."""
+        return files.read_bytes(OutputPaths(output_dir).model / "model.json") is not None
+
+
+def _spec(role: Any, attempt: RankAttempt) -> _Spec:
+    log, ports = attempt.settings.work.log(f"{role}.log"), (7164,) if role == "pserver" else ()
+    return _Spec(role, role, (role,), {}, attempt.work_dir, log, ready_ports=ports, attempt=attempt)
+
+
+class SimulatedChild:
+    """One pserver or trainer (`ChildProcess`). Its events run in no thread of the pod's launcher."""
+
+    pid = 1
+
+    def __init__(self, spec: _Spec, ended: Callable[[], None], forks: object = None) -> None:
+        clock = virtual_time.active()
+        assert clock is not None
+        self.pod: SimulatedPod = clock.running.owner  # type: ignore[assignment]
+        self.spec, self._ended, self.world, self.rank = spec, ended, self.pod.world, self.pod.rank
+        self.attempt, self.resume = spec.attempt.attempt, spec.attempt.resume
+        self.returncode: int | None = None
+        self.ended_at, self.stopped, self.done = 0.0, False, virtual_time.Event()
+        self.runs, self.hung, self.accepts = True, False, False
         self.stubborn = self.world.rng.random() < 0.2
+        self.pod.children.append(self)
+        with clock.outside():
+            self.world.check_process_start(self)
+        self._start()
+
+    def _start(self) -> None:
+        """Let the pserver accept connections a little later."""
+        rng = self.world.rng
+        self._after(T.ready + 9 if rng.random() < 0.003 else rng.uniform(0.5, 4), self._accept)
+
+    def _accept(self) -> None:
+        self.accepts = True
+
+    def _after(self, delay: float, then: Callable[[], None]) -> None:
+        """Call `then` after `delay` seconds if the process still works."""
+        self.world.clock.schedule(delay, lambda: then() if self.runs and not self.hung else None)
+
+    def signal(self, signum: int) -> None:
+        """Handle a signal: SIGKILL at once, SIGTERM soon, or never in a stubborn process."""
+        self.stopped = True
+        if signum == signal.SIGKILL:
+            self.exit(-9)
+        elif not self.stubborn and not self.hung:
+            self.world.clock.schedule(self.world.rng.uniform(0, 1.5), lambda: self.exit(-15))
+
+    def exit(self, code: int) -> None:
+        """Let the process exit with `code`; a frozen launcher notices it later."""
+        if self.runs:
+            self.runs = self.accepts = False
+            self.pod.children.remove(self)
+            self.world.log_event("%s: %s of attempt %d exits with %d", self.pod, self.spec.name, self.attempt, code)
+            self.world.clock.schedule(self.pod.frozen - self.world.clock.now, lambda: self._notice_exit(code))
+
+    def _notice_exit(self, code: int) -> None:
+        self.returncode, self.ended_at = code, self.world.clock.now + self.pod.clock_offset
+        self.done.set()
+        self._ended()
+
+
+class SimulatedTrainer(SimulatedChild):
+    """A trainer: trains from checkpoint to checkpoint; trainer 0 completes each one, and writes the model."""
+
+    def _start(self) -> None:
+        world, at = self.world, self.resume
+        self.at = world.points.index(at) + 1 if at is not None else 0
+        self._continue()
 
     @property
-    def running(self) -> bool:
-        return self.starting or self.alive
+    def _gang(self) -> list[SimulatedTrainer]:
+        """Return the trainers of this attempt that run."""
+        return [
+            child
+            for child in self.world.children
+            if isinstance(child, SimulatedTrainer) and child.attempt == self.attempt
+        ]
 
-    @property
-    def is_working(self) -> bool:
-        return self.alive and self.dead is None and not self.hung and not self.stopping
+    def _report(self, state: str) -> None:
+        at = self.world.points[min(self.at, len(self.world.points) - 1)]
+        progress = {"pass": at.passes, "batch": at.batches, "batches": 30, "state": state}
+        work = self.spec.attempt.settings.work
+        work.progress.write_text(json.dumps(progress))
 
-    def start(self) -> None:
-        """Start all processes; the pservers accept connections a little later."""
-        self.starting, self.alive = False, True
-        self.world.check_process_start(self)
-        self.ready_by = self.world.now + T.ready
-        slow = self.world.rng.random() < 0.003
-        self.world.schedule(T.ready + 9 if slow else self.world.rng.uniform(0.5, 4), self.accept)
-
-    def accept(self) -> None:
-        """Let the pservers accept connections."""
-        if self.is_working:
-            self.accepts = True
-            self.pod.wake()
-
-    def train(self) -> None:
-        """Start training if the pservers are ready."""
-        if self.phase == "ready":
-            self.phase, self.moved = "training", self.world.now
-            self.continue_training()
-
-    def continue_training(self) -> None:
+    def _continue(self) -> None:
         """Train until the next checkpoint, or end the training after the last one."""
-        if self.point == len(self.world.points):
-            self.world.schedule(self.world.rng.uniform(0, 2), self.finish_training)
+        self._report("training")
+        if self.at == len(self.world.points):
+            self._after(self.world.rng.uniform(0, 2), self._finish_training)
         else:
-            self.world.schedule(self.world.seconds, self.begin_checkpoint)
+            self._after(self.world.seconds, self._begin_checkpoint)
 
-    def finish_training(self) -> None:
-        """Mark this rank's training as done; trainer 0 also writes the model."""
-        if not self.is_working:
+    def _finish_training(self) -> None:
+        """Exit as the training is done; trainer 0 also writes the model. The last trainer stops the pservers."""
+        world, model = self.world, OutputPaths(self.spec.attempt.output_dir).model
+        if self.rank == 0:
+            world.check_output_write(self.pod, "the model")
+            model.mkdir(exist_ok=True)
+            (model / "model.json").write_text("{}")
+        done = world.done.setdefault(self.attempt, set())
+        done.add(self.rank)
+        if len(done) == world.ranks:
+            for child in [child for child in world.children if child.attempt == self.attempt]:
+                if child.spec.role == "pserver":
+                    late = T.pserver_exit + 9 if world.rng.random() < 0.02 else world.rng.uniform(0, 3)
+                    child._after(late, lambda child=child: child.exit(0))
+        self.exit(0)
+
+    # Checkpoints.
+
+    def _folder(self) -> CheckpointFolder:
+        return CheckpointFolder(self.spec.attempt.output_dir, self.world.points[self.at], self.attempt)
+
+    def _use_storage(self, work: Callable[[], None]) -> None:
+        """Call `work`, which writes to the storage: later, or not at all, if the storage has a fault."""
+        kind, until = self.world.find_storage_fault(self.pod)
+        if kind == "hang":
+            self._after(until - self.world.clock.now + 0.1, lambda: self._use_storage(work))
             return
-        self.done = True
-        if self.pod.rank == 0:
-            self.world.check_output_write(self.pod, "the model")
-            self.world.model = True
-        self.pod.wake()
+        try:
+            if kind in ("full", "fail"):
+                number = errno.ENOSPC if kind == "full" else errno.EIO
+                with files.storage_errors(self.spec.attempt.output_dir):
+                    raise OSError(number, "of the simulation")
+            work()
+        except (LauncherError, OSError) as error:
+            self.exit(getattr(error, "exit_code", 1))
 
-    def begin_checkpoint(self) -> None:
+    def _begin_checkpoint(self) -> None:
         """Reach the position at which all ranks write their parts of a checkpoint."""
-        if not self.is_working:
+        if self.world.bug == (self.rank, self.at):
+            self.exit(1)
             return
-        self.moved, self.saving = self.world.now, True
-        if self.world.bug == (self.pod.rank, self.point):
-            self.exit_one(1)
-            return
-        self.world.schedule(*self.world.next_write_of_part(self))
+        self._report("saving")
+        if self.rank == 0:
+            self._use_storage(lambda: self._folder().create(0))
+        slow = self.world.find_storage_fault(self.pod)[0] == "slow"
+        self._after(self.world.rng.uniform(0.05, 6 if slow else 1), self._write_part)
 
-    def write_part(self) -> None:
-        """Write this rank's part of a checkpoint; trainer 0 finishes it after the last rank's part."""
-        if not self.is_working:
-            return
-        parts = self.world.parts.setdefault((self.point, self.attempt), set())
-        parts.add(self.pod.rank)
-        if len(parts) == self.world.ranks:
-            leader = next(
-                (c for c in self.world.alive if c.pod.rank == 0 and c.attempt == self.attempt), None
+    def _write_part(self) -> None:
+        """Write this rank's part, once trainer 0 has created the folder."""
+        if not self._folder().folder.exists():
+            self._after(1.0, self._write_part)  # the barrier of the trainers
+        else:
+            self._use_storage(self._add_part)
+
+    def _add_part(self) -> None:
+        world = self.world
+        self._folder().add_rank_files(self.rank, RankFiles({}, {}))
+        parts = world.parts.setdefault((self.at, self.attempt), set())
+        parts.add(self.rank)
+        # In some runs a barrier ends when another trainer is lost, instead of never.
+        if len(parts) == world.ranks or (world.loose_barriers and len(self._gang) < world.ranks):
+            for first in [trainer for trainer in self._gang if trainer.rank == 0 and trainer.at == self.at]:
+                first._after(world.rng.uniform(0.05, 1), lambda: first._use_storage(first._complete))
+
+    def _complete(self) -> None:
+        """Complete the checkpoint as trainer 0, and let all ranks continue."""
+        world, at, folder = self.world, self.world.points[self.at], self._folder()
+        if not folder.folder.exists():
+            return  # completed already
+        world.check_output_write(self.pod, "a checkpoint")
+        written = folder.collect_rank_files(world.config_file, world.ranks)
+        position = CheckpointPosition(at.passes, at.batches)
+        folder.publish(
+            CheckpointContents(
+                version=contents_file.VERSION, position=position, attempt=self.attempt, output_id="", seed=0,
+                batches=30, mode="sync", servers=world.ranks, shards=world.ranks, ranks=[], dense="", tables={},
+                scores=None, chain=[], files=written.files, rows=written.rows,
             )
-            if leader is not None:
-                self.world.schedule(self.world.rng.uniform(0.05, 1), leader.finish_checkpoint)
+        )  # fmt: skip
+        world.check_checkpoint(self.at, self.attempt)
+        for trainer in [trainer for trainer in self._gang if trainer.at == self.at]:
+            if not trainer.hung:
+                trainer.at += 1
+                trainer._continue()
 
-    def finish_checkpoint(self) -> None:
-        """Write `done` as trainer 0, and let all ranks continue."""
-        if not self.is_working:
-            return
-        self.world.record_checkpoint(self)
-        for processes in self.world.alive:
-            if (
-                processes.attempt == self.attempt
-                and processes.is_working
-                and processes.point == self.point
-                and processes is not self
-            ):
-                processes.pass_checkpoint()
-        self.pass_checkpoint()
 
-    def pass_checkpoint(self) -> None:
-        """Continue training after a finished checkpoint."""
-        self.point, self.saving, self.moved = self.point + 1, False, self.world.now
-        self.continue_training()
-
-    def exit_one(self, code: int) -> None:
-        """Let one process exit with `code`; the others keep running."""
-        if self.is_working or self.hung:
-            self.dead = ProcessError(f"trainer exited with {code}", code, "trainer")
-            self.dead_at = self.world.now
-            self.world.log_event("%s: a process of attempt %d exits with %d", self.pod, self.attempt, code)
-            self.pod.wake()
-
-    def kill(self) -> None:
-        """Kill all processes at once."""
-        if self.alive:
-            self.alive = False
-            self.world.alive.remove(self)
-            self.world.log_event("%s: all processes of attempt %d have exited", self.pod, self.attempt)
-            self.dead = self.dead or ProcessError("trainer was killed", -9, "trainer")
-            self.pod.wake()
-
-    def poll(self, now: float) -> None:
-        """Check the processes, as `ProcessGroup.poll` does, and set `phase` and `failure`."""
-        if self.stopping:
-            if now >= self.kill_at:
-                self.kill()
-            return
-        if self.phase == "ended" or self.starting:
-            return
-        if self.finish_by is not None and self.phase == "done":
-            if not self.alive:
-                self.phase = "ended"
-            elif now >= self.finish_by:
-                self.kill()
-            return
-        error = self._find_error(now)
-        if error is not None:
-            at = self.world.points[min(self.point, len(self.world.points) - 1)]
-            place = (at.passes, at.batches)
-            self.failure = Failure.from_error(
-                error, min(self.dead_at, now) if self.dead else now, self.pod.rank, place=place
-            )
-            self.stop(now)
-
-    def _find_error(self, now: float) -> LauncherError | None:
-        """Return the error of the processes, if any, and move `phase` forward."""
-        error: LauncherError | None = self.dead
-        if self.phase == "serving":
-            if self.accepts:
-                self.phase = "ready"
-            elif now >= self.ready_by:
-                error = error or DeadlineError("pserver 0 does not accept connections")
-        elif self.phase == "training":
-            if self.done:
-                self.phase = "done"
-            elif now - self.moved >= (SAVES if self.saving else STALL):
-                error = error or ProcessError("trainer hangs", process="trainer")
-        return error
-
-    def finish(self, now: float) -> None:
-        """Let the pservers exit after the training."""
-        if self.phase == "done" and self.finish_by is None:
-            self.finish_by = now + T.pserver_exit
-            late = T.pserver_exit + 9 if self.world.rng.random() < 0.02 else self.world.rng.uniform(0, 3)
-            self.world.schedule(late, self.kill)
-
-    def stop(self, now: float) -> None:
-        """Send SIGTERM to all processes; those that ignore it are killed at the deadline."""
-        if not self.stopping:
-            self.stopping, self.kill_at = True, now + T.stop
-            if not self.stubborn:
-                self.world.schedule(self.world.rng.uniform(0, 1.5), self.kill)
+def start_child(spec: _Spec, ended: Callable[[], None], forks: object = None) -> SimulatedChild:
+    """Start a process; this replaces the class `ChildProcess`."""
+    return (SimulatedTrainer if spec.role == "trainer" else SimulatedChild)(spec, ended, forks)

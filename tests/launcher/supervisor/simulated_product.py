@@ -1,0 +1,185 @@
+"""Replace what the launcher's modules use of the machine by the parts of a simulation.
+
+Threads, time, processes, network and the storage's faults are simulated; everything else is the product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from launcher import log as launcher_log
+from launcher.io import cgroup_memory
+from launcher.paths import OutputPaths
+from launcher.supervisor import agent, child_processes
+from launcher.supervisor.coordinator.decisions import AttemptPlan
+from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
+from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locator
+from launcher.supervisor.peers.messages import Order
+from launcher.supervisor.shared_storage import storage_probe
+from tests.launcher.supervisor import simulated_pod, virtual_time
+from tests.launcher.supervisor.simulated_pod import SimulatedPod, running_pod
+from tests.launcher.supervisor.simulated_processes import start_child
+
+import threading  # isort: skip
+
+
+def _nothing(*_: object, **__: object) -> None:
+    """Do nothing."""
+
+
+_REPLACED: tuple[tuple[object, object], ...] = (
+    (time, virtual_time.TIME),
+    (time.sleep, virtual_time.TIME.sleep),
+    (time.monotonic, virtual_time.TIME.monotonic),
+    (threading, virtual_time.THREADING),
+    (SimpleQueue, virtual_time.SimpleQueue),
+    (child_processes.ChildProcess, start_child),
+    (child_processes.LogFollower, simulated_pod.SimulatedFollower),
+    (child_processes.kill_all_children, lambda: running_pod().kill_children()),
+    (child_processes.reap_orphans, _nothing),
+    (cgroup_memory.oom_kills, lambda: 0),
+    (peer_server.PeerServer, simulated_pod.SimulatedServer),
+    (coordinator_link.HttpConnection, simulated_pod.SimulatedConnection),
+    (rank0_locator.read_lease_holder, simulated_pod.read_old_lease_holder),
+    (ReportProcess, simulated_pod.SimulatedReport),
+    (launcher_log.start_logging, _nothing),
+    (agent.wait_for_manifest, simulated_pod.wait_for_manifest),
+    (agent.stage_inputs, simulated_pod.stage_inputs),
+    (agent.find_program, simulated_pod.find_program),
+    (agent.handle_signals, simulated_pod.handle_signals),
+    (agent.write_termination_message, simulated_pod.write_termination_message),
+)
+
+
+def _defaults(value: object) -> Iterator[types.FunctionType]:
+    """Yield a function, or the methods of a class."""
+    for item in (value, *(vars(value).values() if isinstance(value, type) else ())):
+        if isinstance(item, types.FunctionType):
+            yield item
+
+
+@contextlib.contextmanager
+def simulated_product() -> Iterator[None]:
+    """Replace it in all modules of the launcher, also where it is the default of an argument."""
+    fakes = {id(real): (real, fake) for real, fake in _REPLACED}
+    with contextlib.ExitStack() as stack:
+
+        def put(target: object, name: str, value: object) -> None:
+            stack.callback(setattr, target, name, getattr(target, name))
+            setattr(target, name, value)
+
+        for module in [m for name, m in sys.modules.items() if name.partition(".")[0] == "launcher"]:
+            for name, value in list(vars(module).items()):
+                if id(value) in fakes:
+                    put(module, name, fakes[id(value)][1])
+                for function in _defaults(value):
+                    given = function.__defaults__ or ()
+                    if any(id(default) in fakes for default in given):
+                        new = tuple(fakes.get(id(each), (each, each))[1] for each in given)
+                        put(function, "__defaults__", new)
+        for target, name, wrap in _WRAPPED:
+            put(target, name, wrap(getattr(target, name)))
+        put(os, "_exit", simulated_pod.exit_now)
+        put(agent, "GUARD_SECONDS", 2.0)
+        put(storage_probe, "PERIOD", 15.0)
+        yield
+
+
+def _pod_of_storage(path: object) -> SimulatedPod | None:
+    """Return the pod whose launcher uses this path of the shared storage in the running thread, if any."""
+    clock = virtual_time.active()
+    pod: Any = None if clock is None else clock.owner
+    return pod if pod is not None and str(path).startswith(pod.world.storage_prefix) else None
+
+
+def _use_storage(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the storage's present fault happen before a call."""
+
+    def call(path: Any, *rest: Any, **more: Any) -> Any:
+        pod = _pod_of_storage(path)
+        if pod is not None:
+            writes = real is not os.open or bool(rest and rest[0] & os.O_CREAT)
+            _await_storage(pod, str(path), writes=writes and real not in _READS)
+        return real(path, *rest, **more)
+
+    return call
+
+
+_READS = (io.open, os.listdir, os.statvfs)
+
+
+def _await_storage(pod: SimulatedPod, path: str, *, writes: bool) -> None:
+    world, clock = pod.world, pod.world.clock
+    while True:
+        kind, until = world.find_storage_fault(pod)
+        if kind == "full" and writes:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        if kind == "fail":
+            raise OSError(errno.EIO, "Input/output error", path)
+        if kind == "hang":
+            clock.wait(until - clock.now + 0.01)
+            continue
+        if kind == "slow":
+            clock.wait(world.rng.uniform(0.1, 3))
+        elif world.rng.random() < 0.2:
+            clock.wait(world.rng.uniform(0, 0.1))
+        return
+
+
+def _check_replace(real: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the lease when a file of output/ is replaced."""
+
+    def call(source: Any, target: Any) -> None:
+        real(source, target)
+        pod = _pod_of_storage(target)
+        if pod is not None:
+            path, output = Path(target), OutputPaths(pod.world.output)
+            with pod.world.clock.outside():
+                if path.parent == output.root and not path.name.startswith((".", output.lock.name)):
+                    pod.world.check_output_write(pod, path.name)
+                if path == output.run_json:
+                    pod.world.read_run_record(pod)
+
+    return call
+
+
+def _check_plan(real: Callable[..., Any]) -> Callable[..., Any]:
+    def write_plan(self: RunFilesWriter, plan: AttemptPlan) -> None:
+        real(self, plan)
+        world = running_pod().world
+        with world.clock.outside():
+            world.check_restart_limit(plan)
+
+    return write_plan
+
+
+def _check_order(real: Callable[..., Any]) -> Callable[..., Any]:
+    def publish(self: Membership, order: Order) -> None:
+        pod = running_pod()
+        if order != self.order:
+            with pod.world.clock.outside():
+                pod.world.check_published_order(pod, order)
+        real(self, order)
+
+    return publish
+
+
+_WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+    *((os, name, _use_storage) for name in ("open", "listdir", "statvfs", "link", "mkdir")),
+    (io, "open", _use_storage),
+    (os, "replace", _check_replace),
+    (RunFilesWriter, "write_plan", _check_plan),
+    (Membership, "publish", _check_order),
+)
