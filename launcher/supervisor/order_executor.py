@@ -96,6 +96,10 @@ class OrderExecutor:
             and now - heard < self._orphan_seconds
         )
         is_current = processes is not None and order is not None and order.attempt == processes.attempt
+        if processes is not None and order is not None and (order.do in {"stop", "wait"} or not is_current):
+            # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
+            self._stopped_early = True
+            processes.stop(now)
         if processes is not None and order is not None and may_run and is_current and not self._stopped_early:
             if order.do == "train":
                 processes.train()

@@ -54,7 +54,7 @@ class Failure:
         None when the program is not the cause: a signal, or an error of the storage or the launcher.
         """
         code = self.returncode
-        if code is None or code <= 0 or code >= 128 or self.code == EXIT_UNFIT:
+        if code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:
             return None
         return (self.rank, self.process, code, *(self.place or ()))
 

@@ -96,6 +96,17 @@ def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order:
     assert made.report[:2] == ("idle", 3)
 
 
+@pytest.mark.parametrize("order", [Order(3, "stop"), Order(4, "wait")])
+def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(order: Order) -> None:
+    """The coordinator waits for `idle`: it would end the run, as if the rank could not stop its processes."""
+    made, processes = build_serving_executor()
+    processes.phase, processes.running = "done", False
+    made.step(replace(SERVE, do="train"), NOW, NOW)
+    assert made.report[:2] == ("done", 3)
+    made.step(order, NOW, NOW)
+    assert made.report[:2] == ("idle", 3)
+
+
 @pytest.mark.parametrize(
     ("order", "heard"),
     [
