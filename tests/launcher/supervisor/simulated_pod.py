@@ -6,18 +6,17 @@ import contextlib
 import io
 import json
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EXIT_STOPPED
-from launcher.io import files
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
-from launcher.supervisor.peers.peer_server import Page, StateHandler
+from launcher.supervisor.peers.peer_server import StateHandler
 from launcher.supervisor.shared_storage.input_staging import StagedInputs
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder
 from tests.launcher.supervisor import virtual_time
@@ -33,6 +32,18 @@ _SETTINGS = TrainSettings.from_environ(
 )
 
 
+class Ignored:
+    """Accepts every call and returns itself, as does every attribute."""
+
+    handle_state: StateHandler | None = None
+
+    def __getattr__(self, name: str) -> Ignored:
+        return self
+
+    def __call__(self, *_: object, **__: object) -> Ignored:
+        return self
+
+
 class SimulatedPod:
     """A pod: its container, and the faults that it has now."""
 
@@ -46,12 +57,12 @@ class SimulatedPod:
         """Until these times no message reaches the pod (deaf), or none that it sends arrives (mute)."""
         self.clock_offset = world.rng.uniform(0, 1e4)
         self.children: list[SimulatedChild] = []
-        self.server: SimulatedServer | None = None
+        self.server = Ignored()
+        """The HTTP server (`PeerServer`)."""
         self.requests: list[SimulatedConnection] = []
         """Connections that wait for an answer of this pod."""
         self.agent: Agent | None = None
         self.message = ""
-        """The termination message."""
         self.send_signal: Callable[[int], object] | None = None
         world.clock.schedule(world.rng.uniform(0.5, 3), self._start)
 
@@ -127,26 +138,13 @@ class SimulatedNetwork(PodNetwork):
         return io.BytesIO()
 
 
-class SimulatedServer:
-    """The HTTP server of a pod (`PeerServer`)."""
-
-    def __init__(self, network: SimulatedNetwork, port: int, pages: Mapping[str, Page]) -> None:
-        self.handle_state: StateHandler | None = None
-        self._pod = network.pod
-        self._pod.server = self
-
-    def close(self) -> None:
-        """Stop serving."""
-        self._pod.server = None
-
-
 class SimulatedConnection:
     """A connection to rank 0 (`HttpConnection`). Its messages may arrive late, twice or never."""
 
     def __init__(self, network: SimulatedNetwork, host: str, port: int) -> None:
         self._pod, self._world = network.pod, network.pod.world
         found = next((pod for pod in self._world.pods if pod.address == host and not pod.dead), None)
-        if found is None or self._world.is_cut(self._pod, found) or found.server is None:
+        if found is None or self._world.is_cut(self._pod, found):
             self._world.clock.wait(self._world.rng.choice((0.0, CONNECT_SECONDS)))
             raise ConnectionRefusedError(f"{host}:{port}")
         self._rank0: SimulatedPod = found
@@ -166,13 +164,13 @@ class SimulatedConnection:
         answered = self._answered
 
         def handle() -> None:
-            handle_state = rank0.server.handle_state if rank0.server is not None else None
+            handle_state = rank0.server.handle_state
             answer = (404, b"{}") if handle_state is None else handle_state(credential, body)
             for delay in self._world.message_delays(rank0, self._pod):
                 clock.schedule(delay, lambda: self.receive(answer) if self._answered is answered else None)
 
         def arrive() -> None:
-            if rank0.dead or rank0.server is None:
+            if rank0.dead:
                 self.receive(ConnectionResetError("reset"))
             else:
                 virtual_time.Thread(handle, owner=rank0).start()
@@ -195,57 +193,15 @@ class SimulatedConnection:
         """Do nothing: every request of this connection has ended."""
 
 
-class SimulatedFollower:
-    """`LogFollower`: processes of a simulation write no logs."""
-
-    def __init__(self, path: Path, **_: object) -> None:
-        """Follow nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
-
-    def join(self, seconds: float) -> None:
-        """Do nothing."""
-
-
-class SimulatedReport:
-    """`ReportProcess`: makes no report, but takes some seconds."""
-
-    def __init__(self, *_: object) -> None:
-        """Start nothing."""
-
-    def draw_curve(self) -> None:
-        """Do nothing."""
-
-    discard = draw_curve
-
-    def write_report(self, seconds: float, pause: Callable[[float], None]) -> None:
-        """Wait some seconds."""
-        pause(running_pod().world.rng.uniform(0, 3))
-
-    write_failure_report = write_report
-
-
-def wait_for_manifest(settings: TrainSettings, *_: object, **__: object) -> dict[str, Any]:
-    """Read the storage, and return a manifest."""
-    files.list_names(settings.layout.job)
-    return {}
-
-
 def stage_inputs(
-    settings: TrainSettings, rank: int, manifest: object, program: Path, check: Callable[[], None]
+    _: object, rank: int, manifest: object, program: Path, check: Callable[[], None]
 ) -> StagedInputs:
     """Take some seconds, and call `check` meanwhile."""
-    rng, clock = running_pod().world.rng, running_pod().world.clock
-    for _ in range(rng.randint(1, 3)):
-        clock.wait(rng.uniform(0.1, 1))
+    world = running_pod().world
+    for _ in range(world.rng.randint(1, 3)):
+        world.clock.wait(world.rng.uniform(0.1, 1))
         check()
     return StagedInputs(program, program, "sha256")
-
-
-def find_program(settings: TrainSettings) -> Path:
-    """Return a path."""
-    return settings.work_dir
 
 
 @contextlib.contextmanager
@@ -253,11 +209,6 @@ def handle_signals(handler: Callable[[int], object], signals: object = ()) -> It
     """Let `SimulatedPod.stop` call `handler`."""
     running_pod().send_signal = handler
     yield
-
-
-def write_termination_message(path: Path, text: str) -> None:
-    """Keep the termination message."""
-    running_pod().message = text
 
 
 def exit_now(code: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import signal
 from collections.abc import Callable
@@ -10,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.errors import LauncherError
+from launcher.errors import EXIT_STORAGE, EXIT_UNFIT, LauncherError
 from launcher.io import files
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.v1 import V1Runtime
 from launcher.schema import CheckpointContents, CheckpointPosition, RankFiles
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
@@ -34,35 +34,22 @@ class _Spec(ProcessSpec):
     attempt: RankAttempt
 
 
-class SimulatedRuntime:
-    """A runtime (`Runtime`) with one pserver and one trainer per rank."""
-
-    trainer_waits = False
-    fatal_lines = ()
+class SimulatedRuntime(V1Runtime):
+    """A runtime with one pserver and one trainer per rank, and with the checkpoints of runtime fleet."""
 
     def check(self, settings: TrainSettings) -> None:
         """Accept all settings."""
 
-    def fork_server(self, settings: TrainSettings) -> None:
-        """Return None: there is no fork server."""
-
-    def conversion(self, settings: TrainSettings, rank: int) -> None:
-        """Return None: no rows are parsed."""
-
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the pserver's process."""
         return [_spec("pserver", attempt)]
 
     def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer's process."""
         return _spec("trainer", attempt)
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the position of the newest usable checkpoint, as runtime fleet does."""
         return selection.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
-        """Return whether there is a model."""
         return files.read_bytes(OutputPaths(output_dir).model / "model.json") is not None
 
 
@@ -116,7 +103,9 @@ class SimulatedChild:
         if self.runs:
             self.runs = self.accepts = False
             self.pod.children.remove(self)
-            self.world.log_event("%s: %s of attempt %d exits with %d", self.pod, self.spec.name, self.attempt, code)
+            self.world.log_event(
+                "%s: %s of attempt %d exits with %d", self.pod, self.spec.name, self.attempt, code
+            )
             self.world.clock.schedule(self.pod.frozen - self.world.clock.now, lambda: self._notice_exit(code))
 
     def _notice_exit(self, code: int) -> None:
@@ -183,11 +172,10 @@ class SimulatedTrainer(SimulatedChild):
         if kind == "hang":
             self._after(until - self.world.clock.now + 0.1, lambda: self._use_storage(work))
             return
+        if kind in ("full", "fail"):
+            self.exit(EXIT_STORAGE if kind == "full" else EXIT_UNFIT)
+            return
         try:
-            if kind in ("full", "fail"):
-                number = errno.ENOSPC if kind == "full" else errno.EIO
-                with files.storage_errors(self.spec.attempt.output_dir):
-                    raise OSError(number, "of the simulation")
             work()
         except (LauncherError, OSError) as error:
             self.exit(getattr(error, "exit_code", 1))
@@ -217,7 +205,8 @@ class SimulatedTrainer(SimulatedChild):
         parts.add(self.rank)
         # In some runs a barrier ends when another trainer is lost, instead of never.
         if len(parts) == world.ranks or (world.loose_barriers and len(self._gang) < world.ranks):
-            for first in [trainer for trainer in self._gang if trainer.rank == 0 and trainer.at == self.at]:
+            first = next((trainer for trainer in self._gang if trainer.rank == 0), None)
+            if first is not None and first.at == self.at:
                 first._after(world.rng.uniform(0.05, 1), lambda: first._use_storage(first._complete))
 
     def _complete(self) -> None:

@@ -10,6 +10,7 @@ import errno
 import io
 import os
 import sys
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from launcher import log as launcher_log
-from launcher.io import cgroup_memory
+from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
 from launcher.supervisor import agent, child_processes
 from launcher.supervisor.coordinator.decisions import AttemptPlan
@@ -29,16 +30,17 @@ from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locat
 from launcher.supervisor.peers.messages import Order
 from launcher.supervisor.shared_storage import storage_probe
 from tests.launcher.supervisor import simulated_pod, virtual_time
-from tests.launcher.supervisor.simulated_pod import SimulatedPod, running_pod
+from tests.launcher.supervisor.simulated_pod import Ignored, SimulatedNetwork, SimulatedPod, running_pod
 from tests.launcher.supervisor.simulated_processes import start_child
 
-import threading  # isort: skip
+
+def _start_server(network: SimulatedNetwork, *_: object) -> Ignored:
+    """Replace the pod's HTTP server (`PeerServer`)."""
+    network.pod.server = Ignored()
+    return network.pod.server
 
 
-def _nothing(*_: object, **__: object) -> None:
-    """Do nothing."""
-
-
+_IGNORED = Ignored()
 _REPLACED: tuple[tuple[object, object], ...] = (
     (time, virtual_time.TIME),
     (time.sleep, virtual_time.TIME.sleep),
@@ -46,20 +48,20 @@ _REPLACED: tuple[tuple[object, object], ...] = (
     (threading, virtual_time.THREADING),
     (SimpleQueue, virtual_time.SimpleQueue),
     (child_processes.ChildProcess, start_child),
-    (child_processes.LogFollower, simulated_pod.SimulatedFollower),
+    (child_processes.LogFollower, _IGNORED),
     (child_processes.kill_all_children, lambda: running_pod().kill_children()),
-    (child_processes.reap_orphans, _nothing),
+    (child_processes.reap_orphans, _IGNORED),
     (cgroup_memory.oom_kills, lambda: 0),
-    (peer_server.PeerServer, simulated_pod.SimulatedServer),
+    (peer_server.PeerServer, _start_server),
     (coordinator_link.HttpConnection, simulated_pod.SimulatedConnection),
     (rank0_locator.read_lease_holder, simulated_pod.read_old_lease_holder),
-    (ReportProcess, simulated_pod.SimulatedReport),
-    (launcher_log.start_logging, _nothing),
-    (agent.wait_for_manifest, simulated_pod.wait_for_manifest),
+    (ReportProcess, _IGNORED),
+    (launcher_log.start_logging, _IGNORED),
+    (agent.wait_for_manifest, lambda settings, *_, **__: files.list_names(settings.layout.job)),
     (agent.stage_inputs, simulated_pod.stage_inputs),
-    (agent.find_program, simulated_pod.find_program),
+    (agent.find_program, lambda settings: settings.work_dir),
     (agent.handle_signals, simulated_pod.handle_signals),
-    (agent.write_termination_message, simulated_pod.write_termination_message),
+    (agent.write_termination_message, lambda _, text: setattr(running_pod(), "message", text)),
 )
 
 

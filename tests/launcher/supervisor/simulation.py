@@ -112,7 +112,8 @@ class World:
 
     def newest_events(self, lines: int = 60) -> str:
         """Return the newest lines of the event log as text."""
-        return "\n".join(f"{at:8.2f}  {text % values if values else text}" for at, text, values in self._log[-lines:])
+        shown = "\n".join(f"{at:8.2f}  {text % values}" for at, text, values in self._log[-lines:])
+        return shown.replace(str(self.root), "")
 
     def run(self) -> str:
         """Run until the Job completes or fails, and return how. Raise `InvariantBrokenError`."""
@@ -133,7 +134,10 @@ class World:
             raise InvariantBrokenError(f"seed {self.seed}: the run has not ended after {LIMIT:.0f} s")
         if self.failed is None:
             self.run_record = json.loads(OutputPaths(self.output).run_json.read_text())
-            if selection.newest_checkpoint(self.output) != self.points[-1] or not (self.output / "model").is_dir():
+            if (
+                selection.newest_checkpoint(self.output) != self.points[-1]
+                or not (self.output / "model").is_dir()
+            ):
                 self._fail("all ranks are done, but the last checkpoint or the model is missing")
             if self.run_record["state"] != "complete":
                 self._fail(f"all ranks are done, but run.json says {self.run_record['state']}")
@@ -270,7 +274,9 @@ class World:
     def check_checkpoint(self, number: int, attempt: int) -> None:
         """Check that a checkpoint that is done has the parts of all ranks."""
         if len(parts := self.parts[number, attempt]) < self.ranks:
-            self.report_broken_invariant(f"a checkpoint of attempt {attempt} has only the parts {sorted(parts)}")
+            self.report_broken_invariant(
+                f"a checkpoint of attempt {attempt} has only the parts {sorted(parts)}"
+            )
         self.log_event("saved %s (attempt %d)", self.points[number], attempt)
 
     def read_run_record(self, pod: SimulatedPod) -> None:
@@ -286,7 +292,9 @@ class World:
         if len(plan.restarts) == self._restarted:
             return
         self._restarted += 1
-        newest = max((self.points.index(at) for at in selection.finished_checkpoints(self.output)), default=-1)
+        newest = max(
+            (self.points.index(at) for at in selection.finished_checkpoints(self.output)), default=-1
+        )
         if newest > self._newest_checkpoint:
             self._newest_checkpoint, self._restarts_since_checkpoint = newest, 0
         self._restarts_since_checkpoint += plan.cause is None or plan.cause.code != 143
@@ -305,7 +313,9 @@ class World:
                 f"the order is to exit with {order.code}, which does not fail the Job: {order.cause}"
             )
         coordinator = pod.agent.coordinator if pod.agent is not None else None
-        self._check_is_recorded(order.attempt, len(coordinator.plan.restarts) if coordinator is not None else 0)
+        self._check_is_recorded(
+            order.attempt, len(coordinator.plan.restarts) if coordinator is not None else 0
+        )
 
     def check_received_order(self, order: dict[str, Any]) -> None:
         """Check an order that a rank receives."""
@@ -328,7 +338,9 @@ class World:
                     f"{other.attempt} runs on {other.pod}"
                 )
         if child.attempt < self._newest_attempt:
-            self.report_broken_invariant(f"attempt {child.attempt} starts after attempt {self._newest_attempt}")
+            self.report_broken_invariant(
+                f"attempt {child.attempt} starts after attempt {self._newest_attempt}"
+            )
         self._newest_attempt = child.attempt
         if child.resume is not None and child.resume not in selection.finished_checkpoints(self.output):
             self.report_broken_invariant(f"there is no checkpoint at {child.resume} to resume from")

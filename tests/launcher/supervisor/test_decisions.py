@@ -209,7 +209,9 @@ def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("returncode", [-9, 139, None, 71])
-def test_a_signal_or_a_storage_error_is_not_counted_as_a_failure_of_the_program(returncode: int | None) -> None:
+def test_a_signal_or_a_storage_error_is_not_counted_as_a_failure_of_the_program(
+    returncode: int | None,
+) -> None:
     assert failure(returncode=returncode, process="trainer", place=(1, 2)).signature is None
 
 

@@ -14,7 +14,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 EPOCH = 1.8e9  # Unix time at the start of a simulation
 
@@ -38,20 +38,18 @@ _here = threading.local()  # .clock: the clock of the simulation that this opera
 class _Worker(threading.Thread):
     """An operating system thread that runs the functions of one `Thread` after the other."""
 
-    idle: list[_Worker] = []
+    idle: ClassVar[list[_Worker]] = []
+    thread: Thread
 
     def __init__(self) -> None:
         super().__init__(name="simulation", daemon=True)
-        self.baton, self.thread = threading.Lock(), None
+        self.baton = threading.Lock()
         self.baton.acquire()
         self.start()
-
-    thread: Thread | None
 
     def run(self) -> None:
         while True:
             self.baton.acquire()
-            assert self.thread is not None
             clock = _here.clock = self.thread.clock
             try:
                 if not self.thread.killed:
@@ -70,7 +68,11 @@ class Thread:
     """`threading.Thread` of a simulation; it belongs to the owner of the thread that creates it."""
 
     def __init__(
-        self, target: Callable[..., object], args: tuple[Any, ...] = (), owner: Owner | None = None, **_: object
+        self,
+        target: Callable[..., object],
+        args: tuple[Any, ...] = (),
+        owner: Owner | None = None,
+        **_: object,
     ) -> None:
         self.clock: VirtualClock = _here.clock
         self.owner, self.target, self.args = owner or self.clock.running.owner, target, args
@@ -103,15 +105,14 @@ class VirtualClock:
     """The virtual time, and all threads and callbacks that are due."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.now, self._count, self._error, self._rng = 0.0, 0, None, rng
+        self.now, self._count, self._rng = 0.0, 0, rng
+        self._error: BaseException | None = None
         self._due: list[tuple[float, int, Thread | Callable[[], None], int, bool]] = []
         self._current: Thread | None = None
         self.threads: list[Thread] = []
         self._over = False
         self._baton = threading.Lock()
         self._baton.acquire()
-
-    _error: BaseException | None
 
     @property
     def running(self) -> Thread:
@@ -254,9 +255,8 @@ class Event:
     """`threading.Event` of a simulation."""
 
     def __init__(self) -> None:
-        self._set, self._waiting = False, []
-
-    _waiting: list[Thread]
+        self._set = False
+        self._waiting: list[Thread] = []
 
     def is_set(self) -> bool:
         return self._set
