@@ -92,8 +92,7 @@ class FolderSource:
                     path.open("rb").close()
                 except PermissionError as error:
                     raise DataError(
-                        f"data.source {source}: this pod's user cannot read {path} ({error}). "
-                        f"Fix: chmod a+r {path}"
+                        f"data.source {source}: this pod's user cannot read {path} ({error}). Fix: chmod a+r {path}"
                     ) from error
         return [self._object(path) for path in paths]
 

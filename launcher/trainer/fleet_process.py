@@ -80,8 +80,7 @@ def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
             missing = ", ".join(f"{host}:{port}" for host, port in waiting)
             raise DeadlineError(
                 f"waited {CONNECT_SECONDS} s for {what}, but nothing listens on {missing}. Fix: see "
-                "server.log of "
-                "those ranks: python -m launcher logs --server"
+                "server.log of those ranks: python -m launcher logs --server"
             )
         time.sleep(0.05)
 
@@ -135,9 +134,8 @@ class FleetProcess(TrainingGraph):
                     "the number of pservers (portsNum x trainers)",
                     servers,
                     "such as " + " or ".join(map(str, sorted(fit, key=lambda n: abs(n - servers))[:2])),
-                    f"{folder.name} has {found} shards of each table; with {-(-found // servers)} "
-                    "for each pserver, "
-                    "one pserver would have none",
+                    f"{folder.name} has {found} shards of each table; with {-(-found // servers)} for each "
+                    "pserver, one pserver would have none",
                     "Set portsNum so that the product is one of these numbers",
                 )
             )

@@ -67,9 +67,8 @@ class ProcessSettings(TrainSettings):
         if part is None:
             raise SettingsError(
                 f"{VARIABLE} is {path!r}, but must be the path of the JSON file that the launcher writes for "
-                "each pserver and trainer, which cannot run without it. Fix: start `python -m "
-                "launcher train`, "
-                "which starts them."
+                "each pserver and trainer, which cannot run without it. Fix: start `python -m launcher "
+                "train`, which starts them."
             )
         pod = TrainSettings.from_environ(environ)
         return cls(

@@ -75,17 +75,27 @@ class TrainingProgram:
         options = {**self.common_options, **self.job.options}
         return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
 
-    def failed(self, function: str, error: Exception) -> SettingsError:
-        """Return the error to raise for an exception in a function of the program, with the failing line."""
+    def failed(self, function: str, error: Exception, detail: str = "") -> SettingsError:
+        """Return the error to raise for an exception in a function of the program, with the failing line.
+
+        Args:
+            function: the function, such as `parse()`.
+            error: the exception.
+            detail: text that follows the exception's, such as `. The row: …`.
+        """
         where = self.line_of(error)
-        return SettingsError(
-            f"{function} of the program {self.path} failed{where and f' at {where}'}: {error_text(error)}"
-        )
+        text = f"{function} of the program {self.path} failed{where and f' at {where}'}: {error_text(error)}"
+        return SettingsError(with_fix(text + detail, "correct that function of the program"))
 
     def line_of(self, error: Exception) -> str:
         """Return `file:line: code` of the program's innermost line in an error's traceback, or ""."""
         # The text of Paddle's errors contains the lines that built a failing operator.
         return innermost_line(self.path, "".join(traceback.format_tb(error.__traceback__)) + str(error))
+
+
+def with_fix(message: str, fix: str) -> str:
+    """Return a message with `Fix: <fix>.` at its end, unless it already contains a fix."""
+    return message if "Fix: " in message else f"{message}. Fix: {fix}."
 
 
 def innermost_line(path: Path, stack: str) -> str:
@@ -170,14 +180,12 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except SyntaxError as error:
         raise SettingsError(
-            f"the program {path} has a syntax error in line {error.lineno}: {error.msg}. Fix: "
-            "correct that line"
+            f"the program {path} has a syntax error in line {error.lineno}: {error.msg}. Fix: correct that line"
         ) from error
     except Exception as error:
         where = innermost_line(path, "".join(traceback.format_tb(error.__traceback__)))
-        raise SettingsError(
-            f"the program {path} cannot be loaded{where and f' ({where})'}: {error_text(error)}"
-        ) from error
+        text = f"the program {path} cannot be loaded{where and f' ({where})'}: {error_text(error)}"
+        raise SettingsError(with_fix(text, "correct the program")) from error
     return module
 
 
@@ -190,11 +198,11 @@ def _options(
         key = key.replace("-", "_")
         target = options if key in defaults else own
         if key not in target:
-            known = ", ".join(f"--{name}={value}" for name, value in {**own, **defaults}.items())
+            known = {**own, **defaults}
+            shown = ", ".join(f"--{name}={value}" for name, value in known.items())
             raise SettingsError(
-                f"training.extraArgs has {argument!r}, but the program {path} has only these "
-                "options (with their "
-                f"defaults): {known}. {spelling.meant(key, {**own, **defaults})}".rstrip()
+                f"training.extraArgs has {argument!r}, but the program {path} has only these options (with their "
+                f"defaults): {shown}. Fix: {spelling.meant(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
         try:

@@ -172,9 +172,8 @@ class PserverClient(FleetProcess):
                 wrong = least % 2**64 if least < 0 else greatest
                 raise DataError(
                     f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the "
-                    "program's network(); with training.mode geo all ids must be from 0 to below "
-                    "that number. "
-                    "Fix: raise rows, or check the ids that parse() returns"
+                    "program's network(); with training.mode geo all ids must be from 0 to below that "
+                    "number. Fix: raise rows, or check the ids that parse() returns"
                 )
 
     def pull_dense(self) -> None:

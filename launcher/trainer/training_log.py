@@ -133,8 +133,7 @@ class TrainerLog:
         """
         if batch % self.log_period == 0:
             self.line(
-                f"Pass={number + 1} Batch={batch} samples={samples} "
-                f"AvgCost={average:.6g} CurrentCost={current:.6g}"
+                f"Pass={number + 1} Batch={batch} samples={samples} AvgCost={average:.6g} CurrentCost={current:.6g}"
             )
         elif batch % self.dot_period == 0:
             sys.stdout.write(".")

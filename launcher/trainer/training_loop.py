@@ -200,8 +200,7 @@ class TrainingLoop:
             shown = _format_scores(tests)
             write_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
         self.log.line(
-            f"Pass={number + 1} samples={int(totals.samples)} AvgCost={loss:.6g} "
-            f"seconds={totals.seconds:.2f}{shown}"
+            f"Pass={number + 1} samples={int(totals.samples)} AvgCost={loss:.6g} seconds={totals.seconds:.2f}{shown}"
         )
         improved = bool(self.settings.keep_best) and self._improves(number + 1, tests)
         last = last or improved or self._stops_early()

@@ -189,11 +189,7 @@ def build_application(model: Model, workers: int, start_seconds: float = 0.0) ->
         )
         rows.inc(len(asked.rows))
         return JSONResponse(
-            {
-                "predictions": answer.predictions.tolist(),
-                "words": answer.words,
-                "unknownIds": answer.unknown,
-            }
+            {"predictions": answer.predictions.tolist(), "words": answer.words, "unknownIds": answer.unknown}
         )
 
     @app.get("/healthz")

@@ -48,7 +48,10 @@ class _IdColumn:
         except OverflowError:
             ids = [value] if isinstance(value, int) else value
             wrong = next(each for each in ids if not 0 <= each <= ID_MAX)
-            raise ValueError(f"{wrong} is not an id: ids are whole numbers from 0 to 2**64-1") from None
+            raise ValueError(
+                f"{wrong} is not an id: ids are whole numbers from 0 to 2**64-1. Fix: return hash64(text) of "
+                "launcher.program, or another number in this range"
+            ) from None
         count = len(flat) - before
         if count > self._length:
             if not self._cut:
@@ -85,7 +88,11 @@ class _NumberColumn:
         else:
             flat.extend(value)
         if len(flat) - before != self._width:
-            raise ValueError(f"{len(flat) - before} numbers, but the input has {self._width}")
+            count = len(flat) - before
+            raise ValueError(
+                f"{count} numbers, but Real({self._width}) takes {self._width} per row. Fix: return {self._width}, "
+                f"or use Real({count})"
+            )
 
     def fill(self, target: NDArray[Any]) -> int | None:
         with np.errstate(over="ignore"):

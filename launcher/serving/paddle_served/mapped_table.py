@@ -63,8 +63,7 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[
         ) from error
     if array.shape != shape or array.dtype != kind:
         raise ModelError(
-            f"{path} has {array.dtype} of shape {array.shape}, but model.json says {kind} of shape "
-            f"{shape}: the "
-            "files are from two models. Fix: copy the model again"
+            f"{path} has {array.dtype} of shape {array.shape}, but model.json says {kind} of shape {shape}: "
+            "the files are from two models. Fix: copy the model again"
         )
     return array

@@ -62,9 +62,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         about = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise ModelError(
-            f"{folder} is not a model: it has no model.json. Fix: use the folder `model` of a run's "
-            "output, or "
-            "of a folder that `python -m launcher results --to DIR` copied"
+            f"{folder} is not a model: it has no model.json. Fix: use the folder `model` of a run's output, "
+            "or of a folder that `python -m launcher results --to DIR` copied"
         ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}. Fix: copy the model again") from error

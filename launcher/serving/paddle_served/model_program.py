@@ -74,7 +74,8 @@ class ModelProgram:
                 try:
                     column.add(sample[name])
                 except (KeyError, TypeError, ValueError, OverflowError) as error:
-                    raise RowError(f"row {number}: input {name}: {error}") from error
+                    why = "parse() returned no value" if isinstance(error, KeyError) else error
+                    raise _invalid_row(number, f"input {name}: {why}") from error
         return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
 
     def _filled(self, name: str, column: input_columns.InputColumn, rows: int) -> NDArray[Any]:
@@ -84,8 +85,8 @@ class ModelProgram:
         bad = column.fill(array)
         if bad is not None:
             raise RowError(
-                f"row {bad + 1}: input {name} is {array[bad].tolist()}, which is not a finite float32 number"
-                ". Fix: correct the numbers in this row"
+                f"row {bad + 1}: input {name} is {array[bad].tolist()}, which is not a finite float32 number. "
+                "Fix: correct the numbers in this row"
             )
         return array
 
@@ -103,7 +104,7 @@ class ModelProgram:
             try:
                 sample: dict[str, Any] | None = self.module.parse(texts, self.job)
             except ValueError as error:
-                raise RowError(f"row {number}: {error}") from error
+                raise _invalid_row(number, str(error)) from error
         if sample is None:
             raise RowError(
                 f"row {number}: the program skips such rows in training, so it cannot predict them. "
@@ -129,8 +130,12 @@ class ModelProgram:
             where = f"{Path(last.filename).name}:{last.lineno}"
             raise ModelError(
                 f"{function} of the model's program {self.path.name} failed at {where}: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}. Fix: correct that function, and train the model again"
             ) from error
+
+
+def _invalid_row(number: int, reason: str) -> RowError:
+    return RowError(f"row {number}: {reason}" + ("" if "Fix: " in reason else ". Fix: correct this row"))
 
 
 def _text(value: Any, column: str, number: int) -> str:
@@ -176,6 +181,7 @@ def _import(path: Path, name: str) -> ModuleType:
         raise
     except Exception as error:
         raise ModelError(
-            f"{path.name} of the model cannot be imported: {type(error).__name__}: {error}"
+            f"{path.name} of the model cannot be imported: {type(error).__name__}: {error}. Fix: install the "
+            "modules that it imports, or copy the model again"
         ) from error
     return module

@@ -223,7 +223,8 @@ def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
     files.write_json(folder / contents_file.REFUSED, about)
     return StorageFailedError(
         f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
-        f"{folder.name}/{contents_file.REFUSED}; the next attempt resumes from the checkpoint before it."
+        f"{folder.name}/{contents_file.REFUSED}; the next attempt resumes from the checkpoint before it. Fix: if "
+        "this repeats, check the shared storage."
     )
 
 

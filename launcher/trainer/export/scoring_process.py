@@ -1,4 +1,4 @@
-"""A process that scores the exported model without knowing of any server, forked before Paddle has threads.
+"""Score the exported model in a process without any server's address, forked before Paddle has threads.
 
 A new process would have to import Paddle again, which takes half of the time that the end of a short run takes.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
 from launcher.trainer.fork_server import fork_while_alone
+from launcher.trainer.program_loader import with_fix
 
 TIMEOUT_SECONDS = 1800.0
 
@@ -57,13 +58,14 @@ class ScoringProcess:
             _, status = os.waitpid(self._pid, 0)
             answer = f"its process exited with code {os.waitstatus_to_exitcode(status)}"
         if isinstance(answer, str):
-            raise DataError(f"cannot score the model in {folder} with {test}: {answer}")
+            text = f"cannot score the model in {folder} with {test}: {answer}"
+            raise DataError(with_fix(text, "see the traceback before this line"))
         scores: dict[str, float] = answer
         return scores
 
 
 def _answer_requests(requests: Connection) -> None:
-    """Score the models that the parent process asks for through the pipe, until the parent is gone."""
+    """Score each model whose folder the parent process sends through the pipe, until the parent exits."""
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text("scorer")
     for name in [name for name in os.environ if name.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))]:

@@ -68,7 +68,10 @@ def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int) -> tuple[int
     own = [ids[a:b] for ids, a, b in zip(ids_by_rank, low, high, strict=True)]
     merged = np.sort(np.concatenate([*own, np.zeros(0, np.uint64)]), kind="stable")  # merges sorted arrays
     if len(merged) != last - first or (merged[1:] == merged[:-1]).any():
-        raise DataError("the newest checkpoint has an id twice: two servers saved the same row")
+        raise DataError(
+            "cannot export the model: the newest checkpoint has an id twice, since two servers saved the same row. "
+            "Fix: remove the newest folder output/pass-…; the next start trains from the checkpoint before it"
+        )
     return first, merged
 
 

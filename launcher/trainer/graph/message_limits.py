@@ -55,9 +55,8 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
                         f"rows of the table {table.name} (network() of the program)",
                         table.rows,
                         f"at most {limit // (8 + 4 * table.width)}",
-                        "with training.mode geo each trainer sends the whole table in one message "
-                        f"of {size} bytes, "
-                        f"and {limit} is the maximum",
+                        "with training.mode geo each trainer sends the whole table in one message of "
+                        f"{size} bytes, and {limit} is the maximum",
                         "Set training.mode to async or sync, where no trainer has the whole table",
                     )
                 )
@@ -71,8 +70,7 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
                     batch_size,
                     f"at most {limit // row}",
                     f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
-                    f"{table.width}, "
-                    f"a message to a server could be longer than {limit} bytes",
+                    f"{table.width}, a message to a server could be longer than {limit} bytes",
                     "Set a smaller training.batchSize",
                 )
             )

@@ -88,8 +88,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
         if name not in tables and name in main.global_block().vars:
             what = "an input" if name in program.inputs else "a parameter or variable"
             raise ValueError(
-                f"embedding {name!r} has the same name as {what} of the network. Fix: give the "
-                "table another name"
+                f"embedding {name!r} has the same name as {what} of the network. Fix: give the table another name"
             )
         _check(table, tables.setdefault(name, table), kind)
         asked[name] += ids.shape[1]
@@ -135,9 +134,8 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
     network = BuiltNetwork(main, startup, prediction, loss, list(tables.values()), asked, lookups, bounds)
     if not network.dense():
         raise SettingsError(
-            f"network() of the program {program.path} has no parameter except its embeddings, but Paddle's "
-            "servers need at least one. Fix: add a bias, as "
-            "launcher/programs/quick_start/trainer_config.py does"
+            f"network() of the program {program.path} has no parameter except its embeddings, but Paddle's servers "
+            "need at least one. Fix: add a bias, as launcher/programs/quick_start/trainer_config.py does"
         )
     return network
 
@@ -146,9 +144,8 @@ def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
     """Raise `ValueError` for a table with invalid arguments, or other ones than in its first use."""
     if table != first:
         raise ValueError(
-            f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. "
-            "Fix: use the same "
-            "arguments, or two names"
+            f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "
+            "the same arguments, or two names"
         )
     for key, value in (
         ("width", table.width),
@@ -158,16 +155,14 @@ def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
     ):
         if value is not None and value < 1:
             raise ValueError(
-                f"embedding {table.name!r} has {key}={value}, but must have at least 1. Fix: set "
-                f"{key} to 1 or more"
+                f"embedding {table.name!r} has {key}={value}, but must have at least 1. Fix: set {key} to 1 or more"
             )
     if kind != "copied":
         return
     if table.rows is None:
         raise ValueError(
-            f"embedding {table.name!r} has no rows=…, but with training.mode geo each trainer holds "
-            "the whole "
-            "table. Fix: set rows to a number above all ids, or set training.mode to async or sync"
+            f"embedding {table.name!r} has no rows=…, but with training.mode geo each trainer holds the "
+            "whole table. Fix: set rows to a number above all ids, or set training.mode to async or sync"
         )
     for key, given in (
         ("optimizer", table.rule is not None),
@@ -195,8 +190,7 @@ def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
     """
     if pool not in (None, "sum", "mean"):
         raise ValueError(
-            f"embedding() has pool={pool!r}, but must have 'sum', 'mean' or None. Fix: set pool to "
-            "one of them"
+            f"embedding() has pool={pool!r}, but must have 'sum', 'mean' or None. Fix: set pool to one of them"
         )
     if weights is not None:
         vectors = paddle.multiply(vectors, paddle.unsqueeze(weights, -1))

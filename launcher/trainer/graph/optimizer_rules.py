@@ -58,9 +58,8 @@ class OptimizerRule:
         initial = optimizer.initial_accumulator_value
         if initial <= 0:
             raise ValueError(
-                f"Adagrad has initial_accumulator_value={initial}, but must have one above 0, since "
-                "the first step "
-                "is divided by its root. Fix: set it to 0.1"
+                f"Adagrad has initial_accumulator_value={initial}, but must have one above 0, since the "
+                "first step is divided by its root. Fix: set it to 0.1"
             )
         return cls(kind, rate, initial=initial)
 

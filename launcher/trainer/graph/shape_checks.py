@@ -51,9 +51,8 @@ def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
     if -1 not in prediction.shape:
         raise _wrong(
             program,
-            f"returned a prediction of shape {_format_shape(prediction.shape)}, but it must have a "
-            "row for each row of "
-            "the batch: [batch, …]",
+            f"returned a prediction of shape {_format_shape(prediction.shape)}, but it must have a row for "
+            "each row of the batch: [batch, …]",
             "return the prediction before any mean or sum over the batch",
         )
     return prediction, paddle.add_n(list(losses.values())) if isinstance(loss, Mapping) else loss
@@ -107,9 +106,8 @@ def check_batch(
     if prediction.shape[:1] != labels.shape[:1]:
         raise _wrong(
             program,
-            f"returned a prediction of shape {list(prediction.shape)} for a batch of {len(labels)} "
-            "rows, but it "
-            "must have a row for each: [batch, …]",
+            f"returned a prediction of shape {list(prediction.shape)} for a batch of {len(labels)} rows, "
+            "but it must have a row for each: [batch, …]",
             "return the prediction before any mean or sum over the batch",
         )
     try:
@@ -126,9 +124,8 @@ def check_batch(
     if wrong or not values:
         shown = f"more or less than one number as {', '.join(wrong)}" if wrong else repr(found)
         raise SettingsError(
-            f"metrics() of the program {program.path} returned {shown}, but must return "
-            f"{{name: number}} with one "
-            "or more names. Fix: return for example {'error': float(…)}"
+            f"metrics() of the program {program.path} returned {shown}, but must return {{name: number}} "
+            "with one or more names. Fix: return for example {'error': float(…)}"
         )
     return [str(name) for name in values]
 

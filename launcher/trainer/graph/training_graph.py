@@ -66,10 +66,9 @@ class TrainingGraph:
             optimizer = program.module.optimizer(program.job)
         if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
             raise SettingsError(
-                f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, "
-                "but must return "
-                "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. "
-                "Fix: use one of them; a table can have its own optimizer (embedding's optimizer=…)"
+                f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, but must return "
+                "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. Fix: use "
+                "one of them; a table can have its own optimizer (embedding's optimizer=…)"
             )
         with program.calling("optimizer()"):
             self.rule = OptimizerRule.of(
@@ -114,9 +113,8 @@ class TrainingGraph:
                     "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
                     self.incremental_checkpoints,
                     "0 with a table that has evict",
-                    f"the table {', '.join(evicting)} of the program has evict; restoring an "
-                    "incremental checkpoint "
-                    "would bring deleted rows back",
+                    f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
+                    "checkpoint would bring deleted rows back",
                     "Remove training.incrementalCheckpoints, or evict from the program",
                 )
             )

@@ -32,8 +32,8 @@ from launcher.trainer.records.record_files import RecordFile, Records, rows_per_
 from launcher.trainer.records.record_writer import finish_records, write_record_file
 from launcher.trainer.records.row_parsing import RowLocator, locate_in, parse_records, record_dtype
 from launcher.trainer.records.text_ranges import TextRange, divide_text
+from launcher.trainer.training_log import ReportTimer
 
-REPORT_SECONDS = 5.0
 PROCESS_BYTES = 200 << 20
 """Memory that one parsing process may need: a file's records twice, and what the program itself holds."""
 CHECKSUMS = "sums.json"
@@ -44,12 +44,13 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TextSource:
-    """A text file to convert."""
+    """A text file whose rows are converted to records."""
 
     path: Path
     name: str
-    """For messages."""
+    """The file in messages."""
     locate: RowLocator
+    """Returns where a row of the file comes from, for messages."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def convert_text(
         program: the user's program.
         source: the text file.
         folder: where the records are.
-        report: gets a line about the progress every REPORT_SECONDS.
+        report: gets a line about the progress every few seconds.
         check: called now and then; may raise to stop.
         processes: parsing processes; None to choose by cores and memory.
 
@@ -105,7 +106,10 @@ def convert_text(
     checksums = files.read_json(text.parent / CHECKSUMS) or {}
     with files.storage_errors(text):
         if not text.is_file():
-            raise DataError(f"{text} is missing: the data Job did not write it, or it was not staged")
+            raise DataError(
+                f"{text} is missing: the data Job did not write it, or it was not staged. Fix: run the data Job "
+                "again with a new runId"
+            )
         key = _origin_digest(program, checksums.get(text.name) or files.sha256_file(text, check))
     found = Records.open(folder, dtype, key)
     if found is not None:
@@ -123,16 +127,15 @@ def convert_text(
     skipped = 0
     converted = _run_job(_Job(source, program, folder), parts, processes or _process_count(len(parts)))
     with contextlib.closing(converted):
-        report_at = began + REPORT_SECONDS
+        timer = ReportTimer()
         for file, left_out in converted:
             check()
             skipped += left_out
             if file.rows:
                 written.append(file)
-            now = time.monotonic()
-            if now >= report_at:
-                report_at = now + REPORT_SECONDS
-                report(_progress(name, sum(f.rows for f in written) + skipped, rows, now - began))
+            if timer.due():
+                done = sum(f.rows for f in written) + skipped
+                report(_progress(name, done, rows, time.monotonic() - began))
     records = finish_records(program, folder, written, name, skipped)
     records.write_index(key)
     seconds = time.monotonic() - began

@@ -181,9 +181,8 @@ class Records:
                 with contextlib.suppress(OSError):
                     (self._folder / INDEX).unlink()  # the next start parses the rows again
                 raise UnfitError(
-                    f"{path} does not read back as it was written: this pod's own disk is faulty. The next "
-                    "start parses the rows again. Fix: if this repeats, delete the pod, so that it may run "
-                    "on another node."
+                    f"{path} does not read back as it was written: this pod's own disk is faulty. The next start "
+                    "parses the rows again. Fix: if this repeats, delete the pod, so that it may run on another node."
                 )
             self._checked.add(file.name)
         return mapped

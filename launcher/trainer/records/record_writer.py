@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import DataError
 from launcher.io import files
+from launcher.trainer.program_loader import TrainingProgram, with_fix
 from launcher.trainer.records.record_files import RecordFile, Records
 from launcher.trainer.records.row_parsing import no_usable_rows, record_dtype
-
-if TYPE_CHECKING:
-    from launcher.trainer.program_loader import TrainingProgram
 
 
 def write_record_file(folder: Path, number: int, records: NDArray[Any]) -> RecordFile:
@@ -57,7 +55,8 @@ def finish_records(
         try:
             check_labels(_collect_labels(program.label, folder, written, dtype))
         except ValueError as error:
-            raise DataError(f"{name}: {error}") from error
+            fix = "correct the labels in the data, or check_labels() of the program"
+            raise DataError(with_fix(f"{name}: {error}", fix)) from error
     return Records(folder, dtype, tuple(written), skipped)
 
 

@@ -6,29 +6,28 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.dataprep.csv_records import split_fields
-from launcher.errors import DataError, SettingsError
+from launcher.errors import DataError
 from launcher.program import Ids, Real
 from launcher.serving.paddle_served import input_columns
-
-if TYPE_CHECKING:
-    from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.program_loader import TrainingProgram, with_fix
 
 Arrays = dict[str, NDArray[Any]]
 """Some rows: input's name → array of shape [rows, length or width]."""
 RowLocator = Callable[[int], str]
 """Returns file and row, for messages, of a row number that counts from 1."""
 SHOWN_CHARACTERS = 120  # of a row in a message
+ROW_FIX = "correct the row, or parse()"
 
 
 @dataclass(frozen=True)
 class ParsedRows:
-    """Rows in memory."""
+    """Parsed rows, held in memory."""
 
     arrays: Arrays
     rows: int
@@ -74,7 +73,7 @@ def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> Pa
 
 
 def parse_file(path: Path, program: TrainingProgram) -> ParsedRows:
-    """Parse a whole file in memory, for example a test set. Raises as `parse_lines`."""
+    """Parse all rows of a text file in memory, for example of a test set. Raise as `parse_lines` does."""
     with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         return parse_lines(file, str(path), program)
 
@@ -95,7 +94,7 @@ def parse_records(
     Args:
         lines: the rows.
         program: the user's program.
-        locate: names a row in messages.
+        locate: returns file and row of a row number, for messages.
         first: the row number of the first line.
 
     Returns:
@@ -120,11 +119,11 @@ def parse_records(
             sample = module.parse(dict(zip(columns, parts, strict=True)), job)
         except ValueError as error:
             at = program.line_of(error)
-            shown = f"{error}{at and f' ({at})'}. The row: {_quote(line)}"
-            raise DataError(f"{locate(number)}: {_with_fix(shown)}") from error
+            text = f"{locate(number)}: {error}{at and f' ({at})'}. The row: {_quote(line)}"
+            raise DataError(with_fix(text, ROW_FIX)) from error
         except Exception as error:
-            failed = program.failed(f"parse() on {locate(number)}", error)
-            raise SettingsError(_with_fix(f"{failed}. The row: {_quote(line)}")) from error
+            where = f"parse() on {locate(number)}"
+            raise program.failed(where, error, f". The row: {_quote(line)}") from error
         if sample is None:
             skipped += 1
             continue
@@ -134,10 +133,8 @@ def parse_records(
                 column.add(sample[key])
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             why = f"{key!r} is missing" if isinstance(error, KeyError) else error
-            raise DataError(
-                f"{locate(number)}: parse() of {program.path} returned an invalid value for input {key}: "
-                f"{_with_fix(f'{why}. The row: {_quote(line)}')}"
-            ) from error
+            text = f"{locate(number)}: parse() of {program.path} returned an invalid value for input {key}: {why}"
+            raise DataError(with_fix(f"{text}. The row: {_quote(line)}", ROW_FIX)) from error
         numbers.append(number)
     found = np.zeros(len(numbers), record_dtype(program.inputs))
     for key, column in inputs.items():
@@ -145,14 +142,9 @@ def parse_records(
         if bad is not None:
             raise DataError(
                 f"{locate(numbers[bad])}: parse() of {program.path} returned {found[key][bad].tolist()} for "
-                f"{_with_fix(f'input {key}: it is NaN, infinite, or too large for float32')}"
+                f"input {key}: it is NaN, infinite, or too large for float32. Fix: {ROW_FIX}."
             )
     return found, skipped
-
-
-def _with_fix(message: str) -> str:
-    """Return a message about an invalid row with a fix at its end, unless it already contains one."""
-    return message if "Fix: " in message else f"{message}. Fix: correct the row, or parse()."
 
 
 def _quote(line: str) -> str:

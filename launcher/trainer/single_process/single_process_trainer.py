@@ -54,8 +54,7 @@ class SingleProcessTrainer:
             for table, _, vectors in self.network.lookups:
                 if not has(f"{vectors.name}@GRAD"):
                     raise ValueError(
-                        f"the loss does not depend on embedding {table!r}. Fix: use it in the loss, "
-                        "or remove it"
+                        f"the loss does not depend on embedding {table!r}. Fix: use it in the loss, or remove it"
                     )
         self.scope = paddle.static.Scope()
         self.exe = paddle.static.Executor(paddle.CPUPlace())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -16,11 +17,15 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job as prepare
+from launcher.dataprep.shard_files import list_shard_files
 from launcher.io import files
 from launcher.io.retry import Retry
+from launcher.paths import JobPaths
 from launcher.settings import DataSettings
 
 LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))
+PART = 4000
+"""Bytes of a part in tests; LINES are some 25 kB."""
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -97,6 +102,21 @@ class Pod:
     def train(self, count: int = 3) -> list[bytes]:
         """Return the train lines of all shards, one shard after the other."""
         return [line for shard in self.shards(count) for line in shard]
+
+    def listed_lines(self) -> list[bytes]:
+        """Return the train lines of all shards of the manifest, after checking each file's size and sha256."""
+        layout = JobPaths(self.storage, "job")
+        manifest = json.loads((self.job / "manifest.json").read_text())
+        found: list[bytes] = []
+        for shard in manifest["shards"]:
+            before = len(found)
+            for file in list_shard_files(layout, shard):
+                content = (layout.shard(shard["index"]) / file["name"]).read_bytes()
+                assert hashlib.sha256(content).hexdigest() == file["sha256"]
+                assert len(content) == file["bytes"]
+                found += content.split(b"\n")[:-1]
+            assert len(found) - before == shard["lines"]
+        return found
 
     def failure(self) -> Mapping[str, Any]:
         failed: dict[str, Any] = json.loads((self.job / "data-failed.json").read_text())

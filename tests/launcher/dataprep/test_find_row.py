@@ -72,7 +72,7 @@ def test_a_csv_record_has_its_number_and_its_first_line(
 ) -> None:
     """Records 1, 21, 41, 51 do not start on the line after the one before; with 3 stored, 51 has no line."""
     monkeypatch.setattr(row_positions, "MAX_JUMPS", jumps)
-    text, known, line = "id,said\n", {}, 2
+    text, known, line = "id,text\n", {}, 2
     for row in range(1, 201):
         known[row] = f"file://in.csv, row {row}" + (f" (line {line})" if row <= last else "")
         more = "" if row % 20 else "\n\n"

@@ -51,7 +51,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         plan = self.server.plan
         plan.seen.append(dict(self.headers))
-        answer = plan.answers.pop(0) if plan.answers else "whole"
+        answer = plan.answers.pop(0) if plan.answers else "complete"
         self.close_connection = True
         if answer.isdecimal():
             self.send_response(int(answer))
@@ -166,15 +166,15 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.stop()
 
 
-def whole(pod: Pod) -> None:
+def assert_complete(pod: Pod) -> None:
     assert sorted(pod.train()) == sorted(CONTENT.split(b"\n")[:-1])
 
 
 FAULTS = {
-    "whole": ["whole"],
+    "complete": ["complete"],
     "chunked": ["chunked"],
     "cut once": ["cut"],
-    "cut again and again": ["cut"] * 7,
+    "cut seven times": ["cut"] * 7,
     "cut in a chunk": ["chunked cut", "cut"],
     "500, 503, 429": ["500", "503", "429"],
     "hangs up": ["hang up", "cut", "hang up"],
@@ -186,13 +186,13 @@ FAULTS = {
 @pytest.mark.parametrize("tag", ['"v1"', 'W/"v1"', ""])
 def test_a_broken_connection_is_resumed(pod: Pod, server: Server, fault: str, ranges: bool, tag: str) -> None:
     server.plan = Plan(answers=list(FAULTS[fault]), ranges=ranges, tag=tag)
-    if fault == "cut again and again" and not ranges:
+    if fault == "cut seven times" and not ranges:
         server.plan.answers = ["cut", "cut"]
     manifest = pod.prepare(SOURCE=server.url(), SHA256=SHA256)
     assert manifest["sha256"] == SHA256
-    whole(pod)
+    assert_complete(pod)
     requests = server.plan.seen
-    if fault == "cut again and again" and ranges:
+    if fault == "cut seven times" and ranges:
         assert [r.get("Range") for r in requests[:3]] == [None, f"bytes={CUT}-", f"bytes={2 * CUT}-"]
         assert {r.get("If-Range") for r in requests[1:]} == {'"v1"' if tag == '"v1"' else None}
 
@@ -280,7 +280,7 @@ def test_https_needs_no_checksum_and_follows_https(pod: Pod, secure: Server) -> 
     secure.plan.answers = ["302", "cut"]
     secure.plan.location = "/elsewhere"
     assert pod.prepare(SOURCE=secure.url())["sha256"] == SHA256
-    whole(pod)
+    assert_complete(pod)
 
 
 def test_a_redirect_from_https_to_http_is_rejected(pod: Pod, secure: Server, server: Server) -> None:

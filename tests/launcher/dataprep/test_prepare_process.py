@@ -50,9 +50,9 @@ def test_a_stopped_data_job_publishes_nothing_and_can_be_started_again(
         assert "received SIGTERM" in log
         assert not list(tmp.glob("work-*"))
     assert pod.leftovers() == [".0123456789abcdef.tmp"], "parts that are done stay done"
-    again = start(pod)
-    _, log = again.communicate(timeout=60)
-    assert again.returncode == 0, log
+    second = start(pod)
+    _, log = second.communicate(timeout=60)
+    assert second.returncode == 0, log
     manifest = json.loads((pod.job / "manifest.json").read_text())
     assert manifest["lines"] == 800_000
     assert manifest["sha256"] == hashlib.sha256(BIG).hexdigest()

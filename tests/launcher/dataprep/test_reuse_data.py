@@ -78,7 +78,7 @@ def test_other_data_is_not_linked(pod: Pod, parts: list[str]) -> None:
     other(pod, "b").prepare(SEED="3")
     assert len(parts) == 2
     path = pod.storage / "sources" / "in.txt"
-    os.utime(path, (1, 1))  # written again, who knows by what
+    os.utime(path, (1, 1))  # another modification time: the content may be another one
     other(pod, "c").prepare()
     assert len(parts) == 3
     (pod.storage / "c" / "1" / "data" / "train.txt").write_bytes(b"cut\n")

@@ -315,7 +315,7 @@ def test_a_key_may_contain_characters_that_a_url_may_not(pod: Pod, bucket: Any) 
         ("http://127.0.0.1:9", r"s3://data/set could not be read after 5 attempts in a row: no connection"),
         ("minio:9000", r"minio:9000.*AWS_ENDPOINT_URL"),
     ],
-    ids=["nobody answers", "no address"],
+    ids=["no server", "no address"],
 )
 def test_an_unusable_endpoint_is_reported(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch, endpoint_url: str, message: str

@@ -1,17 +1,11 @@
-"""Tests of sources that are split in parts by several pods, one of which may be evicted."""
+"""Tests of sources that are split in parts: byte ranges, files of a folder, the test set, and changes."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import gzip
 import hashlib
 import io
 import itertools
-import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,34 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.dataprep import data_job, job_lock, source_parts, split_part
+from launcher.dataprep import source_parts, split_part
 from launcher.dataprep.byte_streams import FileStream
-from launcher.dataprep.prefetch import ReadAhead
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST, list_shard_files
-from launcher.errors import DataError, SettingsError, StoppedError
-from launcher.io import files
+from launcher.errors import DataError, SettingsError
 from launcher.paths import JobPaths
-from tests.launcher.dataprep.conftest import LINES, Pod
-
-PART = 4000  # bytes: LINES are some 25 kB
-
-
-def all_lines(pod: Pod, count: int = 3) -> list[bytes]:
-    """Return the train lines of all shards, read from the files that each shard's files.json lists."""
-    layout = JobPaths(pod.storage, "job")
-    manifest = json.loads((pod.job / "manifest.json").read_text())
-    found: list[bytes] = []
-    for shard in manifest["shards"][:count]:
-        lines: list[bytes] = []
-        for piece in list_shard_files(layout, shard):
-            content = (layout.shard(shard["index"]) / piece["name"]).read_bytes()
-            assert hashlib.sha256(content).hexdigest() == piece["sha256"]
-            assert len(content) == piece["bytes"]
-            lines += content.split(b"\n")[:-1]
-        assert len(lines) == shard["lines"]
-        found += lines
-    return found
+from tests.launcher.dataprep.conftest import LINES, PART, Pod
 
 
 @given(
@@ -95,131 +68,12 @@ def test_a_source_in_parts_has_every_line_once_in_even_shards(pod: Pod) -> None:
     pod.source(LINES)
     manifest = pod.prepare(part_bytes=PART, TEST_FRACTION=0.1)
     assert manifest["shards"][0]["parts"] > 5
-    assert sorted([*all_lines(pod), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
+    assert sorted([*pod.listed_lines(), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
     counts = [shard["lines"] for shard in manifest["shards"]]
     assert max(counts) - min(counts) <= manifest["shards"][0]["parts"]
     assert 90 <= len(pod.test()) <= 110
     assert pod.leftovers() == []
     pod.prepare(part_bytes=PART, TEST_FRACTION=0.1)  # finds it
-
-
-def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
-    one, three = new_pod(), new_pod()
-    for pod in (one, three):
-        pod.source(LINES)
-    alone = one.prepare(part_bytes=PART, TEST_FRACTION=0.1)
-    settings = three.settings(TEST_FRACTION=0.1)
-    codes: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(data_job.main(settings, part_bytes=PART)))
-        for _ in range(3)
-    ]
-    with separate_locks():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert codes == [0, 0, 0]
-    assert files.read_json(three.job / "manifest.json") == alone
-    assert three.leftovers() == []
-
-
-def test_one_running_pod_of_several_completes_the_data(pod: Pod) -> None:
-    """A pod that cannot be scheduled delays nothing, since no part belongs to a pod before it works on it."""
-    pod.source(LINES)
-    manifest = pod.prepare(part_bytes=PART, WORKERS="4")
-    assert manifest["lines"] == 1000
-    assert manifest["shards"][0]["parts"] > 4
-
-
-@contextmanager
-def separate_locks() -> Iterator[None]:
-    """Let file locks exclude each other between threads of this process, as they do between processes."""
-    kinds = {fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_SH | fcntl.LOCK_NB}
-
-    class OfFile:
-        LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
-
-        @staticmethod
-        def lockf(fd: int, kind: int) -> None:
-            assert kind in kinds
-            fcntl.flock(fd, kind)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_lock, "fcntl", OfFile)
-        yield
-
-
-def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod.source(LINES)
-    made: list[int] = []
-    run = split_part.PartSplitter.run
-
-    def evicted(self: Any, number: int, rows: int) -> Any:
-        if number == 3 and len(made) == 3:
-            raise StoppedError("evicted")
-        made.append(number)
-        return run(self, number, rows)
-
-    monkeypatch.setattr(split_part.PartSplitter, "run", evicted)
-    with pytest.raises(StoppedError):
-        pod.prepare(part_bytes=PART)
-    assert not (pod.job / "manifest.json").exists()
-    assert not (pod.job / "data-failed.json").exists()
-    made.append(-1)
-    manifest = pod.prepare(part_bytes=PART)
-    assert made == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
-    assert sorted(all_lines(pod)) == sorted(LINES.split(b"\n")[:-1])
-
-
-def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod.source(LINES)
-    held: list[Any] = []
-    waits: list[float] = []
-
-    def pause(seconds: float) -> None:
-        waits.append(seconds)
-        held.pop().close()  # it dies
-
-    run = split_part.PartSplitter.run
-
-    def hold(self: Any, number: int, rows: int) -> Any:
-        if number == 0:
-            file = (pod.job / ".0123456789abcdef.tmp" / "00002.lock").open("w")
-            fcntl.flock(file, fcntl.LOCK_EX)
-            held.append(file)
-        assert number != 2 or not held
-        return run(self, number, rows)
-
-    monkeypatch.setattr(split_part.PartSplitter, "run", hold)
-    monkeypatch.setattr(data_job.time, "sleep", pause)
-    with separate_locks():
-        pod.prepare(part_bytes=PART)
-    assert waits == [data_job._POLL_SECONDS]
-    assert sorted(all_lines(pod)) == sorted(LINES.split(b"\n")[:-1])
-
-
-def test_a_source_that_changed_after_an_eviction_is_read_again(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod.source(LINES)
-    run = split_part.PartSplitter.run
-
-    def evicted(self: Any, number: int, rows: int) -> Any:
-        if number == 3:
-            raise StoppedError("evicted")
-        return run(self, number, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(split_part.PartSplitter, "run", evicted)
-        with pytest.raises(StoppedError):
-            pod.prepare(part_bytes=PART)
-    other = LINES.replace(b"text", b"word")
-    pod.source(other)
-    pod.prepare(part_bytes=PART)
-    assert sorted(all_lines(pod)) == sorted(other.split(b"\n")[:-1])
 
 
 def test_a_file_that_changes_while_it_is_read_is_rejected(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,18 +110,6 @@ def test_a_file_that_changes_after_it_was_read_is_rejected(pod: Pod, monkeypatch
         pod.prepare()
 
 
-def test_a_pod_fails_with_the_reason_that_another_pod_of_its_job_wrote(pod: Pod) -> None:
-    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-1"
-    pod.source(LINES[:-5] + b"\xff\n")
-    with pytest.raises(DataError, match="0xff is not UTF-8"):
-        pod.prepare(part_bytes=PART)
-    pod.source(LINES)
-    with pytest.raises(DataError, match="0xff is not UTF-8"):
-        pod.prepare(part_bytes=PART)
-    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
-    assert pod.prepare(part_bytes=PART)["lines"] == 1000, "another Job tries again"
-
-
 def test_a_bad_row_of_a_byte_range_is_reported_with_object_and_byte(pod: Pod) -> None:
     pod.source(LINES[:-5] + b"\xff\n")
     with pytest.raises(
@@ -297,7 +139,7 @@ def test_all_text_below_a_folder_of_the_storage_is_read(pod: Pod) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     assert pod.prepare(SOURCE="file://days", SPLIT_COUNT="2")["lines"] == 4
-    assert sorted(all_lines(pod, 2)) == [b"a0", b"a1", b"b0", b"c0"]
+    assert sorted(pod.listed_lines()) == [b"a0", b"a1", b"b0", b"c0"]
     with pytest.raises(DataError, match=r"file://days is a folder, but data\.member"):
         pod.prepare(SOURCE="file://days", MEMBER="x", SPLIT_COUNT="3")
 
@@ -325,7 +167,7 @@ def test_a_test_set_above_its_limit_is_reduced_and_the_rest_is_trained_on(
     manifest = pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.5, TEST_ROWS="37")
     test = pod.test()
     assert len(test) == manifest["test"]["lines"] == 37
-    assert sorted([*all_lines(pod), *test]) == sorted(LINES.split(b"\n")[:-1])
+    assert sorted([*pod.listed_lines(), *test]) == sorted(LINES.split(b"\n")[:-1])
     places = [int(line.split()[-1]) for line in test]
     assert places == sorted(places)
     assert max(after - before for before, after in itertools.pairwise(places)) < 80, "spread"
@@ -343,17 +185,6 @@ def test_data_test_source_replaces_the_held_out_lines(pod: Pod, rows: str) -> No
     assert set(pod.test()) <= set(own.split(b"\n"))
     with pytest.raises(SettingsError, match=r"data\.testSource is 'ftp://x'"):
         pod.prepare(TEST_SOURCE="ftp://x")
-
-
-def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(job_lock.fcntl, "lockf", none)
-    pod.source(LINES)
-    with pytest.raises(SettingsError, match=r"data\.workers .* is 2, but must be 1 on this storage"):
-        pod.prepare(part_bytes=PART, WORKERS="2")
-    assert pod.prepare(part_bytes=PART)["lines"] == 1000
 
 
 def test_a_link_in_a_source_folder_is_rejected(pod: Pod, tmp_path: Path) -> None:
@@ -385,25 +216,3 @@ def test_the_default_deadline_depends_on_the_size_and_the_pods() -> None:
         progress = DataProgress(given_seconds)
         progress.set_deadline(size, pods)
         assert progress.deadline_seconds == pytest.approx(wanted)
-
-
-def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised(tmp_path: Path) -> None:
-    class Broken(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            data = super().read(size)
-            if not data:
-                raise DataError("the end is missing")
-            return data
-
-    ahead = ReadAhead(io.BytesIO(LINES))
-    assert b"".join(iter(lambda: ahead.read(777), b"")) == LINES
-    assert ahead.read(5) == b""
-    ahead.close()
-    broken = ReadAhead(Broken(LINES))
-    with pytest.raises(DataError, match="the end is missing"):
-        while broken.read(4000):
-            pass
-    broken.close()
-    unread = ReadAhead(io.BytesIO(LINES * 1000), 1)
-    unread.close()
-    assert not unread._blocks.thread.is_alive()

@@ -22,15 +22,15 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def test_each_block_of_n_lines_goes_to_n_different_shards_for_any_block_size(
     seed: int, shards: int, parts: list[int]
 ) -> None:
-    whole = ShardAssigner(seed, shards).owners(sum(parts))
-    dealer = ShardAssigner(seed, shards)
-    pieces = [dealer.owners(part) for part in parts]
-    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.uint16)]), whole)
-    for first in range(0, len(whole), shards):
-        block = whole[first : first + shards].tolist()
+    at_once = ShardAssigner(seed, shards).owners(sum(parts))
+    assigner = ShardAssigner(seed, shards)
+    pieces = [assigner.owners(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.uint16)]), at_once)
+    for first in range(0, len(at_once), shards):
+        block = at_once[first : first + shards].tolist()
         assert len(set(block)) == len(block)
         assert set(block) <= set(range(shards))
-    counts = np.bincount(whole, minlength=shards)
+    counts = np.bincount(at_once, minlength=shards)
     assert counts.max() - counts.min() <= 1
 
 
@@ -38,11 +38,11 @@ def test_each_block_of_n_lines_goes_to_n_different_shards_for_any_block_size(
 def test_the_test_set_has_its_fraction_within_one_line_for_any_block_size(
     seed: int, fraction: float, parts: list[int]
 ) -> None:
-    whole = HeldOutSelector(seed, fraction).select(sum(parts))
-    hold_out = HeldOutSelector(seed, fraction)
-    pieces = [hold_out.select(part) for part in parts]
-    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.bool_)]), whole)
-    assert abs(int(whole.sum()) - sum(parts) * fraction) <= 1
+    at_once = HeldOutSelector(seed, fraction).select(sum(parts))
+    selector = HeldOutSelector(seed, fraction)
+    pieces = [selector.select(part) for part in parts]
+    assert np.array_equal(np.concatenate([*pieces, np.empty(0, np.bool_)]), at_once)
+    assert abs(int(at_once.sum()) - sum(parts) * fraction) <= 1
 
 
 def test_a_fraction_of_zero_holds_out_nothing() -> None:
@@ -77,10 +77,10 @@ def test_every_line_is_in_one_shard_in_the_order_of_the_source(
 GOLDEN = """
 import hashlib
 from launcher.dataprep.splitting import ShardAssigner, HeldOutSelector
-dealer, hold_out = ShardAssigner(20170101, 8), HeldOutSelector(20170101, 0.1)
-print(dealer.owners(16).tolist(), hold_out.select(40).nonzero()[0].tolist())
-print(hashlib.sha256(dealer.owners(100_000).astype('<u2').tobytes()).hexdigest()[:16])
-print(hashlib.sha256(hold_out.select(100_000).astype('u1').tobytes()).hexdigest()[:16])
+assigner, selector = ShardAssigner(20170101, 8), HeldOutSelector(20170101, 0.1)
+print(assigner.owners(16).tolist(), selector.select(40).nonzero()[0].tolist())
+print(hashlib.sha256(assigner.owners(100_000).astype('<u2').tobytes()).hexdigest()[:16])
+print(hashlib.sha256(selector.select(100_000).astype('u1').tobytes()).hexdigest()[:16])
 """
 
 EXPECTED = [

@@ -16,10 +16,10 @@ def test_a_prediction_is_printed_with_the_programs_labels_and_unknown_ids(
     made: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_command(["predict", str(made.folder), "words=5 12345", "size=1"]) == 0
-    told = capsys.readouterr()
+    output = capsys.readouterr()
     likely = "abc"[int(made.expected([5, 12345], 1.0).argmax())]
-    assert told.out == f"most likely {likely}\n"
-    assert told.err == "ids that the model does not contain, treated as zeros: 1 of word/vector\n"
+    assert output.out == f"most likely {likely}\n"
+    assert output.err == "ids that the model does not contain, treated as zeros: 1 of word/vector\n"
 
 
 def test_without_labels_the_complete_vector_is_printed(
@@ -48,7 +48,7 @@ def test_many_rows_are_printed_as_json_lines(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["{model}"], 64, "there is no row to predict"),
         (["{model}", "words"], 64, "'words' is not COLUMN=VALUE"),
@@ -67,10 +67,10 @@ def test_invalid_input_is_one_message(
     *,
     arguments: list[str],
     code: int,
-    told: str,
+    message: str,
 ) -> None:
     rows = tmp_path / "rows"
     rows.write_text('{"words": "5", "size": 1}\n{"words"\n')
     given = [word.format(model=made.folder, rows=rows) for word in arguments]
     assert run_command(["predict", *given]) == code
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

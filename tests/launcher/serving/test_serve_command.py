@@ -26,9 +26,9 @@ def test_an_exported_model_is_downloaded_to_the_work_folder_and_served(
 def test_a_model_that_cannot_be_served_exits_with_the_code_for_invalid_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise ModelError("no model")
 
-    monkeypatch.setattr(serve, "serve", refuse)
+    monkeypatch.setattr(serve, "serve", fail)
     with pytest.raises(DataError, match=r"^no model$"):
         serve.main(["--model", str(tmp_path)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
 from launcher.trainer.checkpoint import contents_file, selection
 
-from .loopback import Loopback
+from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 PROGRAM = '''
@@ -58,7 +57,7 @@ STEP = {1: 2.0, 2: 3.0}
 """What a pass of one batch adds to the prediction, by ranks: 1 by the weight, the rest by the table."""
 
 
-def begin(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -> Loopback:
+def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -> LoopbackTraining:
     """Return a run whose error is 0 after pass `best` and grows afterwards."""
     program = root / "own"
     program.mkdir(parents=True)
@@ -79,43 +78,34 @@ def begin(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -
         "PATIENCE": "2",
     }
     named = {f"PADDLE_LAUNCHER_{name}": value for name, value in (few | values).items()}
-    return Loopback(root, data, program, values=named | {"CONF_PADDLE_PORT": str(port)})
+    return LoopbackTraining(root, data, program, values=named | {"CONF_PADDLE_PORT": str(port)})
 
 
-def run(gang: Loopback) -> Loopback:
-    codes = gang.run()
-    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
-    return gang
+def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:
+    return gang.next_attempt(selection.newest_checkpoint(gang.output.root), **values)
 
 
-def again(gang: Loopback, **values: str) -> Loopback:
-    """Return the next attempt, as the launcher starts it."""
-    named = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
-    newest = selection.newest_checkpoint(gang.output.root)
-    return replace(gang, resume=newest, attempt=gang.attempt + 1, values=gang.values | named)
-
-
-def model(gang: Loopback) -> tuple[str, float]:
+def model(gang: LoopbackTraining) -> tuple[str, float]:
     """Return the model's checkpoint and error."""
     score = json.loads((gang.output.model / "score.json").read_text())
     return str(selection.model_checkpoint(gang.output.model)), score["error"]
 
 
-def errors(gang: Loopback) -> list[float]:
+def errors(gang: LoopbackTraining) -> list[float]:
     return [score for _, score in contents_file.scores_by(contents(gang), "error")]
 
 
-def contents(gang: Loopback) -> CheckpointContents:
+def contents(gang: LoopbackTraining) -> CheckpointContents:
     newest = selection.newest_checkpoint(gang.output.root)
     assert newest is not None
     return contents_file.read_contents(gang.output.checkpoint(newest))
 
 
-def checkpoints(gang: Loopback) -> list[Position]:
+def checkpoints(gang: LoopbackTraining) -> list[Position]:
     return selection.finished_checkpoints(gang.output.root)
 
 
-def complete(gang: Loopback) -> bool:
+def is_complete(gang: LoopbackTraining) -> bool:
     return FleetRuntime().is_complete(gang.output.root, gang.settings(0))
 
 
@@ -123,14 +113,14 @@ def complete(gang: Loopback) -> bool:
 def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
     tmp_path: Path, port: int, mode: str, ranks: int, period: str
 ) -> None:
-    gang = run(begin(tmp_path, port, ranks, MODE=mode, SAVING_PERIOD=period))
+    gang = prepare_training(tmp_path, port, ranks, MODE=mode, SAVING_PERIOD=period).finish()
     assert errors(gang) == pytest.approx([STEP[ranks] * n for n in (1, 0, 1, 2)], abs=1e-4)
     assert checkpoints(gang) == [Position(4), Position(2)], (
         "keepCheckpoints is 1, and the best one is kept in addition"
     )
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
     assert "stopped early after pass 4: training.patience is 2" in gang.log()
-    assert complete(gang)
+    assert is_complete(gang)
     kept = json.loads(gang.output.program_json.read_text())
     assert kept["files"] == {"trainer_config.py": PROGRAM}
     assert kept["options"]["seed"] == "1", "a default"
@@ -139,12 +129,12 @@ def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
 def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
     tmp_path: Path, port: int
 ) -> None:
-    gang = begin(tmp_path, port, 2)
+    gang = prepare_training(tmp_path, port, 2)
     (gang.program / "die-at").write_text(str(3.5 * STEP[2]))  # at the end of pass 4
     assert gang.run()["0/trainer"] == -signal.SIGKILL
     assert checkpoints(gang) == [Position(3), Position(2)]
-    assert not complete(gang)
-    gang = run(again(gang))
+    assert not is_complete(gang)
+    gang = next_attempt(gang).finish()
     assert "resumed from pass-00002" in gang.log()
     assert errors(gang) == pytest.approx([3, 0, 3, 6], abs=1e-4)
     assert checkpoints(gang) == [Position(4), Position(2)]
@@ -154,39 +144,39 @@ def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
 def test_a_later_start_with_other_patience_or_metric_resumes_and_exports_the_right_model(
     tmp_path: Path, port: int
 ) -> None:
-    gang = run(begin(tmp_path, port, 1))
+    gang = prepare_training(tmp_path, port, 1).finish()
     shutil.rmtree(gang.output.model)  # as after a kill between the last pass and the model
-    assert not complete(gang)
-    gang = run(again(gang))
+    assert not is_complete(gang)
+    gang = next_attempt(gang).finish()
     assert "Pass=" not in gang.log()
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
 
-    more = again(gang, PATIENCE="3")
-    assert not complete(more)
-    run(more)
+    more = next_attempt(gang, PATIENCE="3")
+    assert not is_complete(more)
+    more.finish()
     assert errors(more) == pytest.approx([2, 0, 2, 4, 6], abs=1e-4)
     assert checkpoints(more) == [Position(5), Position(2)]
     assert model(more) == ("pass-00001", pytest.approx(0, abs=1e-4))
-    assert complete(more)
+    assert is_complete(more)
 
-    last = again(more, PATIENCE="0", KEEP_BEST="", PASSES="5")
-    assert not complete(last), "its model must be of the last pass"
-    run(last)
+    last = next_attempt(more, PATIENCE="0", KEEP_BEST="", PASSES="5")
+    assert not is_complete(last), "its model must be of the last pass"
+    last.finish()
     assert model(last) == ("pass-00004", pytest.approx(6, abs=1e-4))
-    assert complete(last)
+    assert is_complete(last)
 
-    lost = again(more)
+    lost = next_attempt(more)
     (lost.output.checkpoint(Position(2)) / "done").unlink()
     shutil.rmtree(lost.output.model)
-    run(lost)
+    lost.finish()
     assert model(lost) == ("pass-00004", pytest.approx(6, abs=1e-4)), "the best remaining checkpoint"
-    assert complete(lost)
+    assert is_complete(lost)
 
 
 def test_an_unknown_metric_is_rejected_before_training_with_a_list_of_the_known_ones(
     tmp_path: Path, port: int
 ) -> None:
-    gang = begin(tmp_path, port, 1, KEEP_BEST="rmse")
+    gang = prepare_training(tmp_path, port, 1, KEEP_BEST="rmse")
     assert gang.run()["0/trainer"] == 64
     assert (
         "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST) is 'rmse', but must be one of bias, error"

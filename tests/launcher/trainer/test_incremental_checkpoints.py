@@ -21,10 +21,9 @@ from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
 from .conftest import listens
-from .forked import SHARDS
-from .loopback import Loopback, Process
+from .loopback_training import SHARDS, LoopbackTraining, Process
+from .test_embedding_tables import PROGRAM, gang, saved, stage
 from .test_save_and_restore import flip
-from .test_tables import PROGRAM, gang, run, saved, stage
 
 pytestmark = pytest.mark.paddle
 NAMES = ("adam", "sgd", "adagrad", "admitted", "kept", "shared")
@@ -55,7 +54,7 @@ def ten_batches() -> list[str]:
     return lines
 
 
-def begin(root: Path, ranks: int = 1, **values: str) -> Loopback:
+def prepare_training(root: Path, ranks: int = 1, **values: str) -> LoopbackTraining:
     program = root / "own"
     program.mkdir(parents=True)
     text = PROGRAM.replace('("evicted", {"evict": 1})', '("kept", {})')
@@ -68,23 +67,27 @@ def begin(root: Path, ranks: int = 1, **values: str) -> Loopback:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Loopback:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> LoopbackTraining:
     """Return a completed run with incremental checkpoints, created once for all of pytest's processes."""
-    return create_once(tmp_path_factory, "whole", lambda: run(begin(tmp_path_factory.mktemp("whole"))))
+    return create_once(
+        tmp_path_factory, "finished", lambda: prepare_training(tmp_path_factory.mktemp("finished")).finish()
+    )
 
 
 @pytest.fixture
-def cut(whole: Loopback, tmp_path: Path) -> Loopback:
-    """Return a copy of `whole` that ended after its last incremental checkpoint, ready for its next start."""
-    root = tmp_path / "cut"
-    shutil.copytree(whole.root, root, symlinks=True)
-    next_start = replace(whole, root=root, attempt=1, values=whole.values | {"CONF_PADDLE_PORT": str(free())})
+def interrupted(finished: LoopbackTraining, tmp_path: Path) -> LoopbackTraining:
+    """Return a copy of `finished` that ended after its last incremental checkpoint, ready for its next start."""
+    root = tmp_path / "interrupted"
+    shutil.copytree(finished.root, root, symlinks=True)
+    next_start = replace(
+        finished, root=root, attempt=1, values=finished.values | {"CONF_PADDLE_PORT": str(free())}
+    )
     shutil.rmtree(next_start.output.checkpoint(END))
     shutil.rmtree(next_start.output.model)
     return next_start
 
 
-def state(of: Loopback, at: Position) -> State:
+def state(of: LoopbackTraining, at: Position) -> State:
     """Return each row of a checkpoint with its chain: appearances, weights and optimizer state."""
     chain = contents_file.read_contents(of.output.checkpoint(at)).chain
     members = [Position(1) if "batch" not in m.folder else Position(1, int(m.folder[-7:])) for m in chain]
@@ -104,7 +107,7 @@ def assert_alike(found: State, expected: State) -> None:
             assert np.allclose(found[name][key], row, rtol=1e-3, atol=1e-4), (name, key)
 
 
-def size(of: Loopback, at: Position) -> int:
+def size(of: LoopbackTraining, at: Position) -> int:
     """Return the bytes of the embedding tables' files."""
     about = contents_file.read_contents(of.output.checkpoint(at))
     places = tuple(f"tables/{table.folder}/" for table in about.tables.values())
@@ -112,39 +115,39 @@ def size(of: Loopback, at: Position) -> int:
 
 
 def test_incremental_checkpoints_hold_changed_rows_and_other_servers_resume_from_them(
-    whole: Loopback, cut: Loopback, tmp_path: Path
+    finished: LoopbackTraining, interrupted: LoopbackTraining, tmp_path: Path
 ) -> None:
-    plain = run(begin(tmp_path / "plain", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="0"))
+    plain = prepare_training(tmp_path / "plain", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="0").finish()
     order = [Position(1), *INCREMENTAL]
     for before, at in itertools.pairwise(order):
         for name in NAMES:
             old, new = saved(plain, before, name), saved(plain, at, name)
             changed = {key for key, row in new.items() if key not in old or old[key][3:] != row[3:]}
             assert 0 < len(changed) < len(new)
-            assert set(saved(whole, at, name)) == changed, (at, name)
-        assert size(whole, at) < size(whole, Position(1))
-        assert_alike(state(whole, at), state(plain, at))
+            assert set(saved(finished, at, name)) == changed, (at, name)
+        assert size(finished, at) < size(finished, Position(1))
+        assert_alike(state(finished, at), state(plain, at))
     versions = {at: contents_file.read_contents(plain.output.checkpoint(at)).version for at in order}
     assert set(versions.values()) == {contents_file.VERSION}
     assert not any(contents_file.read_contents(plain.output.checkpoint(at)).chain for at in order)
     chains = [
-        [link.folder for link in contents_file.read_contents(whole.output.checkpoint(at)).chain]
+        [link.folder for link in contents_file.read_contents(finished.output.checkpoint(at)).chain]
         for at in [Position(0, 3), Position(0, 6), Position(1), *INCREMENTAL, END]
     ]
     names = [at.folder for at in order]
     assert chains == [[], [Position(0, 3).folder], [], names[:1], names[:2], names[:3], []]
 
-    assert selection.newest_checkpoint(cut.output.root) == INCREMENTAL[-1]
+    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
     more = {"CONF_PADDLE_PORTS_NUM": "3"}
-    resumed = run(replace(cut, resume=INCREMENTAL[-1], values=cut.values | more))
+    resumed = replace(interrupted, resume=INCREMENTAL[-1], values=interrupted.values | more).finish()
     assert f"resumed from {INCREMENTAL[-1].folder}; the servers' values are verified" in resumed.log()
     assert_alike(state(resumed, END), state(plain, END))
 
 
 def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
-    whole: Loopback, tmp_path: Path
+    finished: LoopbackTraining, tmp_path: Path
 ) -> None:
-    started = begin(tmp_path / "killed")
+    started = prepare_training(tmp_path / "killed")
 
     def kill(running: dict[str, Process]) -> None:
         trainer = running["0/trainer"]
@@ -157,17 +160,17 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
 
     assert started.run(watch=kill)["0/trainer"] == -signal.SIGKILL
     assert selection.newest_checkpoint(started.output.root) == INCREMENTAL[0]
-    resumed = run(replace(started, resume=INCREMENTAL[0], attempt=1))
+    resumed = started.next_attempt(INCREMENTAL[0]).finish()
     assert not contents_file.read_contents(resumed.output.checkpoint(INCREMENTAL[1])).chain, (
         "the first checkpoint of an attempt is full"
     )
-    assert_alike(state(resumed, END), state(whole, END))
+    assert_alike(state(resumed, END), state(finished, END))
 
 
 def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> None:
-    started = run(
-        begin(tmp_path, 2, PADDLE_LAUNCHER_MODE="async", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="2")
-    )
+    started = prepare_training(
+        tmp_path, 2, PADDLE_LAUNCHER_MODE="async", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="2"
+    ).finish()
     about = [contents_file.read_contents(started.output.checkpoint(at)) for at in INCREMENTAL]
     assert [bool(contents.chain) for contents in about] == [True, True, False], (
         "a full checkpoint after two incremental ones"
@@ -181,33 +184,37 @@ def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> 
         started.output.model,
     ):
         shutil.rmtree(folder)
-    resumed = run(replace(started, resume=INCREMENTAL[1], attempt=1))
+    resumed = started.next_attempt(INCREMENTAL[1]).finish()
     assert f"resumed from {INCREMENTAL[1].folder}; the servers' values are verified" in resumed.log(1)
 
 
-def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(cut: Loopback) -> None:
-    part = sorted((cut.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[5]
+def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(
+    interrupted: LoopbackTraining,
+) -> None:
+    part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[5]
     flip(part)
-    assert selection.newest_checkpoint(cut.output.root) == INCREMENTAL[2], "its size is unchanged"
-    assert replace(cut, resume=INCREMENTAL[2]).run()["0/trainer"] == 71
-    assert f"training cannot resume from {INCREMENTAL[1].folder}: " in cut.log()
-    assert selection.newest_checkpoint(cut.output.root) == INCREMENTAL[0]
+    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
+    assert replace(interrupted, resume=INCREMENTAL[2]).run()["0/trainer"] == 71
+    assert f"training cannot resume from {INCREMENTAL[1].folder}: " in interrupted.log()
+    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
 
 
-def test_an_incremental_checkpoint_lists_rows_of_every_member_of_its_chain(cut: Loopback) -> None:
+def test_an_incremental_checkpoint_lists_rows_of_every_member_of_its_chain(
+    interrupted: LoopbackTraining,
+) -> None:
     """A restore that left one of them out would be detected."""
-    about = contents_file.read_contents(cut.output.checkpoint(INCREMENTAL[2]))
-    last = saved(cut, INCREMENTAL[2], "sgd")
+    about = contents_file.read_contents(interrupted.output.checkpoint(INCREMENTAL[2]))
+    last = saved(interrupted, INCREMENTAL[2], "sgd")
     for at in (Position(1), *INCREMENTAL[:2]):
-        own = set(saved(cut, at, "sgd")) - set(last)
+        own = set(saved(interrupted, at, "sgd")) - set(last)
         assert own & {n % 2**64 for n in about.rows["sgd"].ids}, at
 
 
-def test_an_initial_model_is_read_from_a_chain_of_checkpoints(cut: Loopback) -> None:
-    asked = SimpleNamespace(init_model="job/output", job_path=cut.root, work_dir=cut.root)
+def test_an_initial_model_is_read_from_a_chain_of_checkpoints(interrupted: LoopbackTraining) -> None:
+    asked = SimpleNamespace(init_model="job/output", job_path=interrupted.root, work_dir=interrupted.root)
     found = InitialModel.find(asked)  # type: ignore[arg-type]
     assert found.source == f"job/output/{INCREMENTAL[-1].folder}"
-    expected = state(cut, INCREMENTAL[-1])["sgd"]
+    expected = state(interrupted, INCREMENTAL[-1])["sgd"]
     for shards in (SHARDS, 7):  # the saved number of shards, and another one
         rows = table_files.TableRows.concatenate(found.tables["sgd"].read(shards, range(shards)), 4)
         assert rows.ids.tolist() == sorted(expected)
@@ -215,7 +222,7 @@ def test_an_initial_model_is_read_from_a_chain_of_checkpoints(cut: Loopback) -> 
 
 
 def test_incremental_checkpoints_reject_a_table_that_evicts_rows(tmp_path: Path) -> None:
-    started = begin(tmp_path)
+    started = prepare_training(tmp_path)
     (started.program / "trainer_config.py").write_text(PROGRAM)
     assert started.run()["0/trainer"] == 64
     assert "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS) is 3" in started.log()

@@ -20,7 +20,7 @@ from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
 from launcher.trainer.checkpoint import contents_file, initial_model, table_files
 from launcher.trainer.graph.optimizer_rules import OptimizerRule
 
-from .loopback import PROGRAMS, Loopback
+from .loopback_training import PROGRAMS, LoopbackTraining
 
 Staged = Callable[..., list[Path]]
 FIRST = {
@@ -36,14 +36,8 @@ STILL = {
 """Settings of a run that learns almost nothing, so that its score is the initial model's."""
 
 
-def score(gang: Loopback) -> float:
+def score(gang: LoopbackTraining) -> float:
     return float(json.loads((gang.output.model / "score.json").read_text())["rmse"])
-
-
-def run(gang: Loopback) -> Loopback:
-    codes = gang.run()
-    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
-    return gang
 
 
 @pytest.mark.paddle
@@ -53,13 +47,11 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
     data = staged("ratings", 2)
     place = {"CONF_PADDLE_PORT": str(port)}
     program = PROGRAMS / "recommendation"
-    first = run(Loopback(tmp_path / "first", data, program, values=FIRST | place))
+    first = LoopbackTraining(tmp_path / "first", data, program, values=FIRST | place).finish()
     learnt = score(first)
-    fresh = run(
-        Loopback(
-            tmp_path / "fresh", data, program, values=STILL | place | {"PADDLE_LAUNCHER_INIT_MODEL_PATH": ""}
-        )
-    )
+    fresh = LoopbackTraining(
+        tmp_path / "fresh", data, program, values=STILL | place | {"PADDLE_LAUNCHER_INIT_MODEL_PATH": ""}
+    ).finish()
     assert abs(score(fresh) - learnt) > 0.05
     assert not fresh.output.before_json.exists()
     for mode, has_model in (("async", True), ("sync", False), ("geo", False)):
@@ -69,14 +61,16 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
         if not has_model:
             shutil.rmtree(source / "model")
         values = STILL | place | {"PADDLE_LAUNCHER_MODE": mode}
-        gang = run(Loopback(root, data, program, values=values))
+        gang = LoopbackTraining(root, data, program, values=values).finish()
         assert score(gang) == pytest.approx(learnt, abs=2e-3), mode
         assert "started with the parameters of earlier/output" in gang.log(1)
         before = json.loads(gang.output.before_json.read_text())
         assert before["score"]["rmse"] == pytest.approx(learnt, abs=2e-3), "tested before it trained"
         assert gang.log().index("before training, with the parameters of") < gang.log().index("Pass=1 ")
         assert not list(gang.output.root.glob(".init*"))
-    gang = run(replace(gang, resume=Position(1), attempt=1, values=values | {"PADDLE_LAUNCHER_PASSES": "2"}))
+    gang = replace(
+        gang, resume=Position(1), attempt=1, values=values | {"PADDLE_LAUNCHER_PASSES": "2"}
+    ).finish()
     assert "started with" not in gang.log(), "a run with checkpoints resumes from them"
 
 
@@ -85,15 +79,19 @@ def test_an_initial_model_of_another_network_is_a_settings_error(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
     place = {"CONF_PADDLE_PORT": str(port)}
-    first = run(Loopback(tmp_path / "first", staged(), PROGRAMS / "quick_start", values=FIRST | place))
+    first = LoopbackTraining(
+        tmp_path / "first", staged(), PROGRAMS / "quick_start", values=FIRST | place
+    ).finish()
     root = tmp_path / "second"
     shutil.copytree(first.output.root, root / "earlier" / "output")
-    again = Loopback(root, first.data, PROGRAMS / "quick_start", "trainer_config.emb.py", STILL | place)
-    assert again.run()["0/trainer"] == 64
-    messages = [line for line in again.log().splitlines() if line.startswith("error: ")]
+    second = LoopbackTraining(
+        root, first.data, PROGRAMS / "quick_start", "trainer_config.emb.py", STILL | place
+    )
+    assert second.run()["0/trainer"] == 64
+    messages = [line for line in second.log().splitlines() if line.startswith("error: ")]
     assert len(messages) == 1
-    says = "word_weight is a table of width 1 there and absent in the program"
-    for part in ("training.initModelPath", "its network differs", says):
+    difference = "word_weight is a table of width 1 there and absent in the program"
+    for part in ("training.initModelPath", "its network differs", difference):
         assert part in messages[0]
 
 

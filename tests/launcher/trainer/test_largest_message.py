@@ -12,7 +12,7 @@ import pytest
 from launcher.errors import SettingsError
 from launcher.runtimes.fleet import FleetRuntime
 
-from .loopback import Loopback
+from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 EACH, ROWS = 4000, 40
@@ -48,7 +48,7 @@ def optimizer(job):
 """
 
 
-def gang(tmp_path: Path, port: int, *options: str) -> Loopback:
+def gang(tmp_path: Path, port: int, *options: str) -> LoopbackTraining:
     """Return a run with one batch of 160,000 ids of width 128: 85 MB of gradients and 82 MB of vectors."""
     data, own = tmp_path / "data", tmp_path / "own"
     (data / "tables").mkdir(parents=True)
@@ -62,7 +62,7 @@ def gang(tmp_path: Path, port: int, *options: str) -> Loopback:
         "CONF_PADDLE_PORT": str(port),
         "PADDLE_LAUNCHER_EXTRA_ARGS": "[" + ",".join(f'"{option}"' for option in options) + "]",
     }
-    return Loopback(tmp_path, [data], own, values=values)
+    return LoopbackTraining(tmp_path, [data], own, values=values)
 
 
 @pytest.mark.long

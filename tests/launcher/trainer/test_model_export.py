@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,7 +22,7 @@ from launcher.trainer.checkpoint import contents_file, table_files
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from launcher.trainer.export import model_scoring, scoring_process
 
-from .loopback import Loopback
+from .loopback_training import LoopbackTraining
 from .test_checkpoint_folder import publish
 
 pytestmark = pytest.mark.paddle
@@ -47,9 +46,9 @@ def parse(row, job):
     return {{"ids": ids, "label": first / 6000}}
 
 def network(data, job):
-    whole = job.embedding(data["ids"], 3, "whole", pool="mean", spread=0.5)
+    pooled = job.embedding(data["ids"], 3, "pooled", pool="mean", spread=0.5)
     first = job.embedding(data["ids"][:, :1], 1, "first", pool="sum", spread=0.5)
-    guess = paddle.static.nn.fc(paddle.concat([whole, first], 1), 1, name="guess")
+    guess = paddle.static.nn.fc(paddle.concat([pooled, first], 1), 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["label"]))
 
 def metrics(prediction, label):
@@ -61,13 +60,8 @@ def optimizer(job):
 WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 
-def run(gang: Loopback) -> None:
-    codes = gang.run()
-    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
-
-
 @pytest.fixture
-def gang(tmp_path: Path, port: int) -> Loopback:
+def gang(tmp_path: Path, port: int) -> LoopbackTraining:
     program = tmp_path / "program"
     program.mkdir()
     (program / "trainer_config.py").write_text(PROGRAM)
@@ -80,36 +74,35 @@ def gang(tmp_path: Path, port: int) -> Loopback:
         (folder / "test.txt").write_text("1\n5901\n")
         data.append(folder)
     values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": "8", "CONF_PADDLE_PORT": str(port)}
-    return Loopback(tmp_path, data, program, values=values)
+    return LoopbackTraining(tmp_path, data, program, values=values)
 
 
-def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: Loopback) -> None:
-    run(gang)
+def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: LoopbackTraining) -> None:
+    gang.finish()
     count = 2 * ROWS * IDS_A_ROW
     wrote = [{name: (int(own), int(all_)) for name, own, all_ in WROTE.findall(gang.log(n))} for n in (0, 1)]
-    assert all(each["whole"][0] > 1000 for each in wrote), "both write a share"
-    assert sum(each["whole"][0] for each in wrote) == count
+    assert all(each["pooled"][0] > 1000 for each in wrote), "both write a share"
+    assert sum(each["pooled"][0] for each in wrote) == count
     assert {each["first"][1] for each in wrote} == {2 * ROWS}
     model = Model(gang.output.model)
-    whole = model.tables["whole"]
+    pooled = model.tables["pooled"]
     every = np.sort(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    assert (whole.ids == every).all()
+    assert (pooled.ids == every).all()
     checkpoint = gang.output.checkpoint(Position(1))
-    about = contents_file.read_contents(checkpoint).tables["whole"]
+    about = contents_file.read_contents(checkpoint).tables["pooled"]
     files = sorted((checkpoint / "tables" / about.folder).iterdir())
     ids, vectors = table_files.TableRows.concatenate(table_files.read_rows(files, 3, about.rule), 3)
     assert (ids == every).all()
-    assert np.allclose(whole.vectors, vectors, rtol=table_files.TOLERANCE)
+    assert np.allclose(pooled.vectors, vectors, rtol=table_files.TOLERANCE)
     live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
     assert model.score["error"] == pytest.approx(live, rel=1e-4)
     assert json.loads((gang.output.model / "score.json").read_text()) == model.score
-    before = whole.vectors.copy()
+    before = pooled.vectors.copy()
 
     shutil.rmtree(gang.output.model)
-    again = replace(gang, resume=Position(1), attempt=1)
-    run(again)
-    assert "Pass=" not in again.log(), "no pass was left to train"
-    assert np.allclose(Model(gang.output.model).tables["whole"].vectors, before, rtol=table_files.TOLERANCE)
+    second = gang.next_attempt(Position(1)).finish()
+    assert "Pass=" not in second.log(), "no pass was left to train"
+    assert np.allclose(Model(gang.output.model).tables["pooled"].vectors, before, rtol=table_files.TOLERANCE)
     assert not list(gang.output.root.glob(".model*"))
 
 
@@ -124,13 +117,13 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
         folder.add_rank_files(rank, RankFiles(folder.write_ids("000", rank, ids), {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
-    publish(folder, config, 3, tables={"whole": CheckpointTable("000", None, 1, "sgd")})
-    table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="whole")]))
+    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", None, 1, "sgd")})
+    table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="pooled")]))
     ranks: list[Any] = [
         SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
     ]
     exporters = [ModelExporter(rank, cast(Any, None), cast(Any, table), cast(Any, None)) for rank in ranks]
-    found = exporters[0]._map_ids(Position(1))["whole"]
+    found = exporters[0]._map_ids(Position(1))["pooled"]
     assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
     flipped = OutputPaths(output).checkpoint(Position(1)) / "ids" / "000-0.npy"
     content = flipped.read_bytes()
@@ -172,10 +165,10 @@ def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "rank", "said"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
+    ("mode", "rank", "state"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
 )
 def test_the_state_is_writing_only_on_ranks_that_write_the_model(
-    mode, rank, said, tmp_path: Path, monkeypatch
+    mode, rank, state, tmp_path: Path, monkeypatch
 ) -> None:
     from launcher.trainer import training_log, training_loop
     from launcher.trainer.export.collective_export import ModelExporter
@@ -187,4 +180,4 @@ def test_the_state_is_writing_only_on_ranks_that_write_the_model(
         **dict.fromkeys(("program", "trainer", "config", "log")),
     )
     training_loop.TrainingLoop._export(here, Position(1))
-    assert json.loads((tmp_path / "progress.json").read_text())["state"] == said
+    assert json.loads((tmp_path / "progress.json").read_text())["state"] == state

@@ -180,11 +180,11 @@ def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
 ) -> None:
     def times(*arguments: str) -> int:
         text = tmp_path / "data" / "train.txt"
-        said: list[str] = []
+        reports: list[str] = []
         conversion.convert_text(
-            load(path, *arguments), source(text, "f"), tmp_path / "rec", report=said.append
+            load(path, *arguments), source(text, "f"), tmp_path / "rec", report=reports.append
         )
-        return len([line for line in said if "parsed 10" in line])
+        return len([line for line in reports if "parsed 10" in line])
 
     write(tmp_path / "data", 103)
     assert [times(), times(), times("--skip=5"), times("--skip=5")] == [1, 0, 1, 0]

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from launcher.io import files
 from launcher.paths import Position
 from launcher.trainer.checkpoint import contents_file, selection
 
-from .loopback import PROGRAMS, Loopback
+from .loopback_training import PROGRAMS, LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 Staged = Callable[..., list[Path]]
@@ -32,7 +31,9 @@ QUICK, RECOMMENDATION = PROGRAMS / "quick_start", PROGRAMS / "recommendation"
 NAME = "tables/000/part-000-00001"
 
 
-def started(tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, **values: str) -> Loopback:
+def prepare_training(
+    tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, **values: str
+) -> LoopbackTraining:
     few = {
         "PADDLE_LAUNCHER_PASSES": "1",
         "PADDLE_LAUNCHER_BATCH_SIZE": "32",
@@ -41,18 +42,7 @@ def started(tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, 
         "CONF_PADDLE_PORT": str(port),
     }
     names = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
-    return Loopback(tmp_path, data, program, values=few | names)
-
-
-def run(gang: Loopback) -> Loopback:
-    codes = gang.run()
-    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
-    return gang
-
-
-def again(gang: Loopback, resume: Position | None, **values: str) -> Loopback:
-    names = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
-    return replace(gang, resume=resume, attempt=gang.attempt + 1, values=gang.values | names)
+    return LoopbackTraining(tmp_path, data, program, values=few | names)
 
 
 def losses(log: str) -> list[str]:
@@ -64,7 +54,7 @@ def costs(lines: list[str]) -> list[float]:
     return [float(line.rsplit("=", 1)[1]) for line in lines]
 
 
-def progress(gang: Loopback, rank: int = 0) -> dict[str, Any]:
+def progress(gang: LoopbackTraining, rank: int = 0) -> dict[str, Any]:
     return dict(json.loads((gang.root / f"work{rank}" / "progress.json").read_text()))
 
 
@@ -74,11 +64,11 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
     """Uses sync with one trainer, so that the order of steps is deterministic."""
     data = staged(rows=640)
     values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "BATCH_SIZE": "32"}
-    complete = run(started(tmp_path / "complete", data, port, **values))
+    complete = prepare_training(tmp_path / "complete", data, port, **values).finish()
     expected = losses(complete.log())
     steps = len(expected)
 
-    gang = started(tmp_path / "killed", data, port, **values)
+    gang = prepare_training(tmp_path / "killed", data, port, **values)
 
     def kill(running: dict[str, subprocess.Popen[bytes]]) -> None:
         if len(losses(gang.log())) >= 0.8 * steps and running["0/trainer"].poll() is None:
@@ -91,7 +81,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
     assert newest.passes == 0
     assert killed - 3 <= newest.batches <= killed, "at most one interval is lost"
 
-    resumed = run(again(gang, newest))
+    resumed = gang.next_attempt(newest).finish()
     after = losses(resumed.log())
     assert [line.split()[:2] for line in after] == [
         line.split()[:2] for line in expected[newest.batches :]
@@ -110,7 +100,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_two_ranks_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: int, mode: str) -> None:
     values = {"MODE": mode, "CHECKPOINT_EVERY_BATCHES": "4", "KEEP_CHECKPOINTS": "2", "EXTRA_ARGS": "[]"}
-    gang = run(started(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values))
+    gang = prepare_training(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values).finish()
     steps = int(progress(gang)["batches"])
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
     last = Position(0, (steps - 1) // 4 * 4)
@@ -124,7 +114,7 @@ def test_two_ranks_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: in
     if mode == "async":
         assert len(contents.rows["feature"].ids) >= 8, "each of eight files contributes a row"
     shutil.rmtree(gang.output.model)
-    resumed = run(again(gang, last))
+    resumed = gang.next_attempt(last).finish()
     assert f"resumed from {last.folder}" in resumed.log(1)
     assert len(losses(resumed.log(1))) == steps - last.batches
 
@@ -153,12 +143,12 @@ def no_rows(part: Path) -> None:
 
 
 @pytest.fixture
-def two_checkpoints(tmp_path: Path, staged: Staged, port: int) -> Loopback:
-    return run(started(tmp_path, staged(), port, CHECKPOINT_EVERY_BATCHES="8", BATCH_SIZE="50"))
+def two_checkpoints(tmp_path: Path, staged: Staged, port: int) -> LoopbackTraining:
+    return prepare_training(tmp_path, staged(), port, CHECKPOINT_EVERY_BATCHES="8", BATCH_SIZE="50").finish()
 
 
 def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
-    two_checkpoints: Loopback,
+    two_checkpoints: LoopbackTraining,
 ) -> None:
     """In turn: flipped bytes, changed rows, no rows, a truncated file, a missing file of parameters."""
     gang = two_checkpoints
@@ -167,18 +157,18 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     shutil.rmtree(gang.output.model)
     backup = root.parent / "backup"
     shutil.copytree(root, backup)
-    for broken, says in (
+    for damage, reason in (
         (flip, f"the content of {NAME} has changed since it was saved"),
         (other_row, "rows of table word_weight have other values"),
         (no_rows, "rows of table word_weight have other values"),
     ):
-        broken(gang.output.checkpoint(newest) / NAME)
+        damage(gang.output.checkpoint(newest) / NAME)
         assert selection.newest_checkpoint(root) == newest, "the sizes are unchanged"
-        gang = again(gang, newest, PASSES="2")
+        gang = gang.next_attempt(newest, PASSES="2")
         assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
-        assert says in gang.log()
+        assert reason in gang.log()
         rejection = json.loads((gang.output.checkpoint(newest) / "refused.json").read_text())
-        assert says in rejection["reason"]
+        assert reason in rejection["reason"]
         assert selection.newest_checkpoint(root) == older
         shutil.rmtree(root)
         shutil.copytree(backup, root)
@@ -191,7 +181,7 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     shutil.rmtree(root)
     shutil.copytree(backup, root)
     gang.output.unfinished(newest, 0).mkdir()
-    resumed = run(again(gang, older))
+    resumed = gang.next_attempt(older).finish()
     assert "resumed from pass-00000-batch-0000008" in resumed.log()
     assert not gang.output.unfinished(newest, 0).exists(), (
         "unfinished folders of earlier attempts are removed"
@@ -201,14 +191,14 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
 def test_a_flipped_byte_in_a_record_file_ends_the_trainer_and_the_next_start_parses_again(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
-    gang = run(started(tmp_path, staged(), port))
+    gang = prepare_training(tmp_path, staged(), port).finish()
     record = gang.root / "work0" / "records" / "train" / "00000.rec"
     content = record.read_bytes()
     flip(record)
-    damaged = again(gang, Position(1), PASSES="2")
+    damaged = gang.next_attempt(Position(1), PASSES="2")
     assert damaged.run()["0/trainer"] == 71, damaged.log()[-2000:]
     assert "00000.rec does not read back as it was written" in damaged.log()
-    run(again(damaged, Position(1)))
+    damaged.next_attempt(Position(1)).finish()
     assert record.read_bytes() == content
 
 
@@ -222,7 +212,7 @@ def test_a_nan_loss_is_final_and_the_message_has_its_position(
         config.read_text().replace("loss = paddle.mean(", "loss = paddle.log(-1.0) + paddle.mean(")
     )
     config.write_text(config.read_text().replace("paddle.log(-1.0)", "paddle.log(0 * bias - 1)"))
-    gang = started(tmp_path, staged(), port, own)
+    gang = prepare_training(tmp_path, staged(), port, own)
     assert gang.run()["0/trainer"] == 65, gang.log()[-2000:]
     assert (
         "error: the loss is nan at pass 1, batch 1: nothing was learned yet. Fix: see network()" in gang.log()
@@ -235,7 +225,7 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
 ) -> None:
     from launcher.runtimes.fleet import FleetRuntime
 
-    gang = started(tmp_path, staged(ranks=2), port, PASSES="2000", SAVING_PERIOD="5000")
+    gang = prepare_training(tmp_path, staged(ranks=2), port, PASSES="2000", SAVING_PERIOD="5000")
     seen = []
 
     def watch(running: dict[str, subprocess.Popen[bytes]]) -> None:
@@ -254,12 +244,12 @@ def test_a_requested_checkpoint_is_saved_and_training_continues(
     tmp_path: Path, staged: Staged, port: int, mode: str
 ) -> None:
     """Uses three ranks of different speeds, without training.checkpointEvery."""
-    gang = started(
+    gang = prepare_training(
         tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2", EXTRA_ARGS="[]"
     )
     gang.output.root.mkdir(parents=True)
     gang.output.checkpoint_request.write_text("one")
-    run(gang)
+    gang.finish()
     saved = [line.split("pass-")[1].split(" ")[0] for line in gang.log().splitlines() if "saved /" in line]
     assert len(saved) == 2, f"one requested checkpoint, one at the end: {saved}"
     assert "-batch-" in saved[0]

@@ -49,7 +49,7 @@ def test_minutes_are_converted_once_to_batches_of_the_slowest_rank() -> None:
     schedule = SaveSchedule(0, 1, slowest, no_request)
     assert saved_batches(schedule, 400, 0.1) == [300], "a minute at 0.2 s a batch"
     assert [round(s, 1) for s in asked] == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2], (
-        "until 5 s were measured, then never again"
+        "until 5 s were measured, and not any more after that"
     )
     assert saved_batches(schedule, 400, 5.0) == [200], (
         "the number is constant although the batches became slow"

@@ -22,7 +22,7 @@ from launcher.trainer.pserver_client import PserverClient
 order = []
 Communicator.init_params = lambda self, context: order.append("parameters")
 settings = SimpleNamespace(rank=int(sys.argv[1]))
-PserverClient._take_turns(SimpleNamespace(settings=settings, barrier=lambda: order.append("meet")))
+PserverClient._take_turns(SimpleNamespace(settings=settings, barrier=lambda: order.append("barrier")))
 Communicator.init_params(None, {})
 print(json.dumps(order))
 """
@@ -53,7 +53,7 @@ def run(program: str, *arguments: str) -> list[object]:
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize(("rank", "order"), [(0, ["parameters", "meet"]), (1, ["meet", "parameters"])])
+@pytest.mark.parametrize(("rank", "order"), [(0, ["parameters", "barrier"]), (1, ["barrier", "parameters"])])
 def test_trainer_0_sends_its_parameters_before_the_others_fetch_them(rank: int, order: list[str]) -> None:
     assert run(TURNS, str(rank)) == order
 

@@ -12,7 +12,7 @@ from launcher.programs.ctr import planted, scores
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import row_parsing
 
-from .loopback import PROGRAMS
+from .loopback_training import PROGRAMS
 
 COUNTS = ["1"] * 13
 VALUES = [f"{number:08x}" for number in range(26)]
@@ -123,10 +123,10 @@ def test_the_best_score_of_a_file_is_that_of_its_rows(tmp_path: Path) -> None:
 
 
 def test_rows_depend_on_the_seed_but_not_on_the_parts() -> None:
-    whole = planted.rows(0, 500, 2, 0)[1]
+    at_once = planted.rows(0, 500, 2, 0)[1]
     parts = [planted.rows(first, 250, 2, 0)[1] for first in (0, 250)]
-    assert np.array_equal(whole, np.concatenate(parts))
-    assert not np.array_equal(whole, planted.rows(0, 500, 2, 1)[1])
+    assert np.array_equal(at_once, np.concatenate(parts))
+    assert not np.array_equal(at_once, planted.rows(0, 500, 2, 1)[1])
 
 
 def test_a_quarter_of_the_values_is_new_each_day() -> None:

@@ -20,7 +20,7 @@ from launcher.paths import Position
 from launcher.trainer.checkpoint import contents_file, selection
 
 from .conftest import listens
-from .loopback import PROGRAMS, Loopback
+from .loopback_training import PROGRAMS, LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 QUICK = PROGRAMS / "quick_start"
@@ -34,16 +34,11 @@ FEW = {
 Staged = Callable[..., list[Path]]
 
 
-def run(gang: Loopback, **watch: object) -> None:
-    codes = gang.run(**watch)
-    assert set(codes.values()) == {0}, f"{codes}\n{gang.log()[-3000:]}\n{gang.server_log()[-2000:]}"
-
-
-def rows(gang: Loopback) -> list[dict[str, str]]:
+def rows(gang: LoopbackTraining) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(gang.output.metrics_csv.read_text())))
 
 
-def losses(gang: Loopback, rank: int = 0) -> list[float]:
+def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
     return [float(row["train_loss"]) for row in rows(gang) if row["rank"] == str(rank)]
 
 
@@ -59,19 +54,12 @@ def losses(gang: Loopback, rank: int = 0) -> list[float]:
     ],
 )
 def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
-    tmp_path: Path,
-    staged: Staged,
-    port: int,
-    mode: str,
-    ranks: int,
-    program: str,
-    config: str,
-    resumes: bool,
+    tmp_path: Path, staged: Staged, port: int, mode: str, ranks: int, program: str, config: str, resumes: bool
 ) -> None:
     values = {**FEW, "PADDLE_LAUNCHER_MODE": mode, "CONF_PADDLE_PORT": str(port)}
     data = staged("ratings" if program == "recommendation" else "texts", ranks)
-    gang = Loopback(tmp_path, data, PROGRAMS / program, config, values)
-    run(gang)
+    gang = LoopbackTraining(tmp_path, data, PROGRAMS / program, config, values)
+    gang.finish()
     first = losses(gang)
     assert len(first) == 2
     # In two short passes the pooled embeddings barely leave ln 2: there only a loss that grows is wrong.
@@ -80,16 +68,16 @@ def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
     assert {int(row["rank"]) for row in rows(gang)} == set(range(ranks))
     live = float([row for row in rows(gang) if row["rank"] == "0"][-1][f"test_{metric(program)}"])
     alone = json.loads((gang.output.model / "score.json").read_text())[metric(program)]
-    assert alone == pytest.approx(live, abs=1e-4), "the model alone says what the live run said"
+    assert alone == pytest.approx(live, abs=1e-4), "the exported model has the score that the trainers had"
     if not resumes:
         return
     values["PADDLE_LAUNCHER_PASSES"] = "3"
-    again = Loopback(tmp_path, gang.data, gang.program, config, values, resume=Position(2))
-    run(again)
-    assert "resumed from pass-00001" in again.log()
-    after = losses(again)
+    resumed = LoopbackTraining(tmp_path, gang.data, gang.program, config, values, resume=Position(2))
+    resumed.finish()
+    assert "resumed from pass-00001" in resumed.log()
+    after = losses(resumed)
     assert len(after) == 3
-    assert after[2] < (first[0] + first[1]) / 2, f"the loss goes on and does not begin again: {after}"
+    assert after[2] < (first[0] + first[1]) / 2, f"training continues from the checkpoint's loss: {after}"
 
 
 def metric(program: str) -> str:
@@ -104,10 +92,10 @@ def test_a_run_writes_the_expected_files_and_log_lines(tmp_path: Path, staged: S
         "CONF_PADDLE_PORTS_NUM": "2",
         "CONF_PADDLE_PORTS_NUM_SPARSE": "2",
     }
-    gang = Loopback(tmp_path, staged(), QUICK, values=values)
+    gang = LoopbackTraining(tmp_path, staged(), QUICK, values=values)
     seen: set[int] = set()
-    run(gang, watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
-    assert seen == {0, 1, 4}, "two pservers from port on, no process on the sparse ports, then peerPort"
+    gang.finish(watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
+    assert seen == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
     folder = gang.output.pass_dir(1)
     names = {path.name for path in folder.iterdir()}
     assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables"} <= names
@@ -126,14 +114,14 @@ def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Sta
     data = staged(rows=600)
     for count in (1, 6):
         values = {**FEW, "CONF_PADDLE_PORT": str(port), "TRAINER_COUNT": str(count)}
-        gang = Loopback(tmp_path / str(count), data, QUICK, values=values)
+        gang = LoopbackTraining(tmp_path / str(count), data, QUICK, values=values)
         counts = [0]
 
         def look(running: dict[str, subprocess.Popen[bytes]], counts: list[int] = counts) -> None:
             with contextlib.suppress(FileNotFoundError):
                 counts.append(len(list(Path(f"/proc/{running['0/trainer'].pid}/task").iterdir())))
 
-        run(gang, watch=look)
+        gang.finish(watch=look)
         peaks[count] = max(counts)
         assert f"{count} thread" in gang.log()
     assert peaks[6] >= peaks[1] + 5, peaks
@@ -151,8 +139,8 @@ def test_threads_count_each_batch_once_and_a_checkpoint_inside_a_pass_has_those_
         "CONF_PADDLE_PORT": str(port),
         "TRAINER_COUNT": "3",
     }
-    gang = Loopback(tmp_path, staged(), QUICK, values=values)
-    run(gang)
+    gang = LoopbackTraining(tmp_path, staged(), QUICK, values=values)
+    gang.finish()
     [row] = rows(gang)
     used = sum(
         not line.startswith("neutral") for line in (gang.data[0] / "train.txt").read_text().splitlines()
@@ -180,12 +168,14 @@ def test_a_synchronous_step_waits_for_gradient_num_trainers(
         "PADDLE_LAUNCHER_PASSES": "1",
         "CONF_PADDLE_PORT": str(port),
     }
-    gang = Loopback(tmp_path, data, QUICK, values={**values, "CONF_PADDLE_GRADIENT_NUM": "2"})
+    gang = LoopbackTraining(tmp_path, data, QUICK, values={**values, "CONF_PADDLE_GRADIENT_NUM": "2"})
     assert gang.run(12, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
     assert "training starts" not in gang.log()
-    run(gang)
-    begins = [line for rank in (0, 1) for line in gang.log(rank).splitlines() if "training starts" in line]
-    assert len({line.partition("training")[2] for line in begins}) == 1
+    gang.finish()
+    start_lines = [
+        line for rank in (0, 1) for line in gang.log(rank).splitlines() if "training starts" in line
+    ]
+    assert len({line.partition("training")[2] for line in start_lines}) == 1
 
 
 def test_a_program_without_its_functions_exits_with_one_list(
@@ -194,7 +184,7 @@ def test_a_program_without_its_functions_exits_with_one_list(
     own = tmp_path / "mine"
     own.mkdir()
     (own / "trainer_config.py").write_text("COLUMNS = ('a',)\ndef parse(row, job):\n    return None\n")
-    gang = Loopback(tmp_path, staged(), own, values={"CONF_PADDLE_PORT": str(port)})
+    gang = LoopbackTraining(tmp_path, staged(), own, values={"CONF_PADDLE_PORT": str(port)})
     codes = gang.run()
     assert 64 in codes.values(), codes
     text = gang.log() + gang.server_log()
@@ -211,7 +201,7 @@ def test_a_prediction_of_another_number_of_rows_fails_before_the_first_batch(
     text = config.read_text()
     config.write_text(text.replace("sigmoid(score)", "sigmoid(score.reshape([1, -1]))"))
     assert config.read_text() != text
-    gang = Loopback(tmp_path, staged(ranks=2), own, values={**FEW, "CONF_PADDLE_PORT": str(port)})
+    gang = LoopbackTraining(tmp_path, staged(ranks=2), own, values={**FEW, "CONF_PADDLE_PORT": str(port)})
     assert gang.run()["0/trainer"] == 64, "final: no restart can do better"
     assert "returned a prediction of shape [1, 61] for a batch of 61 rows" in gang.log()
     assert "AvgCost" not in gang.log()
@@ -223,16 +213,16 @@ def test_a_custom_program_trains_and_predicts(tmp_path: Path, staged: Staged, po
     for name in ("texts.py", "trainer_config.py"):
         (own / name).write_text((QUICK / name).read_text())
     (own / "trainer_config.py").rename(own / "words.py")
-    gang = Loopback(tmp_path, staged(), own, "words.py", {**FEW, "CONF_PADDLE_PORT": str(port)})
-    run(gang)
+    gang = LoopbackTraining(tmp_path, staged(), own, "words.py", {**FEW, "CONF_PADDLE_PORT": str(port)})
+    gang.finish()
     program = Path(__file__).parents[3]
-    said = []
+    labels = []
     for text in ("great lovely happy", "awful sad terrible"):
         asked = ["-m", "launcher", "predict", str(gang.output.model), f"text={text}"]
         env = {**os.environ, "PYTHONPATH": str(program)}
-        told = subprocess.run([sys.executable, *asked], env=env, capture_output=True, check=True, text=True)
-        said.append(told.stdout.split()[0])
-    assert said == ["positive", "negative"]
+        done = subprocess.run([sys.executable, *asked], env=env, capture_output=True, check=True, text=True)
+        labels.append(done.stdout.split()[0])
+    assert labels == ["positive", "negative"]
 
 
 def test_a_row_that_cannot_be_parsed_is_reported_with_file_row_and_column(
@@ -241,7 +231,9 @@ def test_a_row_that_cannot_be_parsed_is_reported_with_file_row_and_column(
     data = staged("ratings")
     with (data[0] / "train.txt").open("a") as file:
         file.write("3\t4\t7\n")
-    gang = Loopback(tmp_path, data, PROGRAMS / "recommendation", values={"CONF_PADDLE_PORT": str(port)})
+    gang = LoopbackTraining(
+        tmp_path, data, PROGRAMS / "recommendation", values={"CONF_PADDLE_PORT": str(port)}
+    )
     assert gang.run()["0/trainer"] == 65
     assert "0/data/train.txt, row 601: column rating is '7', but must be a number from 1 to 5" in gang.log()
 
@@ -250,7 +242,7 @@ def test_labels_of_one_class_are_rejected(tmp_path: Path, staged: Staged, port: 
     data = staged()
     lines = [line for line in (data[0] / "train.txt").read_text().splitlines(keepends=True) if line[0] == "p"]
     (data[0] / "train.txt").write_text("".join(lines))
-    gang = Loopback(tmp_path, data, QUICK, values={"CONF_PADDLE_PORT": str(port)})
+    gang = LoopbackTraining(tmp_path, data, QUICK, values={"CONF_PADDLE_PORT": str(port)})
     assert gang.run()["0/trainer"] == 65
     assert "column sentiment: all" in gang.log()
     assert "rows are positive, but both classes are needed" in gang.log()
@@ -274,7 +266,7 @@ def test_a_checkpoint_without_enough_space_has_no_done_file(
         many = dict.fromkeys(("PADDLE_LAUNCHER_PASSES", "PADDLE_LAUNCHER_KEEP_CHECKPOINTS"), "40")
         values = {**FEW, **many, "CONF_PADDLE_PORT": str(port)}
         extra = json.dumps(["--width=128", "--learning_rate=0.05"])
-        gang = Loopback(
+        gang = LoopbackTraining(
             tmp_path,
             staged(rows=200),
             QUICK,
@@ -302,7 +294,7 @@ def test_the_same_seed_gives_the_same_first_batches(tmp_path: Path, staged: Stag
             "PADDLE_LAUNCHER_PASSES": "1",
             "CONF_PADDLE_PORT": str(port),
         }
-        gang = Loopback(tmp_path / str(attempt), data, QUICK, values=values)
-        run(gang)
+        gang = LoopbackTraining(tmp_path / str(attempt), data, QUICK, values=values)
+        gang.finish()
         found.append(losses(gang))
     assert np.allclose(found[0], found[1], rtol=1e-3)

@@ -10,17 +10,18 @@ import sys
 from pathlib import Path
 
 CLONE = Path(__file__).parents[3]
-BEGIN = """
+IMPORTS = """
 import hashlib, os, threading, time
-from launcher.trainer import fork_server as forks
+from launcher.trainer import fork_server
 
 BUSY = bytes(1 << 21)  # some milliseconds to hash, without Python's own lock
 """
 
 
-def told_by(script: str) -> str:
+def run_script(script: str) -> str:
+    """Run Python code after IMPORTS in a new process, and return its output."""
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + script],
+        [sys.executable, "-c", IMPORTS + script],
         cwd=CLONE,
         env={"PYTHONPATH": str(CLONE)},
         capture_output=True,
@@ -44,13 +45,13 @@ def sample():  # as bvar's sampler, only more often
 threading.Thread(target=sample, daemon=True).start()
 held = 0
 for _ in range(100):
-    pid = forks.fork_while_alone()
+    pid = fork_server.fork_while_alone()
     if pid == 0:
         os._exit(0 if lock.acquire(blocking=False) else 9)
     held += os.waitpid(pid, 0)[1] != 0
 print("held in", held)
 """
-    assert told_by(script) == "held in 0\n"
+    assert run_script(script) == "held in 0\n"
 
 
 def test_a_process_whose_threads_never_pause_does_not_fork_and_reports_it() -> None:
@@ -60,10 +61,10 @@ def work():
         hashlib.sha256(BUSY)
 
 threading.Thread(target=work, daemon=True).start()
-forks.QUIET_SECONDS = 0.2
+fork_server.QUIET_SECONDS = 0.2
 try:
-    forks.fork_while_alone()
+    fork_server.fork_while_alone()
 except OSError as error:
     print(error)
 """
-    assert told_by(script) == "other threads of this process ran all the time for 0.2 s\n"
+    assert run_script(script) == "other threads of this process ran all the time for 0.2 s\n"

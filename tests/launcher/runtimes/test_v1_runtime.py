@@ -1,4 +1,4 @@
-"""The v1 runtime: the seeds' command lines, argument by argument."""
+"""Tests of runtime v1: the command lines of PaddlePaddle's tutorial of 2017, argument by argument."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def gang(rank: int = 0, resume: Position | None = None, **env: str) -> RankAttem
     )
 
 
-def test_the_trainer_line_is_the_one_in_the_seeds_log_with_num_gradient_servers() -> None:
+def test_the_trainer_command_is_that_of_the_tutorial_with_num_gradient_servers() -> None:
     here = gang()
     spec = V1Runtime().trainer(here)
     assert spec.argv == (
@@ -62,7 +62,7 @@ def test_the_pserver_is_one_process_that_listens_on_dense_and_sparse_ports() -> 
     assert spec.copy.parent.name == "node_2"
 
 
-def test_a_resume_starts_behind_the_pass_and_trains_only_what_is_left() -> None:
+def test_a_resume_starts_after_the_saved_pass_and_trains_the_remaining_ones() -> None:
     argv = V1Runtime().trainer(gang(resume=Position(7))).argv
     assert "--start_pass=7" in argv
     assert "--num_passes=3" in argv
@@ -76,7 +76,7 @@ def test_extra_arguments_are_passed_on_at_the_end() -> None:
 @pytest.mark.parametrize(
     "argument", ["--trainer_id=1", "--num-passes=3", "--ports_num=1", "--init_model_path=/x"]
 )
-def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -> None:
+def test_extra_arguments_that_repeat_a_managed_flag_are_rejected(argument: str) -> None:
     with pytest.raises(SettingsError, match=r"training\.extraArgs .* does not set itself"):
         V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
 
@@ -91,7 +91,7 @@ def test_extra_arguments_that_repeat_a_managed_flag_are_refused(argument: str) -
         "INIT_MODEL_PATH",
     ],
 )
-def test_what_the_old_binary_cannot_do_is_refused(name: str) -> None:
+def test_settings_that_the_old_binary_cannot_fulfil_are_rejected(name: str) -> None:
     with pytest.raises(SettingsError, match="unset with runtime v1"):
         V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
 
@@ -105,21 +105,21 @@ def with_binary(tmp_path: Path, text: str | None) -> TrainSettings:
     return replace(settings, environ={"PATH": str(tmp_path)})
 
 
-def test_an_image_without_the_binary_is_refused_early(tmp_path: Path) -> None:
+def test_an_image_without_the_binary_is_rejected_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no `paddle` on PATH"):
         V1Runtime().check(with_binary(tmp_path, None))
 
 
-def test_a_binary_without_the_sub_commands_is_refused_early(tmp_path: Path) -> None:
+def test_a_binary_without_the_sub_commands_is_rejected_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="`paddle pserver` is not a command"):
         V1Runtime().check(with_binary(tmp_path, "echo 'usage: paddle [version]'; exit 0"))
 
 
-def test_a_binary_whose_help_ends_with_1_is_taken(tmp_path: Path) -> None:
+def test_a_binary_whose_help_exits_with_1_is_accepted(tmp_path: Path) -> None:
     V1Runtime().check(with_binary(tmp_path, "echo '-nics -port -ports_num'; exit 1"))
 
 
-def test_only_passes_with_done_count_and_the_newest_wins(tmp_path: Path) -> None:
+def test_newest_checkpoint_returns_the_last_pass_with_done(tmp_path: Path) -> None:
     runtime = V1Runtime()
     assert runtime.newest_checkpoint(tmp_path) is None
     for number in (0, 2, 10):

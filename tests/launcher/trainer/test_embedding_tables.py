@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from launcher.paths import Position
 
-from .loopback import Loopback
+from .loopback_training import LoopbackTraining
 
 PROGRAM = '''
 import numpy as np
@@ -99,7 +98,7 @@ def program(tmp_path: Path) -> Path:
     return path.parent
 
 
-def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> Loopback:
+def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> LoopbackTraining:
     data = []
     for rank in range(ranks):
         folder = tmp_path / "data" / str(rank)
@@ -113,7 +112,7 @@ def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str
         "PADDLE_LAUNCHER_LOG_PERIOD": "1",
         "CONF_PADDLE_PORT": str(port),
     }
-    return Loopback(tmp_path, data, program, values=few | values)
+    return LoopbackTraining(tmp_path, data, program, values=few | values)
 
 
 def stage(folder: Path, rows: list[str]) -> None:
@@ -122,13 +121,7 @@ def stage(folder: Path, rows: list[str]) -> None:
         (folder / name).write_text("".join(f"{line}\n" for line in rows))
 
 
-def run(started: Loopback) -> Loopback:
-    codes = started.run()
-    assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
-    return started
-
-
-def saved(started: Loopback, at: Position, table: str) -> dict[int, list[float]]:
+def saved(started: LoopbackTraining, at: Position, table: str) -> dict[int, list[float]]:
     """Return the rows of a checkpoint by key."""
     folder = started.output.checkpoint(at)
     contents = json.loads((folder / "contents.json").read_text())
@@ -173,7 +166,7 @@ def step(kind: str, row: dict[str, np.ndarray], gradient: np.ndarray, times: int
 def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
     tmp_path: Path, program: Path, port: int
 ) -> None:
-    first = run(gang(tmp_path, program, port))
+    first = gang(tmp_path, program, port).finish()
     gradients = slopes()
     for kind in ("adam", "sgd", "adagrad"):
         before, after = (saved(first, Position(number), kind) for number in (2, 3))
@@ -195,19 +188,14 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
     for number, values in ((1, 6), (2, 6), (3, 9)):
         rows = saved(first, Position(number), "admitted")
         assert set(rows) == ids
-        assert {len(row) for row in rows.values()} == {values}, "the vector begins with the third appearance"
-    stage(first.data[0], lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4))
-    again = run(
-        replace(
-            first,
-            resume=Position(3),
-            attempt=1,
-            values=first.values | {"PADDLE_LAUNCHER_PASSES": "6"},
+        assert {len(row) for row in rows.values()} == {values}, (
+            "the vector is created at the third appearance"
         )
-    )
-    kept = [set(saved(again, Position(number), "evicted")) for number in (3, 4, 5, 6)]
+    stage(first.data[0], lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4))
+    resumed = first.next_attempt(Position(3), PASSES="6").finish()
+    kept = [set(saved(resumed, Position(number), "evicted")) for number in (3, 4, 5, 6)]
     assert kept == [ids, ids, {50}, {50}], "unseen from one save to the next"
-    assert set(saved(again, Position(6), "admitted")) == ids, "a table that says nothing forgets nothing"
+    assert set(saved(resumed, Position(6), "admitted")) == ids, "without evict no row is deleted"
 
 
 @pytest.mark.paddle
@@ -216,16 +204,13 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
 ) -> None:
     """A checkpoint of 2 servers is loaded by 3, 1 and 5, which save it again without training."""
     still = {"CONF_PADDLE_PORTS_NUM": "2", "PADDLE_LAUNCHER_PASSES": "2"}
-    started = run(gang(tmp_path, program, port, **still))
+    started = gang(tmp_path, program, port, **still).finish()
     names = ("adam", "sgd", "adagrad", "admitted", "evicted")
-    for attempt, servers in enumerate((3, 1, 5), 1):
-        passes = attempt + 1
+    for passes, servers in enumerate((3, 1, 5), 2):
         before = {name: saved(started, Position(passes), name) for name in names}
         params = dict(np.load(started.output.checkpoint(Position(passes)) / "params.npz"))
-        values = {"CONF_PADDLE_PORTS_NUM": str(servers), "PADDLE_LAUNCHER_PASSES": str(passes + 1)}
-        started = run(
-            replace(started, resume=Position(passes), attempt=attempt, values=started.values | values)
-        )
+        values = {"CONF_PADDLE_PORTS_NUM": str(servers), "PASSES": str(passes + 1)}
+        started = started.next_attempt(Position(passes), **values).finish()
         assert f"resumed from {Position(passes).folder}; the servers' values are verified" in started.log()
         for kind in ("adam", "sgd", "adagrad"):
             after = saved(started, Position(passes + 1), kind)
@@ -240,48 +225,42 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
         assert set(params) == set(
             np.load(started.output.checkpoint(Position(passes + 1)) / "params.npz").files
         )
-    refused = replace(
-        started, resume=Position(5), attempt=9, values=started.values | {"CONF_PADDLE_PORTS_NUM": "6"}
-    )
-    assert refused.run()["0/trainer"] == 64
+    rejected = started.next_attempt(Position(5), CONF_PADDLE_PORTS_NUM="6")
+    assert rejected.run()["0/trainer"] == 64
     for part in (
         "portsNum x trainers",
         "is 6, but must be such as 5 or 4",
         "10 shards of each table; with 2 for each pserver",
     ):
-        assert part in refused.log()
+        assert part in rejected.log()
 
 
 @pytest.mark.paddle
 @pytest.mark.parametrize(
-    ("option", "says"),
+    ("option", "difference"),
     [
         ("--width=5", "its table adam has the width 4, but the program's has 5"),
         ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
     ],
 )
 def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
-    tmp_path: Path, program: Path, port: int, option: str, says: str
+    tmp_path: Path, program: Path, port: int, option: str, difference: str
 ) -> None:
-    started = run(gang(tmp_path, program, port, PADDLE_LAUNCHER_PASSES="1"))
-    values = started.values | {
-        "PADDLE_LAUNCHER_PASSES": "2",
-        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([option]),
-    }
-    again = replace(started, resume=Position(1), attempt=1, values=values)
-    assert again.run()["0/trainer"] == 64
-    told = [line for line in again.log().splitlines() if line.startswith("error: ")]
-    assert len(told) == 1
-    assert f"training cannot resume from {Position(1).folder}: {says}" in told[0]
-    assert not (again.output.checkpoint(Position(1)) / "refused.json").exists(), (
+    started = gang(tmp_path, program, port, PADDLE_LAUNCHER_PASSES="1").finish()
+    resumed = started.next_attempt(Position(1), PASSES="2", EXTRA_ARGS=json.dumps([option]))
+    assert resumed.run()["0/trainer"] == 64
+    errors = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert f"training cannot resume from {Position(1).folder}: {difference}" in errors[0]
+    assert not (resumed.output.checkpoint(Position(1)) / "refused.json").exists(), (
         "with the old options it is good"
     )
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize(("other", "told"), [(60, "60"), (2**64 - 3, str(2**64 - 3))])
+@pytest.mark.parametrize(("other", "shown"), [(60, "60"), (2**64 - 3, str(2**64 - 3))])
 def test_in_geo_an_id_beyond_its_table_is_a_data_error(
-    tmp_path: Path, program: Path, port: int, other: int, told: str
+    tmp_path: Path, program: Path, port: int, other: int, shown: str
 ) -> None:
     own = program / "trainer_config.py"
     plain = own.read_text().replace(", spread=0.5, optimizer=optimizer", ", rows=60")
@@ -293,7 +272,7 @@ def test_in_geo_an_id_beyond_its_table_is_a_data_error(
     stage(started.data[0], lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)]))
     assert started.run()["0/trainer"] == 65, started.log()[-2000:]
     assert (
-        f"a batch has the id {told}, but the table adam has rows=60 in the program's network()"
+        f"a batch has the id {shown}, but the table adam has rows=60 in the program's network()"
         in started.log()
     )
 

@@ -9,7 +9,7 @@ import pytest
 from launcher.cli.launch import local_check
 from launcher.errors import LauncherError, SettingsError
 
-from .loopback import PROGRAMS
+from .loopback_training import PROGRAMS
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -51,8 +51,8 @@ def test_a_valid_program_passes_in_each_mode_without_paddle_output(
     rows = {"hash64(word)": "len(word)", '"word", pool': '"word", rows=100, pool'}
     found = check(tmp_path, rows if mode == "geo" else {}, mode=mode)
     assert found == "it parses the first 100 rows (0 skipped) and trains on 61"
-    told = capfd.readouterr()
-    assert (told.out, "INFO" in told.err) == ("", False)
+    output = capfd.readouterr()
+    assert (output.out, "INFO" in output.err) == ("", False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def static() -> None:
     paddle.enable_static()
 
 
-def heap(optimizer: object, width: int = 3):
+def new_table(optimizer: object, width: int = 3):
     from launcher.trainer.graph.optimizer_rules import OptimizerRule
     from launcher.trainer.single_process.memory_table import MemoryTable
 
@@ -50,7 +50,7 @@ def test_a_table_steps_like_paddles_optimizer(kind: str) -> None:
     import paddle
 
     make = getattr(paddle.optimizer, kind)
-    table = heap(make(0.1))
+    table = new_table(make(0.1))
     ids = np.array([7, 1 << 63], np.uint64).view(np.int64)
     start = table.look_up(ids, train=True)
     random = np.random.default_rng(0)
@@ -64,7 +64,7 @@ def test_a_table_steps_like_paddles_optimizer(kind: str) -> None:
 def test_an_id_that_comes_twice_in_a_batch_steps_once_with_both_gradients() -> None:
     import paddle
 
-    table = heap(paddle.optimizer.SGD(0.5))
+    table = new_table(paddle.optimizer.SGD(0.5))
     ids = np.array([[5, 0], [5, 9]])
     start = table.look_up(ids, train=True)
     assert not start[0, 1].any(), "0 is padding"
@@ -79,7 +79,7 @@ def test_an_id_that_comes_twice_in_a_batch_steps_once_with_both_gradients() -> N
 def test_untrained_ids_read_as_zeros_and_create_no_row() -> None:
     import paddle
 
-    table = heap(paddle.optimizer.Adam(0.1))
+    table = new_table(paddle.optimizer.Adam(0.1))
     assert not table.look_up(np.array([3, 4]), train=False).any()
     assert len(table) == 0
     table.look_up(np.arange(5000), train=True)

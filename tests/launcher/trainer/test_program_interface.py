@@ -14,7 +14,7 @@ from launcher.trainer import program_loader as programs
 from launcher.trainer.records import row_parsing
 
 from .conftest import ratings, stage
-from .loopback import PROGRAMS
+from .loopback_training import PROGRAMS
 
 OWN = """
 from launcher.program import Ids, Real, whole_number

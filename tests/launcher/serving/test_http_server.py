@@ -64,7 +64,7 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "told"),
+    ("body", "code", "message"),
     [
         ({"rows": [ROWS[0], {"words": "5"}]}, 422, "row 2 has no size: it has words, but the model needs"),
         ({"rows": []}, 422, "rows: List should have at least 1 item"),
@@ -79,13 +79,13 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
     ],
 )
 def test_an_invalid_request_is_answered_with_one_sentence(
-    client: Client, body: Any, code: int, told: str
+    client: Client, body: Any, code: int, message: str
 ) -> None:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = client.post("/predict", content=content, headers=JSON)
     assert (answer.status_code, list(answer.json())) == (code, ["error"])
-    assert told in answer.json()["error"]
-    assert "row 2" in told or 'send {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
+    assert message in answer.json()["error"]
+    assert "row 2" in message or 'send {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
     assert f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
 
 
@@ -197,8 +197,8 @@ def test_a_server_answers_until_it_receives_sigterm(made: SimpleNamespace) -> No
 
 
 def test_an_invalid_model_folder_exits_with_one_message(tmp_path: Path) -> None:
-    _, told = start("--model", str(tmp_path)).communicate(timeout=60)
-    assert told == (
+    _, message = start("--model", str(tmp_path)).communicate(timeout=60)
+    assert message == (
         f"launcher serve: {tmp_path} is not a model: it has no model.json. Fix: use the folder `model` of "
         "a run's output, or of a folder that `python -m launcher results --to DIR` copied\n"
     )

@@ -11,15 +11,16 @@ from launcher.errors import SettingsError
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.trainer.process_settings import ProcessSettings
-
-from .loopback import PROGRAMS, Loopback
+from tests.launcher.trainer.loopback_training import PROGRAMS, LoopbackTraining
 
 RUNTIME = FleetRuntime()
 
 
 def gang(tmp_path: Path, rank: int = 0, ranks: int = 2, **values: str):
     data = [tmp_path / str(i) for i in range(ranks)]
-    return Loopback(tmp_path, data, PROGRAMS / "quick_start", values=values, resume=Position(5)).gang(rank)
+    return LoopbackTraining(tmp_path, data, PROGRAMS / "quick_start", values=values, resume=Position(5)).gang(
+        rank
+    )
 
 
 def test_port_and_ports_num_decide_the_pservers_of_a_pod(tmp_path: Path) -> None:
@@ -69,17 +70,17 @@ def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:
     spec = RUNTIME.pservers(gang(tmp_path, **dirty))[0]
     assert spec.env["TRAINING_ROLE"] == "PSERVER"
     assert not {"PADDLE_TRAINER_ID", "PADDLE_GLOO_FS_PATH"} & set(spec.env)
-    assert spec.env["HTTPS_PROXY"] == "p", "the rest of the environment is the person's"
+    assert spec.env["HTTPS_PROXY"] == "p", "other variables of the pod are passed on"
 
 
 def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> None:
     extra = json.dumps(["--learning_rate=0.1"])
     here = gang(tmp_path, 1, TRAINER_COUNT="3", PADDLE_LAUNCHER_EXTRA_ARGS=extra)
-    told = ProcessSettings.from_environ(RUNTIME.trainer(here).env)
-    assert (told.rank, told.trainers, told.server, told.trainer_count) == (1, 2, -1, 3)
-    assert told.extra_args == ("--learning_rate=0.1",)
-    assert (told.resume, told.attempt, told.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))
-    assert (told.nic, told.output_dir, told.work) == ("lo", here.output_dir, here.settings.work)
+    settings = ProcessSettings.from_environ(RUNTIME.trainer(here).env)
+    assert (settings.rank, settings.trainers, settings.server, settings.trainer_count) == (1, 2, -1, 3)
+    assert settings.extra_args == ("--learning_rate=0.1",)
+    assert (settings.resume, settings.attempt, settings.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))
+    assert (settings.nic, settings.output_dir, settings.work) == ("lo", here.output_dir, here.settings.work)
 
 
 def test_a_process_started_by_hand_fails_with_what_it_needs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from launcher.serving.paddle_served import mkl_kernels
 
 ROOT = Path(__file__).resolve().parents[3]
 AMD = "processor : 0\nvendor_id : AuthenticAMD\nflags : fpu fma avx avx2 sse4a\n\nprocessor : 1\n"
-ASKED = """
+PRINT_KERNELS = """
 import ctypes
 from pathlib import Path
 import paddle  # its MKL is loaded, and has not looked at the processor yet
@@ -28,13 +28,13 @@ print("kernels", ctypes.CDLL(str(mkl)).mkl_serv_cpu_detect())
 
 @pytest.fixture(autouse=True)
 def without_kernel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(mkl_kernels.CHOICE, "")  # so that what a test sets is read_used_kernels back behind it
+    monkeypatch.setenv(mkl_kernels.CHOICE, "")  # so that monkeypatch restores what a test sets
     monkeypatch.delenv(mkl_kernels.CHOICE)
 
 
 def read_used_kernels(way: str, cpuinfo: Path) -> str:
     """Return the kernels that the library reports in its own process."""
-    argv = [sys.executable, "-c", ASKED.format(way=way, cpuinfo=str(cpuinfo))]
+    argv = [sys.executable, "-c", PRINT_KERNELS.format(way=way, cpuinfo=str(cpuinfo))]
     done = subprocess.run(argv, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True)
     return next(line for line in done.stdout.splitlines() if line.startswith("kernels")).split()[1]
 

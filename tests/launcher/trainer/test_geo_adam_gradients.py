@@ -81,7 +81,7 @@ def test_adam_gives_no_gradient_to_a_row_that_is_not_in_the_batch(tmp_path: Path
     command = [sys.executable, "-c", TRAIN, str(path), str(STEPS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    wrong, trained, whole = json.loads(done.stdout.splitlines()[-1])
+    wrong, trained, row_counts_match = json.loads(done.stdout.splitlines()[-1])
     assert trained
-    assert whole == [True], "the network itself sees the batch's rows, and no other"
+    assert row_counts_match == [True], "the network itself sees the batch's rows, and no other"
     assert wrong == 0, f"in {STEPS} batches {wrong} rows had a gradient without being there"

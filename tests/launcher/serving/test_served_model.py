@@ -26,7 +26,6 @@ from .conftest import HIGH
 
 ROOT = Path(__file__).parents[3]
 UNKNOWN = 12345
-pytestmark = pytest.mark.slow  # the model is made by Paddle
 
 
 def test_predictions_are_complete_vectors_with_the_programs_labels(made: SimpleNamespace) -> None:
@@ -79,7 +78,7 @@ def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNames
 
 
 @pytest.mark.parametrize(
-    ("row", "told"),
+    ("row", "message"),
     [
         ({"words": "5"}, r"^row 2 has no size: it has words, but the model needs words, size\. Fix: add"),
         ({}, r"^row 2 has no words, size: it has no columns, but"),
@@ -106,9 +105,9 @@ def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNames
     ],
 )
 def test_an_invalid_row_is_reported_with_number_and_column(
-    made: SimpleNamespace, row: dict, told: str
+    made: SimpleNamespace, row: dict, message: str
 ) -> None:
-    with pytest.raises(RowError, match=told):
+    with pytest.raises(RowError, match=message):
         Model(made.folder).predict([{"words": "5", "size": 1}, row])
 
 
@@ -121,7 +120,7 @@ def version(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "harm", "told"),
+    ("file", "damage", "message"),
     [
         ("model.json", Path.unlink, r"is not a model: it has no model\.json"),
         ("model.json", cut, r"model\.json cannot be read: .*Fix: copy the model again"),
@@ -140,12 +139,12 @@ def version(path: Path) -> None:
     ],
 )
 def test_an_incomplete_model_is_one_message(
-    made: SimpleNamespace, tmp_path: Path, file: str, harm: Callable[[Path], None], told: str
+    made: SimpleNamespace, tmp_path: Path, file: str, damage: Callable[[Path], None], message: str
 ) -> None:
     folder = tmp_path / "model"
     shutil.copytree(made.folder, folder)
-    harm(folder / file)
-    with pytest.raises(ModelError, match=told):
+    damage(folder / file)
+    with pytest.raises(ModelError, match=message):
         Model(folder)
 
 
@@ -168,11 +167,11 @@ def test_two_models_in_one_process_use_their_own_files(
     config.write_text(config.read_text().replace('"kind": "a"', '"kind": "x"'))
     row = [{"words": "5", "size": 1}]
     first, second = Model(made.folder), Model(other)
-    said = [model.answer(row).words for model in (first, second, first)]
-    assert said[0] == said[2]
-    assert said[0] is not None and said[1] is not None
-    assert said[0][0][-1] in "abc"
-    assert said[1][0][-1] in "xyz"
+    words = [model.answer(row).words for model in (first, second, first)]
+    assert words[0] == words[2]
+    assert words[0] is not None and words[1] is not None
+    assert words[0][0][-1] in "abc"
+    assert words[1][0][-1] in "xyz"
     assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
 
 
@@ -246,10 +245,10 @@ def test_the_installed_model_package_does_not_need_the_launcher(
     [about] = importlib.metadata.distributions(path=[str(alone)])
     needed = [Requirement(text) for text in about.requires or ()]
     plain = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})}
-    brought = set().union(*(_find_requirements(canonicalize_name(name)) for name in plain))
+    dependencies = set().union(*(_find_requirements(canonicalize_name(name)) for name in plain))
     assert plain == {"numpy", "paddlepaddle", "protobuf", "setuptools"}
-    assert len(brought) <= 15, "numpy, Paddle, and what Paddle itself asks for"
-    assert not brought & {"kubernetes", "typer", "rich", "pyyaml", "fastapi", "uvicorn"}
+    assert len(dependencies) <= 15, "numpy, Paddle, and what Paddle itself asks for"
+    assert not dependencies & {"kubernetes", "typer", "rich", "pyyaml", "fastapi", "uvicorn"}
     script = (
         "import importlib.util, sys\n"
         "from paddle_served import Model\n"

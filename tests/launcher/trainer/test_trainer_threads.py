@@ -25,7 +25,7 @@ class Scope:
     def var(self, name: str) -> None: ...
 
 
-def crew(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
+def new_threads(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
     from launcher.trainer.trainer_threads import TrainerThreads
 
     return TrainerThreads(threads, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
@@ -37,96 +37,96 @@ def numbers(last: int) -> Iterator[Arrays]:
 
 def test_threads_process_each_batch_once_and_no_more_than_requested() -> None:
     at_once = threading.Barrier(3, timeout=10)
-    told: list[int] = []
+    reported: list[int] = []
 
     def step(number: int) -> float:
         at_once.wait()
         return float(number)
 
     batches = numbers(12)
-    crew(3, step).train(batches, 9, lambda batch, loss: told.append(int(loss)))
-    assert sorted(told) == list(range(1, 10))
-    assert int(next(batches)["n"][0]) == 10, "the next time goes on behind them"
+    new_threads(3, step).train(batches, 9, lambda batch, loss: reported.append(int(loss)))
+    assert sorted(reported) == list(range(1, 10))
+    assert int(next(batches)["n"][0]) == 10, "the next call continues after them"
 
 
 def test_one_thread_keeps_the_order_and_applies_results_during_the_next_step() -> None:
-    begun = [threading.Event() for _ in range(4)]
-    brought: list[int] = []
-    told: list[int] = []
+    started = [threading.Event() for _ in range(4)]
+    applied: list[int] = []
+    reported: list[int] = []
 
     def step(number: int) -> float:
-        begun[number].set()
-        assert len(brought) >= number - 2, "no more than one step is missing"
+        started[number].set()
+        assert len(applied) >= number - 2, "no more than one step is missing"
         return 0.0
 
     def apply() -> None:
-        number = len(brought) + 1
-        assert number == 3 or begun[number + 1].wait(10), "the next step waits for this"
-        brought.append(number)
+        number = len(applied) + 1
+        assert number == 3 or started[number + 1].wait(10), "the next step waits for this"
+        applied.append(number)
 
-    crew(1, step, apply).train(numbers(3), 3, lambda batch, _: told.append(int(batch["n"][0])))
-    assert told == [1, 2, 3]
-    assert brought == [1, 2, 3], "the last one too"
+    new_threads(1, step, apply).train(numbers(3), 3, lambda batch, _: reported.append(int(batch["n"][0])))
+    assert reported == [1, 2, 3]
+    assert applied == [1, 2, 3], "the last one too"
 
 
 def test_only_one_thread_applies_results_and_only_one_reports() -> None:
-    inside = {"in": 0, "told": 0}
-    brought = []
+    inside = {"apply": 0, "report": 0}
+    applied = []
 
     def enter(name: str) -> None:
         inside[name] += 1
-        assert inside[name] == 1, f"two were at {name}"
+        assert inside[name] == 1, f"two threads called {name} at once"
         time.sleep(0.001)
         inside[name] -= 1
 
     def apply() -> None:
-        enter("in")
-        brought.append(1)
+        enter("apply")
+        applied.append(1)
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        crew(4, lambda n: 0.0, apply).train(numbers(200), 200, lambda *_: enter("told"))
+        new_threads(4, lambda n: 0.0, apply).train(numbers(200), 200, lambda *_: enter("report"))
     finally:
         sys.setswitchinterval(before)
-    assert 1 <= len(brought) <= 200 / 4
+    assert 1 <= len(applied) <= 200 / 4
 
 
 def test_two_threads_apply_results_once_per_two_batches() -> None:
-    brought: list[int] = []
+    applied: list[int] = []
 
     def step(number: int) -> float:
-        time.sleep(0.005)  # long beside `apply`: nobody finds another one at it
+        time.sleep(0.005)  # much longer than `apply`, so that no thread finds another one in it
         return 0.0
 
-    crew(2, step, lambda: brought.append(1)).train(numbers(20), 20, lambda *_: None)
-    assert 1 <= len(brought) <= 10
+    new_threads(2, step, lambda: applied.append(1)).train(numbers(20), 20, lambda *_: None)
+    assert 1 <= len(applied) <= 10
 
 
-def test_in_lockstep_all_batches_are_applied_before_the_next_start() -> None:
+def test_in_sync_mode_all_batches_are_applied_before_the_next_start() -> None:
     events: list[str] = []
 
     def step(number: int) -> float:
         events.append("step")
         return 0.0
 
-    told = lambda *_: events.append("told")  # noqa: E731
-    crew(2, step, lambda: events.append("apply")).train_in_steps(numbers(5), 5, told)
-    whole = ["step", "step", "apply", "told", "told"]
-    assert events == [*whole, *whole, "step", "apply", "told"]
+    report = lambda *_: events.append("report")  # noqa: E731
+    new_threads(2, step, lambda: events.append("apply")).train_in_steps(numbers(5), 5, report)
+    steps_of_two = ["step", "step", "apply", "report", "report"]
+    assert events == [*steps_of_two, *steps_of_two, "step", "apply", "report"]
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_after_a_failure_no_batch_starts_and_the_failure_is_raised(threads: int) -> None:
-    begun: list[int] = []
+    started: list[int] = []
 
     def step(number: int) -> float:
-        begun.append(number)
+        started.append(number)
         if number == 5:
             raise ValueError("five")
         time.sleep(0.005)
         return 0.0
 
     with pytest.raises(ValueError, match="five"):
-        crew(threads, step).train(numbers(100), 100, lambda *_: None)
-    assert max(begun) < 5 + threads + 1
+        new_threads(threads, step).train(numbers(100), 100, lambda *_: None)
+    assert max(started) < 5 + threads + 1

@@ -1,0 +1,161 @@
+"""Tests of several pods that split one source together: locks, evictions, and failures of another pod."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from launcher.dataprep import data_job, job_lock, split_part
+from launcher.errors import DataError, SettingsError, StoppedError
+from launcher.io import files
+from tests.launcher.dataprep.conftest import LINES, PART, Pod
+
+
+@contextmanager
+def separate_locks() -> Iterator[None]:
+    """Let file locks exclude each other between threads of this process, as they do between processes."""
+    kinds = {fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_SH | fcntl.LOCK_NB}
+
+    class OfFile:
+        LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
+
+        @staticmethod
+        def lockf(fd: int, kind: int) -> None:
+            assert kind in kinds
+            fcntl.flock(fd, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job_lock, "fcntl", OfFile)
+        yield
+
+
+def evict_at_part(monkeypatch: pytest.MonkeyPatch, evicted: int) -> list[int]:
+    """Let the pod be stopped at part `evicted` the first time; return a list that gets each finished part."""
+    finished: list[int] = []
+    run = split_part.PartSplitter.run
+
+    def run_or_stop(self: Any, number: int, rows: int) -> Any:
+        if number == evicted == len(finished):
+            finished.append(-1)
+            raise StoppedError("evicted")
+        result = run(self, number, rows)
+        finished.append(number)
+        return result
+
+    monkeypatch.setattr(split_part.PartSplitter, "run", run_or_stop)
+    return finished
+
+
+def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
+    one, three = new_pod(), new_pod()
+    for pod in (one, three):
+        pod.source(LINES)
+    alone = one.prepare(part_bytes=PART, TEST_FRACTION=0.1)
+    settings = three.settings(TEST_FRACTION=0.1)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: codes.append(data_job.main(settings, part_bytes=PART)))
+        for _ in range(3)
+    ]
+    with separate_locks():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert codes == [0, 0, 0]
+    assert files.read_json(three.job / "manifest.json") == alone
+    assert three.leftovers() == []
+
+
+def test_one_running_pod_of_several_completes_the_data(pod: Pod) -> None:
+    """A pod that cannot be scheduled delays nothing, since no part belongs to a pod before it works on it."""
+    pod.source(LINES)
+    manifest = pod.prepare(part_bytes=PART, WORKERS="4")
+    assert manifest["lines"] == 1000
+    assert manifest["shards"][0]["parts"] > 4
+
+
+def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    finished = evict_at_part(monkeypatch, 3)
+    with pytest.raises(StoppedError):
+        pod.prepare(part_bytes=PART)
+    assert not (pod.job / "manifest.json").exists()
+    assert not (pod.job / "data-failed.json").exists()
+    manifest = pod.prepare(part_bytes=PART)
+    assert finished == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
+    assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    held: list[Any] = []
+    waits: list[float] = []
+
+    def pause(seconds: float) -> None:
+        waits.append(seconds)
+        held.pop().close()  # it dies
+
+    run = split_part.PartSplitter.run
+
+    def hold(self: Any, number: int, rows: int) -> Any:
+        if number == 0:
+            file = (pod.job / ".0123456789abcdef.tmp" / "00002.lock").open("w")
+            fcntl.flock(file, fcntl.LOCK_EX)
+            held.append(file)
+        assert number != 2 or not held
+        return run(self, number, rows)
+
+    monkeypatch.setattr(split_part.PartSplitter, "run", hold)
+    # Threads of other tests keep the real time.sleep.
+    monkeypatch.setattr(data_job, "time", SimpleNamespace(**vars(time) | {"sleep": pause}))
+    with separate_locks():
+        pod.prepare(part_bytes=PART)
+    assert waits == [data_job._POLL_SECONDS]
+    assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_source_that_changed_after_an_eviction_is_read_again(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    evict_at_part(monkeypatch, 3)
+    with pytest.raises(StoppedError):
+        pod.prepare(part_bytes=PART)
+    other = LINES.replace(b"text", b"word")
+    pod.source(other)
+    pod.prepare(part_bytes=PART)
+    assert sorted(pod.listed_lines()) == sorted(other.split(b"\n")[:-1])
+
+
+def test_a_pod_fails_with_the_reason_that_another_pod_of_its_job_wrote(pod: Pod) -> None:
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-1"
+    pod.source(LINES[:-5] + b"\xff\n")
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare(part_bytes=PART)
+    pod.source(LINES)
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare(part_bytes=PART)
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
+    assert pod.prepare(part_bytes=PART)["lines"] == 1000, "another Job tries again"
+
+
+def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(job_lock.fcntl, "lockf", none)
+    pod.source(LINES)
+    with pytest.raises(SettingsError, match=r"data\.workers .* is 2, but must be 1 on this storage"):
+        pod.prepare(part_bytes=PART, WORKERS="2")
+    assert pod.prepare(part_bytes=PART)["lines"] == 1000
