@@ -43,11 +43,11 @@ MORE_MB = 50.0
 READ = """
 import json, re, sys
 from pathlib import Path
-from launcher.trainer import program_loader as program
+from launcher.trainer import program_loader
 from launcher.trainer.records import row_parsing
 from launcher.trainer.records.record_files import INDEX, Records
 config, folder, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-loaded = program.load(config, config.parent / "tables")
+loaded = program_loader.load_program(config, config.parent / "tables")
 key = json.loads((folder / INDEX).read_text())["key"]
 rows = Records.open(folder, row_parsing.record_dtype(loaded.inputs), key)
 count = sum(len(arrays[loaded.label]) for arrays in rows.batches(rows.rows // batch, (1, 0, 0)))

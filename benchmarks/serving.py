@@ -132,9 +132,8 @@ def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], 
     folder = table_folder(writer.temp, table.name)
     for slot in range(SLOTS):  # as the program's parse() numbers them
         ids = (np.uint64(slot + 1) << np.uint64(40)) + np.arange(1, each + 1, dtype=np.uint64)
-        table_writer.write_rows(
-            folder, slot * each, ids, rng.normal(0, 0.05, (each, table.width)).astype(np.float32)
-        )
+        vectors = rng.normal(0, 0.05, (each, table.width)).astype(np.float32)
+        table_writer.write_rows(folder, slot * each, table.width, ids, [vectors])
     writer.finish(program, values, shapes, lambda _: {"auc": 0.5})
 
     columns = [column for column in program.columns if column != program.label]

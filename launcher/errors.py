@@ -133,3 +133,8 @@ def setting_message(key: str, value: object, limit: str, reason: str, fix: str) 
         fix: the action for the user: a sentence without `Fix:` and without the full stop.
     """
     return f"{key} is {value!r}, but must be {limit}: {reason}. Fix: {fix[:1].lower()}{fix[1:]}."
+
+
+def setting_error(key: str, value: object, limit: str, reason: str, fix: str) -> SettingsError:
+    """Return the `SettingsError` with the message of `setting_message`, which takes the same arguments."""
+    return SettingsError(setting_message(key, value, limit, reason, fix))

@@ -1,4 +1,4 @@
-"""Members of zip and tar archives, and decompression of single files."""
+"""Read members of zip and tar archives, and decompress single files."""
 
 from __future__ import annotations
 

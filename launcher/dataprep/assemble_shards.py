@@ -1,4 +1,4 @@
-"""Combines all parts: the folders of the shards, the one test set and the manifest."""
+"""Combine all parts: the folders of the shards, the one test set and the manifest."""
 
 from __future__ import annotations
 
@@ -60,20 +60,20 @@ def assemble_shards(
         with storage_errors(folder):
             fsync_dir(folder)
         shards.append(entry)
-    rows = json.dumps(
-        row_positions.row_index(
-            settings.seed, settings.split_count, settings.test_fraction, markers, bool(settings.test_source)
-        )
-    ).encode()
+    positions = row_positions.row_index(
+        settings.seed, settings.split_count, settings.test_fraction, markers, bool(settings.test_source)
+    )
+    rows = json.dumps(positions).encode()
     write_atomically(tmp / "rows.json", rows)
     if (tmp / "tables").is_dir():
         with storage_errors(tmp):
             fsync_tree(tmp / "tables")
+    sums = [part["sha256"] for part in parts]
     return {
         "version": VERSION,
         "dataDigest": settings.data_digest,
         "source": display_name(settings.source),
-        "sha256": _source_sha256([part["sha256"] for part in parts]),
+        "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         "member": settings.member,
         "format": settings.format,
         "seed": settings.seed,
@@ -92,11 +92,6 @@ def assemble_shards(
 def shard_file_name(part: int, parts: int) -> str:
     """Return the name of a part's file in each shard's folder."""
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
-
-
-def _source_sha256(sums: list[str]) -> str:
-    """Return the sha256 of the source: that of its only part, or the sha256 of all parts' sha256 texts."""
-    return sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest()
 
 
 def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Streams of a source's bytes: read once, counted, hashed, and resumed after a broken connection."""
+"""Read a source's bytes once, count and hash them, and resume after a broken connection."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ResumingStream:
             try:
                 data = self._receive(size)
             except TransientError as error:
-                self._disconnect()
+                self.close()
                 self._retry.wait_or_raise(self._name, error)
                 continue
             if data:
@@ -165,7 +165,7 @@ class ResumingStream:
                 seen.update(data)
                 left -= len(data)
         except TransientError:
-            self._disconnect()
+            self.close()
             raise
         if seen.digest() != self._sha256.digest():
             raise self._changed_error()
@@ -177,14 +177,11 @@ class ResumingStream:
             "start the Job again with a new runId."
         )
 
-    def _disconnect(self) -> None:
+    def close(self) -> None:
+        """Close the connection; the next `read` opens it again."""
         if self._body is not None:
             self._body.close()
             self._body = None
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._disconnect()
 
 
 class FileStream:

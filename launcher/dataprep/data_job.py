@@ -1,4 +1,4 @@
-"""`python -m launcher prepare`: one pod of the data Job.
+"""Run one pod of the data Job: `python -m launcher prepare`.
 
 The source is planned as parts; each part is read by one pod and split into one file for each shard; the last
 pod to finish publishes the shards under their final names and writes the manifest. Every pod makes the same
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import multi_file_source, reuse_data, source_parts, text_lines
+from launcher.dataprep import multi_file_source, reuse_data, source_parts
 from launcher.dataprep import source as sources
 from launcher.dataprep.assemble_shards import assemble_shards, shard_file_name
 from launcher.dataprep.job_lock import DataJobLock
@@ -49,17 +49,12 @@ def main(
     settings: DataSettings,
     *,
     retry: Retry | None = None,
-    chunk: int = text_lines.CHUNK,
-    part_bytes: int | None = None,
 ) -> int:
     """Prepare the data, unless it is already published, and return exit code 0.
 
     Args:
         settings: the settings of this pod.
         retry: how temporary errors of the network are retried; tests shorten it.
-        chunk: bytes that are read at once; it does not change the result.
-        part_bytes: bytes of one part; the default depends on the number of shards. Another value changes
-            which line is in which shard.
 
     Raises:
         LauncherError: the data cannot be prepared. If a retry cannot help, `data-failed.json` has the reason.
@@ -73,8 +68,7 @@ def main(
             make_job_folder(settings.layout)
             sources.check_source_settings(settings)
             with DataJobLock(settings.layout, settings.data_digest, progress, settings.workers) as lock:
-                size = part_bytes or source_parts.part_size(settings.split_count)
-                DataPod(settings, lock, progress, retry or Retry(), chunk).run(size)
+                DataPod(settings, lock, progress, retry or Retry()).run()
     except StoppedError:
         raise
     except LauncherError as error:
@@ -119,7 +113,7 @@ class PlannedPart:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the part; 0 when they are unknown."""
+        """Return the size of the part in bytes; 0 when it is unknown."""
         return sum(part.end - part.begin for part in self.ranges)
 
     def to_json(self) -> list[Any]:
@@ -131,16 +125,15 @@ class DataPod:
     """Prepares the data together with the other pods of the data Job."""
 
     def __init__(
-        self, settings: DataSettings, lock: DataJobLock, progress: DataProgress, retry: Retry, chunk: int
+        self, settings: DataSettings, lock: DataJobLock, progress: DataProgress, retry: Retry
     ) -> None:
-        self._settings, self._lock, self._progress = settings, lock, progress
-        self._chunk, self._retry = chunk, retry
+        self._settings, self._lock, self._progress, self._retry = settings, lock, progress, retry
         self._layout = settings.layout
         self._tmp = settings.layout.data_tmp(settings.data_digest)
         self._content = ""
         self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
 
-    def run(self, part_bytes: int) -> None:
+    def run(self) -> None:
         """Return once the data is published, by this pod or by another one.
 
         Raises:
@@ -152,7 +145,7 @@ class DataPod:
         source, test = self._open(self._settings), None
         try:
             test = self._open(self._test) if self._settings.test_source else None
-            parts = self._plan(source, test, part_bytes)
+            parts = self._plan(source, test)
             identified = source is not None or bool(self._settings.sha256)
             identified &= test is not None or not self._settings.test_source
             plan = [part.to_json() for part in parts]
@@ -185,21 +178,19 @@ class DataPod:
             remove_leftover_folders(self._layout)
 
     def _context(self, settings: DataSettings) -> sources.SourceContext:
-        return sources.SourceContext(settings, self._tmp, self._progress, self._retry, require_space)
+        return sources.SourceContext(settings, self._tmp, self._progress, self._retry)
 
     def _open(self, settings: DataSettings) -> MultiFileSource | None:
         return multi_file_source.open_multi_file_source(self._context(settings))
 
-    def _plan(
-        self, source: MultiFileSource | None, test: MultiFileSource | None, part_bytes: int
-    ) -> list[PlannedPart]:
+    def _plan(self, source: MultiFileSource | None, test: MultiFileSource | None) -> list[PlannedPart]:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
         divisible = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
         ranges: list[list[source_parts.ByteRange]] = [[]]
         if source is not None:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
-            size = sys.maxsize if s.sha256 else part_bytes
+            size = sys.maxsize if s.sha256 else source_parts.part_size(s.split_count)
             ranges = source_parts.plan_parts(source.objects(), size, divisible)
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
         rows = [0] * len(ranges) if s.test_source else source_parts.distribute(s.test_rows, weights)
@@ -348,7 +339,7 @@ class DataPod:
             source = sources.open_single_file(replace(self._context(settings), tmp=folder))
         self._progress.start_part(part.bytes or None)
         try:
-            splitter = PartSplitter(settings, folder, self._progress, source, self._chunk)
+            splitter = PartSplitter(settings, folder, self._progress, source)
             number = None if part.key == "test" else int(part.key)
             made = splitter.run(number, part.test_rows)
             train_parts = count - bool(self._settings.test_source)

@@ -1,4 +1,4 @@
-"""https:// sources, and http:// sources with a checksum."""
+"""Read https:// sources, and http:// sources that have a checksum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Locks of the data Job's pods on the shared storage.
+"""Lock files on the shared storage, with which the data Job's pods divide their work.
 
 .prepare.<digest>.lock       held shared by every pod that makes this data. A data Job for other data of the
                              same folder waits for it: Helm starts the new Job before it removes the old one
@@ -15,12 +15,12 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from launcher.dataprep.progress_log import DataProgress
-from launcher.errors import DeadlineError, SettingsError, setting_message
+from launcher.errors import DeadlineError, setting_error
 from launcher.io.files import storage_errors
 from launcher.log import log
 from launcher.paths import JobPaths
@@ -32,14 +32,7 @@ _POLL_SECONDS = 0.5
 class DataJobLock:
     """The locks of one pod in the folder of its job. Use it as a context manager."""
 
-    def __init__(
-        self,
-        layout: JobPaths,
-        digest: str,
-        progress: DataProgress,
-        pods: int,
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, layout: JobPaths, digest: str, progress: DataProgress, pods: int) -> None:
         """Prepare the locks; `__enter__` opens them.
 
         Args:
@@ -47,10 +40,8 @@ class DataJobLock:
             digest: digest of the data that this pod makes.
             progress: enforces the deadline while this pod waits for another data Job.
             pods: data.workers, for the message on a storage without locks.
-            pause: waits so many seconds; tests replace it.
         """
-        self._layout, self._digest, self._progress, self._pause = layout, digest, progress, pause
-        self._pods = pods
+        self._layout, self._digest, self._progress, self._pods = layout, digest, progress, pods
         self._path = layout.job / f".prepare.{digest}.lock"
         self._logged = False
         self._fd = -1
@@ -78,7 +69,7 @@ class DataJobLock:
             self._progress.report(what)
         except DeadlineError as error:
             raise DeadlineError(f"{error} `kubectl get jobs` shows the Job that holds the lock.") from error
-        self._pause(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
     def try_exclusive(self) -> bool:
         """Try to lock the job's folder for this pod alone. Return False if another pod holds the lock."""
@@ -109,14 +100,12 @@ class DataJobLock:
             if error.errno in _BUSY:
                 return False
             if self._pods > 1:
-                raise SettingsError(
-                    setting_message(
-                        "data.workers (PADDLE_LAUNCHER_DATA_WORKERS)",
-                        self._pods,
-                        "1 on this storage",
-                        f"the storage does not support file locks ({error}), and several pods need them",
-                        "Set data.workers to 1",
-                    )
+                raise setting_error(
+                    "data.workers (PADDLE_LAUNCHER_DATA_WORKERS)",
+                    self._pods,
+                    "1 on this storage",
+                    f"the storage does not support file locks ({error}), and several pods need them",
+                    "Set data.workers to 1",
                 ) from error
             log.info("the storage does not support file locks (%s): run only one data Job at a time", error)
         return True

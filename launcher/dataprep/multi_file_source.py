@@ -1,4 +1,4 @@
-"""Sources of many objects, each readable from any byte, so that several pods can share them."""
+"""Read sources of many objects, each from any byte, so that several pods can share them."""
 
 from __future__ import annotations
 
@@ -169,4 +169,4 @@ class PartSource:
         return self._sha256.hexdigest()
 
     def close(self) -> None:
-        """Do nothing: whoever opened the source closes it."""
+        """Do nothing: the caller that opened the source closes it."""

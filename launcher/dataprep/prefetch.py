@@ -1,4 +1,4 @@
-"""Runs an iterator in a thread, a bounded number of items ahead of its consumer."""
+"""Run an iterator in a thread, a bounded number of items ahead of its consumer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress of the data Job: a log line every few seconds with percent and rate, and the deadline."""
+"""Log the progress of the data Job every few seconds with percent and rate, and enforce its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Moves complete data to its final names, the manifest last, and checks whether that was done already."""
+"""Move complete data to its final names, the manifest last, and check whether that was done already."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def is_published(settings: DataSettings) -> bool:
     try:
         sizes = {path: int(entry["bytes"]) for path, entry in files_of_manifest(manifest, layout).items()}
         wrong = retry_storage(
-            layout.job, lambda: [path for path, size in sizes.items() if not _has_size(path, size)]
+            layout.job,
+            lambda: [p for p, size in sizes.items() if not p.is_file() or p.stat().st_size != size],
         )
     except (KeyError, TypeError, ValueError):
         wrong = [layout.manifest]
@@ -51,10 +52,6 @@ def is_published(settings: DataSettings) -> bool:
         )
         return False
     return True
-
-
-def _has_size(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def files_of_manifest(manifest: dict[str, Any], layout: JobPaths) -> dict[Path, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reuses the data of another job on the same storage by hard links, instead of making it again.
+"""Reuse the data of another job on the same storage by hard links, instead of making it again.
 
 Removing or replacing one job's data leaves the other job's as it was, since each link is a name of its own.
 """

@@ -1,14 +1,15 @@
-"""s3:// sources: the text objects below a prefix, or one object that is an archive."""
+"""Read s3:// sources: the text objects below a prefix, or one object that is an archive."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import posixpath
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from launcher.dataprep.byte_streams import HashingStream, OpenAt, RemoteBody, ResumingStream
+from launcher.dataprep.byte_streams import HashingStream, RemoteBody, ResumingStream
 from launcher.dataprep.source import SUFFIXES, SourceContext
 from launcher.dataprep.source_parts import SourceObject
 from launcher.errors import DataError
@@ -59,37 +60,31 @@ class _S3Location:
         token = ""
         while True:
             self._context.progress.report("listing the objects")
-            found, token = self._page(prefix, token)
+            page = functools.partial(self._bucket.list_page, prefix, PAGE, token)
+            try:
+                found, token = self._context.retry.call(self._context.settings.source, page)
+            except s3.S3RejectedError as error:
+                raise self._rejected(self.url(prefix), error) from error
             yield from found
             if not token:
                 return
 
-    def _page(self, prefix: str, token: str) -> tuple[list[s3.S3Object], str]:
-        retry, source = self._context.retry, self._context.settings.source
-        try:
-            return retry.call(source, lambda: self._bucket.list_page(prefix, PAGE, token))
-        except s3.S3RejectedError as error:
-            raise self._rejected(self.url(prefix), error) from error
-
     def open(self, found: s3.S3Object, digest: hashlib._Hash | None = None, begin: int = 0) -> ResumingStream:
         """Open exactly this version of the object at the byte `begin`; the stream updates `digest`, too."""
         context, name = self._context, self.url(found.key)
-        stream = ResumingStream(name, self._opener(found), context.retry, context.progress, digest, begin)
-        stream.start()
-        return stream
 
-    def _opener(self, found: s3.S3Object) -> OpenAt:
         def open_at(offset: int, _version: str, /) -> RemoteBody:
             part = {"Range": f"bytes={offset}-"} if offset else {}
             try:
                 answer = self._bucket.call("get_object", Key=found.key, IfMatch=found.etag, **part)
             except s3.S3RejectedError as error:
-                raise self._rejected(self.url(found.key), error) from error
-            body = answer["Body"]
-            total = offset + answer["ContentLength"]
+                raise self._rejected(name, error) from error
+            body, total = answer["Body"], offset + answer["ContentLength"]
             return RemoteBody(_ObjectBody(body), offset, total, found.etag, body.close)
 
-        return open_at
+        stream = ResumingStream(name, open_at, context.retry, context.progress, digest, begin)
+        stream.start()
+        return stream
 
     def url(self, key: str) -> str:
         """Return the address of a key, for messages."""

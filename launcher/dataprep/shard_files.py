@@ -1,10 +1,9 @@
-"""The files of one shard: `train.txt`, or one file for each part of the source, listed in `files.json`."""
+"""List the files of one shard: `train.txt`, or one file for each part of the source (`files.json`)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from typing import Any
 
 from launcher.errors import DataError
@@ -14,15 +13,12 @@ from launcher.paths import JobPaths
 LIST = "files.json"
 
 
-def list_shard_files(
-    layout: JobPaths, shard: dict[str, Any], pause: Callable[[float], None] | None = None
-) -> list[dict[str, Any]]:
+def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
     """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
 
     Args:
         layout: paths of the job.
         shard: the shard's entry in the manifest.
-        pause: waits between two tries after a storage error.
 
     Raises:
         DataError: `files.json` is not the one of the manifest.
@@ -30,7 +26,7 @@ def list_shard_files(
     if not shard.get("parts"):
         return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
     path = layout.shard(int(shard["index"])) / LIST
-    content = (read_bytes(path, pause) if pause else read_bytes(path)) or b""
+    content = read_bytes(path) or b""
     if hashlib.sha256(content).hexdigest() != shard["sha256"]:
         raise DataError(
             f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "

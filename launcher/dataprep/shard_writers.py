@@ -1,4 +1,4 @@
-"""Threads that hash and write several files, while the calling thread splits lines.
+"""Hash and write several files in threads, while the calling thread splits lines.
 
 Hashing and writing release the interpreter's lock, so that they run in parallel to the splitting.
 """
@@ -118,7 +118,7 @@ class FileWriters:
         return written
 
     def abort(self) -> None:
-        """End the threads without writing what still waits, and close the files."""
+        """Stop the threads without writing the pending pieces, and close the files."""
         self._shut_down()
         for each in self._files:
             with contextlib.suppress(OSError):

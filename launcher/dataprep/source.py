@@ -1,4 +1,4 @@
-"""Checks of `data.source` and related settings, and sources that are one stream (a web address, an archive)."""
+"""Check `data.source` and related settings, and open sources that are one stream: a web address, an archive."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from launcher.dataprep.byte_streams import (
 from launcher.dataprep.https_source import HttpsOpener, without_credentials
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, SettingsError, setting_message
+from launcher.io.disk_space import require_space
 from launcher.io.files import storage_errors
 from launcher.io.retry import Retry
 from launcher.settings import DataSettings
@@ -40,12 +41,10 @@ class SourceContext:
     """A folder for an archive that must be complete before it can be read."""
     progress: DataProgress
     retry: Retry
-    require_space: Callable[[Path, int, str], None]
-    """Raises `StorageError` when fewer bytes than these are free."""
 
 
 class Source(Protocol):
-    """An open source, which is read once, file by file."""
+    """The methods of an open source, which is read once, file by file."""
 
     def files(self) -> Iterator[SourceFile]:
         """Yield the text files and side tables; read each one to its end before the next."""
@@ -241,7 +240,7 @@ class SingleFileSource:
         """Read the file from `stream`.
 
         Args:
-            context: settings and tools.
+            context: the settings and helpers.
             name: the source in messages.
             stream: the bytes of the file.
             path: the file, if it is on a disk of this pod.
@@ -270,7 +269,7 @@ class SingleFileSource:
     def _copy_to_disk(self, stream: Readable) -> Path:
         """Copy a zip file to `tmp`: its list of members is at its end."""
         path = self._context.tmp / "source.zip"
-        self._context.require_space(path, self._stream.total or 0, "the archive itself")
+        require_space(path, self._stream.total or 0, "the archive itself")
         with storage_errors(path), path.open("wb") as file:
             while data := stream.read(BLOCK):
                 file.write(data)

@@ -1,4 +1,4 @@
-"""The parts of a source that pods read in parallel: several objects each, or byte ranges of a large one.
+"""Divide a source into parts that pods read in parallel: several objects each, or byte ranges of a large one.
 
 The parts follow from the objects of the source and the number of shards, so that every pod plans the same.
 """
@@ -41,11 +41,11 @@ class ByteRange:
 
     @property
     def is_complete_object(self) -> bool:
-        """Whether the range is the complete object."""
+        """Return whether the range is the complete object."""
         return (self.begin, self.end) == (0, self.object.size)
 
     def to_json(self) -> list[Any]:
-        """Return the range as it stands in plan.json."""
+        """Return the JSON value that plan.json has for this range."""
         return [self.object.name, self.object.size, self.object.version, self.begin, self.end]
 
 
@@ -94,7 +94,7 @@ class RangeLines:
     """
 
     def __init__(self, stream: Readable, begin: int, end: int, digest: hashlib._Hash) -> None:
-        """`digest` is updated with the bytes that belong to the range's lines."""
+        """Read the range from `begin` to `end` (bytes); update `digest` with the bytes of its lines."""
         self._stream, self._digest = stream, digest
         self._left = end - begin
         self._skip = begin > 0

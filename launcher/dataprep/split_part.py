@@ -1,4 +1,4 @@
-"""Splits one part of a source: each line goes to one shard's file, or is held out for the test set.
+"""Split one part of a source: each line goes to one shard's file, or is held out for the test set.
 
 One pass over the source in constant memory: a thread reads and hashes the source, the calling thread splits
 lines, two threads hash and write. The result depends on the source's bytes and the settings alone.
@@ -48,10 +48,9 @@ class PartSplitter:
     """Writes `folder/<shard>/train.txt`, `folder/test.txt` and `folder/tables/` of one part."""
 
     def __init__(
-        self, settings: DataSettings, folder: Path, progress: DataProgress, source: sources.Source, chunk: int
+        self, settings: DataSettings, folder: Path, progress: DataProgress, source: sources.Source
     ) -> None:
-        self._settings, self._folder, self._progress = settings, folder, progress
-        self._source, self._chunk = source, chunk
+        self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
         self._objects: list[RowPositions] = []
@@ -180,7 +179,6 @@ class PartSplitter:
             text.name,
             settings.encoding,
             crlf=is_csv,
-            chunk=self._chunk,
             positions=None if is_csv else positions,
         )
         return self._csv.line_blocks(blocks, text.name, positions) if is_csv else blocks

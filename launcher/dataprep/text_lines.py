@@ -17,6 +17,7 @@ from launcher.errors import DataError
 
 CHUNK = 512 << 10
 """Bytes read at once: few calls, and the lines still fit into the processor's caches."""
+CSV_RECORDS = 4096  # of one block
 NEWLINE = 10
 LINE_MAX = 8 << 20
 """Bytes of the longest line (and csv field): a line is held in memory, and a longer one is hardly text."""
@@ -28,7 +29,6 @@ def line_blocks(
     encoding: str,
     *,
     crlf: bool = False,
-    chunk: int = CHUNK,
     positions: RowPositions | None = None,
 ) -> Iterator[bytes]:
     r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
@@ -41,7 +41,6 @@ def line_blocks(
         name: the file in messages.
         encoding: the file's encoding.
         crlf: accept lines that end with CRLF (csv); messages then say `line` instead of `row`.
-        chunk: bytes read at once.
         positions: gets the number of lines at the end.
 
     Raises:
@@ -52,7 +51,7 @@ def line_blocks(
     row, at = 1, f"{name}, {'line' if crlf else 'row'}"
     rest: list[bytes] = []  # the start of a line whose end is not read yet
     waiting = 0
-    for data in _utf8_chunks(stream, name, encoding, chunk):
+    for data in _utf8_chunks(stream, name, encoding):
         end = data.rfind(b"\n") + 1
         if not end:
             rest.append(data)
@@ -77,13 +76,13 @@ def line_blocks(
         positions.count = row - 1
 
 
-def _utf8_chunks(stream: Readable, name: str, encoding: str, chunk: int) -> Iterator[bytes]:
+def _utf8_chunks(stream: Readable, name: str, encoding: str) -> Iterator[bytes]:
     """Yield chunks in UTF-8. Chunks of a UTF-8 file are not checked yet."""
     is_utf8 = codecs.lookup(encoding).name in ("utf-8", "ascii")
     decoder = None if is_utf8 else codecs.getincrementaldecoder(encoding)()
     first, rows = True, 0
     while True:
-        data = stream.read(chunk)
+        data = stream.read(CHUNK)
         if decoder is not None:
             try:
                 data_utf8 = decoder.decode(data, final=not data).encode()
@@ -93,7 +92,7 @@ def _utf8_chunks(stream: Readable, name: str, encoding: str, chunk: int) -> Iter
         else:
             data_utf8 = data
         if first and data:
-            while is_utf8 and len(data_utf8) < len(codecs.BOM_UTF8) and (more := stream.read(chunk)):
+            while is_utf8 and len(data_utf8) < len(codecs.BOM_UTF8) and (more := stream.read(CHUNK)):
                 data_utf8 += more
             data_utf8, first = data_utf8.removeprefix(codecs.BOM_UTF8), False
         if data_utf8:
@@ -155,18 +154,15 @@ def _position(block: bytes, offset: int, at: str, row: int) -> str:
 class CsvReader:
     """Reads csv objects with the same columns into blocks of lines (`csv_records.join_fields`)."""
 
-    def __init__(
-        self, delimiter: str, header: bool, columns: tuple[str | int, ...], batch: int = 4096
-    ) -> None:
+    def __init__(self, delimiter: str, header: bool, columns: tuple[str | int, ...]) -> None:
         """Prepare for objects with these settings.
 
         Args:
             delimiter: data.delimiter.
             header: the first record of each object has the names of the columns.
             columns: the columns to keep, by name or by index from 0; empty: all.
-            batch: records of one block.
         """
-        self._delimiter, self._header, self._columns, self._batch = delimiter, header, columns, batch
+        self._delimiter, self._header, self._columns = delimiter, header, columns
         self.names: list[str] = []
         """The header of the first object."""
         self.width = 0
@@ -174,7 +170,7 @@ class CsvReader:
         self._indexes: list[int] | None = None
 
     def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowPositions) -> Iterator[bytes]:
-        """Yield one block for about each `batch` records, and count each record. Blank lines are ignored.
+        """Yield blocks of about CSV_RECORDS records as lines, and count each record. Blank lines are ignored.
 
         Args:
             blocks: what `text_lines.line_blocks` yields.
@@ -206,7 +202,7 @@ class CsvReader:
                 line = join_fields(record if self._indexes is None else [record[i] for i in self._indexes])
                 lines.append(line)
                 size += len(line)
-                if len(lines) >= self._batch or size > CHUNK:
+                if len(lines) >= CSV_RECORDS or size > CHUNK:
                     yield ("\n".join(lines) + "\n").encode()
                     lines, size = [], 0
         except csv.Error as error:
@@ -219,7 +215,10 @@ class CsvReader:
             yield ("\n".join(lines) + "\n").encode()
 
     def _read_header(self, record: list[str], name: str) -> None:
-        """Columns that are chosen by name are located in each object; else all objects need one header."""
+        """Take the names of the columns from an object's header, and find the columns to keep in it.
+
+        Columns that are chosen by name are found in each object; otherwise all objects need the same header.
+        """
         by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
         if self.names and record != self.names and not by_name:
             raise DataError(

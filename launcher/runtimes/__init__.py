@@ -1,10 +1,8 @@
-"""The runtimes, which the chart value `runtime` selects: each knows the commands of one PaddlePaddle
-version.
-"""
+"""The runtimes, which the chart value `runtime` selects: each runs one PaddlePaddle version."""
 
 from __future__ import annotations
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import setting_error
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 
 __all__ = ["RUNTIMES", "ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
@@ -13,9 +11,7 @@ RUNTIMES = ("fleet", "v1")
 
 
 def load_runtime(name: str) -> Runtime:
-    """Return the runtime called `name`, importing only its module. Raise `SettingsError` for an unknown
-    name.
-    """
+    """Return the runtime called `name`, importing only its module. Raise `SettingsError` for another name."""
     if name == "v1":
         from launcher.runtimes.v1 import V1Runtime
 
@@ -24,8 +20,6 @@ def load_runtime(name: str) -> Runtime:
         from launcher.runtimes.fleet import FleetRuntime
 
         return FleetRuntime()
-    raise SettingsError(
-        setting_message(
-            "runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them"
-        )
+    raise setting_error(
+        "runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them"
     )

@@ -34,9 +34,7 @@ PADDLE_VARIABLES = (
     "PADDLE_PORT",
     "TRAINING_ROLE",
 )
-"""Prefixes of variables that configure Paddle's roles; those of the pod's environment must not reach
-Paddle.
-"""
+"""Prefixes of variables that configure Paddle's roles; those of the pod must not reach Paddle."""
 CONVERT_BYTES = 16 << 20
 """A smaller shard is parsed by the trainer: loading the program in another process takes longer than parsing
 it."""
@@ -79,9 +77,7 @@ class FleetRuntime:
             )
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:
-        """Return the process that imports Paddle once, and then forks pservers and trainers, which start
-        faster.
-        """
+        """Return the process that imports Paddle once, and then forks pservers and trainers."""
         return ProcessSpec(
             name="fork server",
             role="fork-server",
@@ -92,9 +88,7 @@ class FleetRuntime:
         )
 
     def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:
-        """Return the helper that parses this rank's rows; None for a small shard, which the trainer
-        parses.
-        """
+        """Return the helper that parses this rank's rows; None for a small shard: the trainer parses it."""
         data_dir, program_dir = settings.work.data, settings.work.program
         if (data_dir / "train.txt").stat().st_size < CONVERT_BYTES:
             return None
@@ -106,9 +100,8 @@ class FleetRuntime:
             "rank": rank,
             "test": (data_dir / "test.txt").is_file(),
         }
-        return HelperSpec(
-            "parser", "launcher.trainer.records.conversion", request, base_environment(settings)
-        )
+        environment = base_environment(settings)
+        return HelperSpec("parser", "launcher.trainer.records.conversion", request, environment)
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the parameter server processes of this rank, one for each pserver port."""
@@ -180,17 +173,8 @@ def trainer_command() -> tuple[str, ...]:
     return (sys.executable, "-m", "launcher.trainer")
 
 
-def pserver_endpoints(attempt: RankAttempt) -> str:
-    """Return `host:port,…` of all pservers of the job, for Paddle; every process must get the same
-    sequence.
-    """
-    return ",".join(f"{host}:{port}" for host in attempt.hosts for port in attempt.settings.pserver_ports)
-
-
 def base_environment(settings: TrainSettings) -> dict[str, str]:
-    """Return the environment variables of a process that Paddle reads when it is loaded, before any
-    rendezvous.
-    """
+    """Return the environment variables that Paddle reads while it is loaded, before any rendezvous."""
     own = {k: v for k, v in settings.environ.items() if not k.startswith(PADDLE_VARIABLES)}
     return python_environ(own) | THREADS
 
@@ -199,6 +183,7 @@ def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
     """Write the JSON file with a process's settings, and return the process's environment without its role.
 
     Args:
+        attempt: the attempt, as this rank sees it.
         server: the number of the pserver in its pod; -1 for the trainer.
     """
     path = attempt.work_dir / ("process-trainer.json" if server < 0 else f"process-pserver-{server}.json")
@@ -211,8 +196,12 @@ def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
         resume=attempt.resume,
         store=attempt.store,
     )
+    ports = attempt.settings.pserver_ports
     return base_environment(attempt.settings) | {
-        "PADDLE_PSERVERS_IP_PORT_LIST": pserver_endpoints(attempt),
+        # Every process must get the same sequence.
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
+            f"{host}:{port}" for host in attempt.hosts for port in ports
+        ),
         "PADDLE_TRAINERS_NUM": str(attempt.settings.gradient_num),
         "POD_IP": attempt.host,
         process_settings.VARIABLE: str(path),

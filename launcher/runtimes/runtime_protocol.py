@@ -25,9 +25,7 @@ class RankAttempt:
 
     rank: int
     hosts: tuple[str, ...]
-    """An IPv4 address per rank, in rank order, the same on every rank: Paddle would resolve names
-    repeatedly.
-    """
+    """An IPv4 address per rank, in rank order, the same on every rank: Paddle would resolve names often."""
     settings: TrainSettings
     attempt: int
     """0 for the first start of a run, 1 more for each restart."""
@@ -38,28 +36,28 @@ class RankAttempt:
 
     @property
     def host(self) -> str:
-        """This rank's address."""
+        """Return this rank's address."""
         return self.hosts[self.rank]
 
     @property
     def program_dir(self) -> Path:
-        """Folder of the copy of the training program on the pod's own disk."""
+        """Return the folder with the copy of the training program, on the pod's own disk."""
         return self.settings.work.program
 
     @property
     def output_dir(self) -> Path:
-        """The job's output folder, on the shared storage."""
+        """Return the job's output folder, on the shared storage."""
         return self.settings.layout.output
 
     @property
     def work_dir(self) -> Path:
-        """The pod's own disk, where the trainer writes progress.json."""
+        """Return the folder on the pod's own disk in which the trainer writes progress.json."""
         return self.settings.work_dir
 
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """One process to start."""
+    """Command line, environment, log and ports of one process to start."""
 
     name: str
     """Shown to users: `pserver 0`, `trainer`."""
@@ -91,8 +89,7 @@ class Runtime(Protocol):
         """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
-        """Return the process that loads large libraries once and then forks the other processes; None: no
-        such process.
+        """Return the process that loads large libraries once and then forks the others; None for none.
 
         It must speak the protocol of launcher/trainer/fork_server.py.
         """

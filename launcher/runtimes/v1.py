@@ -1,16 +1,13 @@
-"""Runtime `v1`: runs the `paddle` binary of 2016-2017 with the command lines of PaddlePaddle's tutorial of
-2017.
-"""
+"""Runtime `v1`: runs the `paddle` binary of 2016-2017 with the command lines of its tutorial of 2017."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import SettingsError, setting_error
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import TrainSettings
@@ -20,30 +17,14 @@ BINARY = "paddle"
 COMMENT = "paddle_process_by_paddle"  # as in the tutorial; `ps` shows it
 PROBE_SECONDS = 20
 
-SERVER_FLAGS = ("nics", "port", "ports_num", "ports_num_for_sparse", "num_gradient_servers", "comment")
-TRAINER_FLAGS = (
-    *SERVER_FLAGS,
-    "pservers",
-    "config",
-    "trainer_count",
-    "num_passes",
-    "use_gpu",
-    "log_period",
-    "dot_period",
-    "saving_period",
-    "local",
-    "trainer_id",
-    "save_dir",
-    "start_pass",
-    "init_model_path",
-)
-MANAGED = frozenset(TRAINER_FLAGS)
+HELP_WORDS = ("nics", "port", "ports_num")
+"""Flags in the help of both sub-commands."""
+MANAGED = frozenset({
+    "nics", "port", "ports_num", "ports_num_for_sparse", "num_gradient_servers", "comment", "pservers", "config",
+    "trainer_count", "num_passes", "use_gpu", "log_period", "dot_period", "saving_period", "local", "trainer_id",
+    "save_dir", "start_pass", "init_model_path",
+})  # fmt: skip
 """Flags that the launcher sets itself; `init_model_path` would override `--start_pass` of a resume."""
-
-
-def flag_name(argument: str) -> str:
-    """Return the flag's name, such as `ports_num` for `--ports-num=2`."""
-    return argument.lstrip("-").split("=", 1)[0].replace("-", "_")
 
 
 class V1Runtime:
@@ -53,48 +34,42 @@ class V1Runtime:
     fatal_lines: tuple[str, ...] = ()
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings that the old binary cannot fulfil, and for images without the
-        binary.
+        """Raise `SettingsError` for settings that the old binary cannot fulfil, or an image without the binary.
 
         Also rejected are flags in `training.extraArgs` that the launcher sets itself (MANAGED).
         """
         for argument in settings.extra_args:
-            if flag_name(argument) in MANAGED:
-                raise SettingsError(
-                    setting_message(
-                        "training.extraArgs (PADDLE_LAUNCHER_EXTRA_ARGS)",
-                        argument,
-                        "a flag that the launcher does not set itself",
-                        "the binary would silently use one of the two values; managed flags are "
-                        f"{', '.join(sorted(MANAGED))}",
-                        "Remove it and set the chart's own value for it",
-                    )
+            if argument.lstrip("-").split("=", 1)[0].replace("-", "_") in MANAGED:
+                raise setting_error(
+                    "training.extraArgs (PADDLE_LAUNCHER_EXTRA_ARGS)",
+                    argument,
+                    "a flag that the launcher does not set itself",
+                    "the binary would silently use one of the two values; managed flags are "
+                    f"{', '.join(sorted(MANAGED))}",
+                    "Remove it and set the chart's own value for it",
                 )
         if settings.mode == "geo":
-            raise SettingsError(
-                setting_message(
-                    "training.mode (PADDLE_LAUNCHER_MODE)",
-                    settings.mode,
-                    "sync or async with runtime v1",
-                    "the old binary has no geo mode",
-                    "Set another mode, or runtime to fleet",
-                )
+            raise setting_error(
+                "training.mode (PADDLE_LAUNCHER_MODE)",
+                settings.mode,
+                "sync or async with runtime v1",
+                "the old binary has no geo mode",
+                "Set another mode, or runtime to fleet",
             )
-        for name, value in (
-            ("checkpointEvery", settings.checkpoint_every_batches or settings.checkpoint_every_minutes),
-            ("incrementalCheckpoints", settings.incremental_checkpoints),
-            ("keepBest", settings.keep_best),
-            ("initModelPath", settings.init_model),
-        ):
+        unsupported = {
+            "checkpointEvery": settings.checkpoint_every_batches or settings.checkpoint_every_minutes,
+            "incrementalCheckpoints": settings.incremental_checkpoints,
+            "keepBest": settings.keep_best,
+            "initModelPath": settings.init_model,
+        }
+        for name, value in unsupported.items():
             if value:
-                raise SettingsError(
-                    setting_message(
-                        f"training.{name}",
-                        value,
-                        "unset with runtime v1",
-                        "the old binary saves only at the end of passes, and starts with its own parameters",
-                        f"Remove training.{name}, or set runtime to fleet",
-                    )
+                raise setting_error(
+                    f"training.{name}",
+                    value,
+                    "unset with runtime v1",
+                    "the old binary saves only at the end of passes, and starts with its own parameters",
+                    f"Remove training.{name}, or set runtime to fleet",
                 )
         _check_binary(settings)
 
@@ -105,9 +80,7 @@ class V1Runtime:
         """Return None: the binary reads the shard's text itself, so nothing is parsed in advance."""
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the one parameter server process of this rank, which listens on all dense and sparse
-        ports.
-        """
+        """Return the one pserver process of this rank, which listens on all dense and sparse ports."""
         s = attempt.settings
         return [
             ProcessSpec(
@@ -133,9 +106,7 @@ class V1Runtime:
         ]
 
     def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the tutorial's trainer process, plus `--num_gradient_servers` and, in a resume,
-        `--start_pass`.
-        """
+        """Return the tutorial's trainer process, plus `--num_gradient_servers` and `--start_pass` of a resume."""
         s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes
@@ -173,9 +144,7 @@ class V1Runtime:
         )
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the position of the newest pass folder with the file `done`; its content cannot be
-        verified.
-        """
+        """Return the position of the newest pass folder with the file `done`; its content is not verified."""
         return next((at for at in selection.finished_checkpoints(output_dir) if not at.batches), None)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
@@ -202,21 +171,16 @@ def _check_binary(settings: TrainSettings) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise _unusable(f"`{BINARY} {command} --help` fails: {error}", settings) from error
         # gflags' --help exits with 1, so only its output shows whether the sub-command exists.
-        if not _mentions(done.stdout.decode(errors="replace"), SERVER_FLAGS[:3]):
+        shown = done.stdout.decode(errors="replace")
+        if not all(word in shown for word in HELP_WORDS):
             raise _unusable(f"`{BINARY} {command}` is not a command of {found}", settings)
 
 
-def _mentions(help_text: str, flags: Iterable[str]) -> bool:
-    return all(flag in help_text for flag in flags)
-
-
 def _unusable(why: str, settings: TrainSettings) -> SettingsError:
-    return SettingsError(
-        setting_message(
-            "runtime (PADDLE_LAUNCHER_RUNTIME)",
-            settings.runtime,
-            "fleet with this image",
-            f"{why}; v1 needs an image of PaddlePaddle 0.10 or 0.11, later ones have neither sub-command",
-            "Set runtime to fleet, or image to one with the old binary",
-        )
+    return setting_error(
+        "runtime (PADDLE_LAUNCHER_RUNTIME)",
+        settings.runtime,
+        "fleet with this image",
+        f"{why}; v1 needs an image of PaddlePaddle 0.10 or 0.11, later ones have neither sub-command",
+        "Set runtime to fleet, or image to one with the old binary",
     )

@@ -8,7 +8,7 @@ which: it copies a large test set to all pods, a small one to rank 0's pod only
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays
+
+if TYPE_CHECKING:  # it imports Paddle
+    from launcher.trainer.pserver_client import PserverClient
 
 CHUNK = 65536  # rows that are predicted at once
 
@@ -41,11 +44,11 @@ def calculate_metrics(
 def evaluate(
     program: TrainingProgram, predict: Callable[[Arrays], NDArray[np.float32]], blocks: Iterable[Arrays]
 ) -> dict[str, float]:
-    """Return the program's metrics of the rows in `blocks`.
+    """Predict all rows, and return the program's metrics of them: metric → value.
 
     Args:
         program: the user's program.
-        predict: returns the predictions of a block.
+        predict: returns the predictions of a block, shape [rows, …].
         blocks: the rows, with their labels.
     """
     predictions, labels = [], []
@@ -55,26 +58,20 @@ def evaluate(
     return calculate_metrics(program, np.concatenate(predictions), np.concatenate(labels))
 
 
-class EvaluatedTrainer(Protocol):
-    """The methods of a trainer that an `Evaluator` needs; see `PserverClient`."""
-
-    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
-        """Return the predictions of these rows."""
-
-    def gather(self, values: list[float]) -> NDArray[np.float64]:
-        """Return every rank's values, shape [trainers, len(values)]."""
-
-    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of all ranks' arrays."""
-
-
 class Evaluator:
     """Calculates the program's metrics on the test set. Each trainer has one; all call `score` together."""
 
     def __init__(
-        self, program: TrainingProgram, trainer: EvaluatedTrainer, rank: int, test: Records | None
+        self, program: TrainingProgram, trainer: PserverClient, rank: int, test: Records | None
     ) -> None:
-        """Take the whole test set, or None where this trainer has none. Trainer 0 must have it."""
+        """Prepare to evaluate; nothing is predicted yet.
+
+        Args:
+            program: the user's program.
+            trainer: this trainer.
+            rank: this trainer's rank.
+            test: the complete test set; None where this trainer has none. Trainer 0 must have it.
+        """
         self._program, self._trainer, self._rank, self._test = program, trainer, rank, test
         self._is_shared: bool | None = None
 

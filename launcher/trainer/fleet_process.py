@@ -22,7 +22,7 @@ import paddle
 from paddle.base import core
 from paddle.distributed import fleet
 
-from launcher.errors import DeadlineError, SettingsError, setting_message
+from launcher.errors import DeadlineError, setting_error
 from launcher.paths import OutputPaths
 from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.table_files import choose_shard_count, every_server_has_shards
@@ -31,9 +31,7 @@ from launcher.trainer.graph.training_graph import TrainingGraph
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 
-CONNECT_SECONDS = (
-    600  # until all pservers listen and all trainers have joined, after the launchers' rendezvous
-)
+CONNECT_SECONDS = 600  # until all pservers listen and all trainers have joined, after the rendezvous
 BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
 
 
@@ -124,20 +122,15 @@ class FleetProcess(TrainingGraph):
         folder = OutputPaths(self.settings.output_dir).checkpoint(at)
         found = contents_file.read_contents(folder).shards
         if not every_server_has_shards(found, servers) and self.settings.mode != "geo":
-            fit = [
-                n
-                for n in range(max(1, servers - 20), min(found, servers + 20) + 1)
-                if every_server_has_shards(found, n)
-            ]
-            raise SettingsError(
-                setting_message(
-                    "the number of pservers (portsNum x trainers)",
-                    servers,
-                    "such as " + " or ".join(map(str, sorted(fit, key=lambda n: abs(n - servers))[:2])),
-                    f"{folder.name} has {found} shards of each table; with {-(-found // servers)} for each "
-                    "pserver, one pserver would have none",
-                    "Set portsNum so that the product is one of these numbers",
-                )
+            near = range(max(1, servers - 20), min(found, servers + 20) + 1)
+            fit = [n for n in near if every_server_has_shards(found, n)]
+            raise setting_error(
+                "the number of pservers (portsNum x trainers)",
+                servers,
+                "such as " + " or ".join(map(str, sorted(fit, key=lambda n: abs(n - servers))[:2])),
+                f"{folder.name} has {found} shards of each table; with {-(-found // servers)} for each "
+                "pserver, one pserver would have none",
+                "Set portsNum so that the product is one of these numbers",
             )
         return found
 

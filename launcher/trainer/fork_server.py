@@ -1,11 +1,11 @@
-"""`python -m launcher.trainer fork-server`: imports Paddle once per pod, and forks the pod's processes.
+"""Import Paddle once per pod, and fork the pod's processes: `python -m launcher.trainer fork-server`.
 
 The launcher's side is `ForkServer` in launcher/supervisor/child_processes.py. Each process is forked twice.
-The process between exits at once, so that the launcher becomes the parent of the forked process:
+The intermediate process exits at once, so that the launcher becomes the parent of the new process:
 
-    launcher ── line ──▶ fork server ── fork ──▶ between ── fork ──▶ the process, in its own session
-        ◀── its id, once `between` has exited ──┘      ◀── its id ──────┘
-                                               └── "go", or end of file ──▶ becomes the process, or exits
+    launcher ── line ──▶ fork server ── fork ──▶ intermediate ── fork ──▶ new process, in its own session
+        ◀── its id, after the exit of the intermediate process ──┘      ◀── its id ──┘
+                                    └── "go" ──▶ the new process runs; at end of file it exits
 
 A process whose id could not be sent to the launcher exits. After the import of Paddle 2.6.2 one thread is
 left, the sampler of bvar (a library of counters in Paddle). It restarts in a forked process, but a lock that
@@ -99,10 +99,10 @@ def serve(import_all: Callable[[], object]) -> None:
     for line in sys.stdin:
         ours, theirs = socket.socketpair()
         try:
-            between = fork_while_alone()
+            intermediate = fork_while_alone()
         except OSError:
-            between = -1
-        if between == 0:
+            intermediate = -1
+        if intermediate == 0:
             ours.close()
             os.close(answers)
             _fork_again(theirs)
@@ -110,8 +110,8 @@ def serve(import_all: Callable[[], object]) -> None:
             return
         theirs.close()
         pid = ours.recv(20) or b"0"
-        if between > 0:
-            os.waitpid(between, 0)
+        if intermediate > 0:
+            os.waitpid(intermediate, 0)
         os.write(answers, pid + b"\n")
         with ours, contextlib.suppress(OSError):  # it may have been killed
             ours.send(b"go")
@@ -119,7 +119,7 @@ def serve(import_all: Callable[[], object]) -> None:
 
 
 def _fork_again(server: socket.socket) -> None:
-    """Fork the new process from this process between, which exits here; return in the new process only.
+    """Fork the new process from this intermediate one, which exits here; return in the new process only.
 
     The new process sends its id through `server`, and returns after the launcher has got the id.
     """

@@ -1,4 +1,4 @@
-"""Settings of one pserver or trainer process: those of its pod, and those of the current attempt.
+"""Read the settings of one pserver or trainer process: those of its pod, and those of the current attempt.
 
 An attempt is one start of a run's processes; a restart after a failure is the next attempt.
 
@@ -41,17 +41,17 @@ class ProcessSettings(TrainSettings):
 
     @property
     def data_dir(self) -> Path:
-        """Folder of the staged shard, on the pod's own disk."""
+        """Return the folder of the staged shard, on the pod's own disk."""
         return self.work.data
 
     @property
     def program_file(self) -> Path:
-        """The staged training program."""
+        """Return the file of the staged training program."""
         return self.work.program / self.config_file
 
     @property
     def output_dir(self) -> Path:
-        """The job's `output` folder, on the shared storage."""
+        """Return the job's `output` folder, on the shared storage."""
         return self.layout.output
 
     @classmethod

@@ -48,7 +48,7 @@ class TrainingProgram:
 
     @property
     def features(self) -> list[str]:
-        """Names of the inputs without the label, in the order of inputs()."""
+        """Return the names of the inputs without the label, in the order of inputs()."""
         return [name for name in self.inputs if name != self.label]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""One trainer's client of the parameter servers: join, train, look up rows, save and load tables, leave."""
+"""Connect one trainer to the parameter servers: join, train, look up rows, save and load tables, leave."""
 
 from __future__ import annotations
 
@@ -273,16 +273,10 @@ class PserverClient(FleetProcess):
             name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True
         )
         found = block.create_var(name="found", dtype="float32", shape=[-1, width])
-        attributes = {
-            k: operator.attr(k) for k in operator.attr_names if k not in ("op_callstack", "op_device")
-        }
-        attributes["is_test"] = True
-        block.append_op(
-            type=operator.type,
-            inputs={"Ids": [asked], "W": [name]},
-            outputs={"Outputs": [found]},
-            attrs=attributes,
-        )
+        names = [name for name in operator.attr_names if name not in ("op_callstack", "op_device")]
+        attributes = {key: operator.attr(key) for key in names} | {"is_test": True}
+        inputs, outputs = {"Ids": [asked], "W": [name]}, {"Outputs": [found]}
+        block.append_op(type=operator.type, inputs=inputs, outputs=outputs, attrs=attributes)
         given = np.zeros((len(ids), width), np.float32)
         for first in range(0, len(ids), CHUNK):
             feed = {"ids": ids[first : first + CHUNK].reshape(-1, 1)}
@@ -298,13 +292,11 @@ class PserverClient(FleetProcess):
         return int(next(c.table_id() for c in contexts if not c.is_sparse()))
 
     def table_folder(self, name: str) -> str:
-        """Return the name of a table's folder inside the folder that `save_tables` writes, such as `001`."""
-        return f"{self._table(name):03d}"
+        """Return the name of a table's folder inside the folder that `save_tables` writes, such as `001`.
 
-    @property
-    def dense_folder(self) -> str:
-        """Return the name of the dense parameters' folder inside the folder that `save_tables` writes."""
-        return self.table_folder("")
+        The name "" stands for the dense parameters.
+        """
+        return f"{self._table(name):03d}"
 
     def save_tables(self, folder: Path, *, delta: bool = False) -> None:
         """Let every server write its part of all tables to files; call `settle` first.
@@ -331,15 +323,8 @@ class PserverClient(FleetProcess):
         """
         self.runtime._worker.load_model(str(folder), 0)
 
-    def load_dense(self, folder: Path) -> None:
-        """Let the servers load the dense parameters from `folder`; as `load_table`."""
-        self.load_table("", folder)
-
     def load_table(self, name: str, folder: Path) -> None:
-        """Let every server load its part of table `name` from the files in `folder`.
-
-        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
-        """
+        """Let every server load its part of table `name` ("": the dense parameters) as `load_tables` does."""
         self.runtime._worker.load_one_table(self._table(name), str(folder), 0)
 
     def set_parameters(self, values: dict[str, NDArray[Any]]) -> None:

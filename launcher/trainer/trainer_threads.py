@@ -1,4 +1,4 @@
-"""The threads of one trainer (`trainerCount`); each thread trains whole batches, one after another.
+"""Train batches in several threads of one trainer (`trainerCount`); each thread trains one batch at a time.
 
 What T threads mean for the order of updates:
 

@@ -1,4 +1,4 @@
-"""A trainer's log, its `progress.json`, and the run's `metrics.csv`."""
+"""Write a trainer's log, its `progress.json`, and the run's `metrics.csv`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class ProgressFile:
 
 
 class TrainerLog:
-    """The trainer's log on stdout: a dot every dotPeriod batches, and a line every logPeriod batches."""
+    """Prints the trainer's log to stdout: a dot every dotPeriod batches, a line every logPeriod batches."""
 
     def __init__(self, log_period: int, dot_period: int) -> None:
         self.log_period = log_period

@@ -1,4 +1,4 @@
-"""The passes of one trainer: training, evaluation, checkpoints, and at the end the exported model."""
+"""Run the passes of one trainer: train, evaluate, save checkpoints, and at the end export the model."""
 
 from __future__ import annotations
 
@@ -61,8 +61,7 @@ class TrainingLoop:
         self.seed = int(program.common_options["seed"])
         self.trainer = PserverClient(settings, program)
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone: the model has its
-        # parameters.
+        # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone, since the model is its own.
         tests = self.test and (self.first or settings.mode != "geo")
         self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if tests else None)
         self.config = settings.program_file
@@ -81,7 +80,7 @@ class TrainingLoop:
         return float(self.trainer.gather([value]).max())
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
-        """Ask rank 0 whether a user requested a checkpoint; arguments, result: see `SaveSchedule`'s `ask`."""
+        """Ask rank 0 whether a user requested a checkpoint, as the argument `ask` of `SaveSchedule` describes."""
         s = self.settings
         path = f"{s.store}_checkpoint/{step}"
         return requested_checkpoints.ask_checkpoint_decision(s.hosts[0], s.peer_port, path, proposed)
@@ -142,9 +141,8 @@ class TrainingLoop:
         size = None if self.settings.init_model else 0
         if self.settings.resume is not None:
             size = self.restorer.size(self.settings.resume)
-        self.progress.set(
-            **{"pass": self.start.passes}, batch=self.start.batches, state="joining", bytes=size
-        )
+        position = {"pass": self.start.passes, "batch": self.start.batches}
+        self.progress.set(**position, state="joining", bytes=size)
         initial = self.restorer.prepare()
         self.trainer.join()
         self.progress.mark("joined", state="loading")
@@ -190,10 +188,8 @@ class TrainingLoop:
         last = number == self.settings.passes - 1
         self._settle(last, "testing")
         loss = totals.loss / totals.samples
-        ranks = [
-            (int(a), float(b), float(c))
-            for a, b, c in self.trainer.gather([totals.samples, totals.seconds, loss])
-        ]
+        gathered = self.trainer.gather([totals.samples, totals.seconds, loss]).tolist()
+        ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
         shown = ""
         tests = self.evaluator.score()
         if self.first:
@@ -255,9 +251,7 @@ class TrainingLoop:
         """Save a checkpoint of the present state, and remove the file by which a user requested it."""
         self.progress.set(state="saving")
         self.saver.save(at, totals, self.steps, self.scores)
-        self.progress.note(
-            bytes=self.saver.full_bytes
-        )  # the launcher's deadline of the next checkpoint depends on it
+        self.progress.note(bytes=self.saver.full_bytes)  # for the launcher's deadline of the next checkpoint
         self._report_checkpoint(at)
         if self.first:
             try:

@@ -127,7 +127,7 @@ def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, 
         program_check.check_program(
             program, batch, mode="async", batch_size=options.batch_size, incremental_checkpoints=0
         )
-        limits: dict[str, Any] = {"limit": options.rows, "say": say}
+        limits: dict[str, Any] = {"limit": options.rows, "report": say}
         share = 0.0 if options.test else options.held_out
         records = trial_data.write_records(program, options.data, row_format, work / "data", share, **limits)
         if options.test:

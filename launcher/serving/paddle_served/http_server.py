@@ -1,4 +1,4 @@
-"""The HTTP server of a model: a FastAPI application whose OpenAPI page (/docs) shows the model's columns."""
+"""Serve a model over HTTP: a FastAPI application whose OpenAPI page (/docs) shows the model's columns."""
 
 # No `from __future__ import annotations` here: FastAPI evaluates the types of inner functions.
 import asyncio
@@ -150,12 +150,12 @@ def build_application(model: Model, workers: int, start_seconds: float = 0.0) ->
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-        said = first["msg"]
+        problem = first["msg"]
         if first["type"] == "json_invalid":
-            where, said = "the body", f"is not JSON ({first['ctx']['error']}, character {where})"
+            where, problem = "the body", f"is not JSON ({first['ctx']['error']}, character {where})"
         elif where == "the body" and first["input"] is None:
-            said = "is empty" if first["type"] == "missing" else "is null"
-        return wrong(422, f"{where}: {said}. Fix: send {form}")
+            problem = "is empty" if first["type"] == "missing" else "is null"
+        return wrong(422, f"{where}: {problem}. Fix: send {form}")
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:

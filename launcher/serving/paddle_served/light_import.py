@@ -54,7 +54,7 @@ def import_inference() -> Any:
 
 @contextlib.contextmanager
 def paddle_stand_in() -> Iterator[None]:
-    """Inside the block `import paddle` imports the stand-in, unless Paddle is imported already."""
+    """Let `import paddle` import the stand-in inside the block, unless Paddle is imported already."""
     own = sys.modules.setdefault(NAME, _StandIn(NAME))
     try:
         yield

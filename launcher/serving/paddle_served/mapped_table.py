@@ -1,4 +1,4 @@
-"""One embedding table of a model, memory-mapped: a file of sorted ids and a file of their vectors."""
+"""Look up vectors in an embedding table of a model: memory-mapped files of sorted ids and of their vectors."""
 
 from __future__ import annotations
 

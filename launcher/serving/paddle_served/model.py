@@ -1,4 +1,4 @@
-"""`Model`: an exported model, ready to predict."""
+"""Open an exported model and predict rows with it (`Model`)."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ class Model:
 
     @property
     def columns(self) -> list[str]:
-        """Columns that a row to predict must have."""
+        """Return the names of the columns that a row to predict must have."""
         return self.program.needed
 
     @property
     def score(self) -> dict[str, float]:
-        """The program's metrics of this model on its test set."""
+        """Return the program's metrics of this model on its test set: metric → value."""
         return dict(self.about["score"])
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""The training program inside a model folder, which turns a row's texts into the network's inputs.
+"""Import the training program inside a model folder, which turns a row's texts into the network's inputs.
 
 The folder contains the interface that the program was written with (`interface.py`), so the program runs with
 any version of the launcher, and without it: while the program is imported, `launcher.program` is that file.
@@ -58,7 +58,7 @@ class ModelProgram:
 
     @property
     def needed(self) -> list[str]:
-        """Columns that a row to predict must have."""
+        """Return the names of the columns that a row to predict must have."""
         return [column for column in self.columns if column not in self.blank]
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> Arrays:

@@ -1,1 +1,1 @@
-"""Checkpoints: when to save one, saving, restoring, their files; and starting with an earlier run's model."""
+"""Decide when to save a checkpoint, save it, restore it; and start with the model of an earlier run."""

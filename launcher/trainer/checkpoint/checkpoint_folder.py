@@ -23,9 +23,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,25 +79,23 @@ class CheckpointFolder:
         disk_space.require_space(self.final, least_bytes + MARGIN_BYTES, what, disk_space.RESTART_RUN)
 
     def write_arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, CheckpointFile]:
-        """Write named arrays to an .npz file, synced to disk. Return its entry for `add_rank_files`."""
-        path = self.folder / name
-        with files.storage_errors(path), path.open("wb") as file:
-            np.savez(file, **dict(values))
-            file.flush()
-            os.fsync(file.fileno())  # the file must be on disk before `done` is
-        return {name: _entry(path)}
+        """Write named arrays to an .npz file. Return its entry for `add_rank_files`."""
+        return self._write(name, lambda file: np.savez(file, **dict(values)))
 
     def write_ids(self, table_folder: str, rank: int, ids: NDArray[np.uint64]) -> dict[str, CheckpointFile]:
-        """Write the ids that a rank's servers hold of a table, sorted. Return the entry of the file."""
-        name = f"ids/{table_folder}-{rank}.npy"
+        """Write the ids that a rank's servers hold of a table, sorted. Return the file's entry."""
+        return self._write(f"ids/{table_folder}-{rank}.npy", lambda file: np.save(file, np.sort(ids)))
+
+    def _write(self, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
+        """Write a file to the folder with `write`, sync it to disk, and return its entry by name."""
         path = self.folder / name
         with files.storage_errors(path):
             path.parent.mkdir(exist_ok=True)
             with path.open("wb") as file:
-                np.save(file, np.sort(ids))
+                write(file)
                 file.flush()
-                os.fsync(file.fileno())
-        return {name: _entry(path)}
+                os.fsync(file.fileno())  # the file must be on disk before `done` is
+            return {name: CheckpointFile(path.stat().st_size, files.sha256_file(path))}
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
         """Record what a rank wrote and read back, for `collect_rank_files` on trainer 0."""
@@ -138,9 +136,8 @@ class CheckpointFolder:
     def publish(self, contents: CheckpointContents) -> None:
         """Write contents.json, give the folder its final name, and write `done`."""
         with files.storage_errors(self.folder):
-            files.write_json(
-                self.folder / contents_file.CONTENTS, files.with_checksum(schema.to_json(contents))
-            )
+            value = files.with_checksum(schema.to_json(contents))
+            files.write_json(self.folder / contents_file.CONTENTS, value)
             # What is there is rejected or unfinished: training would have resumed from a usable checkpoint.
             if self.final.is_dir() and not self.final.is_symlink():
                 (self.final / "done").unlink(missing_ok=True)
@@ -148,10 +145,6 @@ class CheckpointFolder:
             self.folder.rename(self.final)
             files.fsync_dir(self.final.parent)
         files.write_atomically(self.final / "done", "")
-
-
-def _entry(path: Path) -> CheckpointFile:
-    return CheckpointFile(path.stat().st_size, files.sha256_file(path))
 
 
 def prune_checkpoints(

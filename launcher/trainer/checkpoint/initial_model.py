@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import DataError, GangError, SettingsError, setting_message
+from launcher.errors import DataError, GangError, SettingsError, setting_error
 from launcher.io import files, s3
 from launcher.paths import OutputPaths
 from launcher.schema import CheckpointContents, CheckpointTable
@@ -117,15 +117,13 @@ class InitialModel:
 
 
 def _invalid(value: str, reason: str) -> SettingsError:
-    return SettingsError(
-        setting_message(
-            KEY,
-            value,
-            "an earlier run of the same network: its folder below JOB_PATH (for example other-job/output or "
-            "other-job/runs/ID), or s3://BUCKET/PREFIX of its export",
-            reason,
-            "Specify such a run, or remove training.initModelPath",
-        )
+    return setting_error(
+        KEY,
+        value,
+        "an earlier run of the same network: its folder below JOB_PATH (for example other-job/output or "
+        "other-job/runs/ID), or s3://BUCKET/PREFIX of its export",
+        reason,
+        "Specify such a run, or remove training.initModelPath",
     )
 
 

@@ -28,7 +28,6 @@ from launcher.trainer.pserver_client import PserverClient
 from launcher.trainer.training_log import PassTotals, TrainerLog
 
 LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail twice to load it
-KEYS = {"width": "the width", "rule": "the optimizer"}
 
 
 @dataclass
@@ -53,9 +52,12 @@ class CheckpointRestorer:
 
     def size(self, at: Position) -> int:
         """Return the bytes that a restore of this checkpoint reads."""
+        return sum(map(contents_file.checkpoint_bytes, _members(*self._open(at))))
+
+    def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
+        """Return a checkpoint's folder and its contents.json."""
         folder = OutputPaths(self.settings.output_dir).checkpoint(at)
-        chain = contents_file.chain_folders(folder, contents_file.read_contents(folder))
-        return sum(map(contents_file.checkpoint_bytes, [*chain, folder]))
+        return folder, contents_file.read_contents(folder)
 
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from, before the trainers' rendezvous; or read the initial model.
@@ -73,8 +75,7 @@ class CheckpointRestorer:
         at = self.settings.resume
         if at is None:
             return initial_model.prepare(self.settings, self.trainer)
-        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
-        contents = contents_file.read_contents(folder)
+        folder, contents = self._open(at)
         if reason := self._table_mismatch(contents):
             raise SettingsError(
                 f"training cannot resume from {folder.name}: {reason}. Fix: restore the earlier program and "
@@ -101,8 +102,7 @@ class CheckpointRestorer:
             if self.settings.init_model:
                 initial_model.load(self.settings, self.trainer, initial, self.log)
             return RestoredState()
-        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
-        contents = contents_file.read_contents(folder)
+        folder, contents = self._open(at)
         if not self.geo:
             self._load_servers(folder, contents)
         elif reason := self._dense_mismatch(folder, contents):
@@ -112,7 +112,7 @@ class CheckpointRestorer:
         return RestoredState(
             PassTotals(*contents.ranks[self.settings.rank]),
             contents_file.scores_by(contents, self.settings.keep_best),
-            contents_file.checkpoint_bytes([*contents_file.chain_folders(folder, contents), folder][0]),
+            contents_file.checkpoint_bytes(_members(folder, contents)[0]),
         )
 
     def restore(self, at: Position) -> None:
@@ -121,8 +121,7 @@ class CheckpointRestorer:
         Rows of the servers that the checkpoint does not have stay there; the model only has the
         checkpoint's ids.
         """
-        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
-        contents = contents_file.read_contents(folder)
+        folder, contents = self._open(at)
         self._verify_files(folder, contents)
         self.trainer.barrier()
         if self.geo:
@@ -134,7 +133,7 @@ class CheckpointRestorer:
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
         """Reject the checkpoint and raise if a file changed since the save; each rank checks a share."""
         names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
-        for member in [*contents_file.chain_folders(folder, contents), folder]:
+        for member in _members(folder, contents):
             listed = contents_file.read_contents(member)
             if not self.geo:
                 # Each rank verifies a share, whichever servers will load it.
@@ -150,11 +149,11 @@ class CheckpointRestorer:
         if list(saved) != list(present):
             return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
         for name, table in present.items():
-            was = {"width": saved[name].width, "rule": saved[name].rule}
-            now = {"width": table.width, "rule": self.trainer.rules[name].kind}
+            was = {"width": saved[name].width, "optimizer": saved[name].rule}
+            now = {"width": table.width, "optimizer": self.trainer.rules[name].kind}
             for key, value in now.items():
                 if was[key] != value:
-                    return f"its table {name} has {KEYS[key]} {was[key]}, but the program's has {value}"
+                    return f"its table {name} has the {key} {was[key]}, but the program's has {value}"
             if self.geo and saved[name].rows != table.rows:
                 return f"its table {name} has rows={saved[name].rows}, but the program's has {table.rows}"
         return None
@@ -188,9 +187,9 @@ class CheckpointRestorer:
         temp = self.settings.output_dir / f".dense.attempt-{self.settings.attempt}.tmp"
         with files.storage_errors(temp):
             shutil.rmtree(temp, ignore_errors=True)
-            name = trainer.dense_folder
+            name = trainer.table_folder("")
             table_files.redistribute_dense(folder / TABLES / name, temp / name, trainer.rule, servers)
-            trainer.load_dense(temp)
+            trainer.load_table("", temp)
             for table in trainer.network.tables:
                 trainer.load_table(table.name, folder / TABLES)
             shutil.rmtree(temp)
@@ -221,3 +220,8 @@ class CheckpointRestorer:
                     f"values, for example those of the ids {ids}"
                 )
         return None
+
+
+def _members(folder: Path, contents: CheckpointContents) -> list[Path]:
+    """Return the folders to load for a checkpoint in order: those that it continues, and its own."""
+    return [*contents_file.chain_folders(folder, contents), folder]

@@ -176,7 +176,7 @@ class CheckpointSaver:
         """
         tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}
         try:
-            for name in [*tables, self.trainer.dense_folder]:
+            for name in [*tables, self.trainer.table_folder("")]:
                 table = tables.get(name)
                 samples, ids = self._read_table(folder.folder, name, table, written)
                 if table:

@@ -1,1 +1,1 @@
-"""The exported model: written by all trainers, read without any server."""
+"""Write the exported model, which all trainers write together, and score it without any server."""

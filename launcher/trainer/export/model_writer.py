@@ -153,7 +153,7 @@ def export_from_memory(
     shapes = {name: ModelTable(*rows.vectors.shape) for name, rows in tables.items()}
     writer.create(shapes)
     for name, (ids, vectors) in tables.items():
-        table_writer.write_rows(table_folder(writer.temp, name), 0, ids, vectors)
+        table_writer.write_rows(table_folder(writer.temp, name), 0, vectors.shape[1], ids, [vectors])
     return writer.finish(program, values, shapes, score)
 
 
@@ -210,10 +210,6 @@ def _save_network(
     """Write an inference program with those of the inputs that the outputs depend on; Paddle rejects others."""
     import paddle
 
-    block = network.main.global_block()
-    needed = {output.name for output in outputs}
-    for operator in reversed(block.ops):
-        if needed.intersection(operator.output_arg_names):
-            needed.update(operator.input_arg_names)
-    feeds = [block.var(name) for name in inputs if name in needed]
+    needed = network.names_needed(outputs)
+    feeds = [network.main.global_block().var(name) for name in inputs if name in needed]
     paddle.static.save_inference_model(str(path), feeds, outputs, exe, program=network.main)

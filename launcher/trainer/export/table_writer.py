@@ -122,16 +122,14 @@ def look_up_rows(
             spent += time.process_time() - began
             yield found
 
-    _write(folder, first, width, ids, vectors())
+    write_rows(folder, first, width, ids, vectors())
     return spent
 
 
-def write_rows(folder: Path, first: int, ids: Ids, vectors: NDArray[np.float32]) -> None:
-    """Write ids and vectors [ids, width] to the files in `folder`, from row `first` on."""
-    _write(folder, first, vectors.shape[1], ids, [vectors])
-
-
-def _write(folder: Path, first: int, width: int, ids: Ids, vectors: Iterable[NDArray[np.float32]]) -> None:
+def write_rows(
+    folder: Path, first: int, width: int, ids: Ids, vectors: Iterable[NDArray[np.float32]]
+) -> None:
+    """Write ids, and their vectors as arrays [n, width] in order, to the files in `folder` from row `first` on."""
     with (
         files.storage_errors(folder),
         (folder / IDS).open("r+b") as ids_file,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import paddle
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import setting_error
 from launcher.trainer.graph.network_builder import BuiltNetwork
 
 DEFAULT_BYTES = 64 << 20
@@ -50,27 +50,23 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
         for table in network.tables:
             size = (table.rows or 0) * (8 + 4 * table.width)
             if size > limit:
-                raise SettingsError(
-                    setting_message(
-                        f"rows of the table {table.name} (network() of the program)",
-                        table.rows,
-                        f"at most {limit // (8 + 4 * table.width)}",
-                        "with training.mode geo each trainer sends the whole table in one message of "
-                        f"{size} bytes, and {limit} is the maximum",
-                        "Set training.mode to async or sync, where no trainer has the whole table",
-                    )
+                raise setting_error(
+                    f"rows of the table {table.name} (network() of the program)",
+                    table.rows,
+                    f"at most {limit // (8 + 4 * table.width)}",
+                    "with training.mode geo each trainer sends the whole table in one message of "
+                    f"{size} bytes, and {limit} is the maximum",
+                    "Set training.mode to async or sync, where no trainer has the whole table",
                 )
         return
     for table in network.tables:
         row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
         if batch_size * row > limit:
-            raise SettingsError(
-                setting_message(
-                    "training.batchSize (PADDLE_LAUNCHER_BATCH_SIZE)",
-                    batch_size,
-                    f"at most {limit // row}",
-                    f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
-                    f"{table.width}, a message to a server could be longer than {limit} bytes",
-                    "Set a smaller training.batchSize",
-                )
+            raise setting_error(
+                "training.batchSize (PADDLE_LAUNCHER_BATCH_SIZE)",
+                batch_size,
+                f"at most {limit // row}",
+                f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
+                f"{table.width}, a message to a server could be longer than {limit} bytes",
+                "Set a smaller training.batchSize",
             )

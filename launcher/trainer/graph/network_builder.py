@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,6 +67,14 @@ class BuiltNetwork:
         """Return the names of the trained parameters that are not embedding tables."""
         tables = {table.name for table in self.tables}
         return [p.name for p in self.main.all_parameters() if p.name not in tables]
+
+    def names_needed(self, outputs: Iterable[Any]) -> set[str]:
+        """Return the names of all variables on which these variables depend, and their own."""
+        needed = {output.name for output in outputs}
+        for operator in reversed(self.main.global_block().ops):
+            if needed.intersection(operator.output_arg_names):
+                needed.update(operator.input_arg_names)
+        return needed
 
 
 def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
@@ -147,13 +155,8 @@ def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
             f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "
             "the same arguments, or two names"
         )
-    for key, value in (
-        ("width", table.width),
-        ("rows", table.rows),
-        ("admit", table.admit),
-        ("evict", table.evict),
-    ):
-        if value is not None and value < 1:
+    for key in ("width", "rows", "admit", "evict"):
+        if (value := getattr(table, key)) is not None and value < 1:
             raise ValueError(
                 f"embedding {table.name!r} has {key}={value}, but must have at least 1. Fix: set {key} to 1 or more"
             )
@@ -164,12 +167,9 @@ def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
             f"embedding {table.name!r} has no rows=…, but with training.mode geo each trainer holds the "
             "whole table. Fix: set rows to a number above all ids, or set training.mode to async or sync"
         )
-    for key, given in (
-        ("optimizer", table.rule is not None),
-        ("admit", table.admit > 1),
-        ("evict", table.evict is not None),
-    ):
-        if given:
+    given = {"optimizer": table.rule is not None, "admit": table.admit > 1, "evict": table.evict is not None}
+    for key, is_given in given.items():
+        if is_given:
             raise ValueError(
                 f"embedding {table.name!r} has {key}, which training.mode geo does not support, since each "
                 f"trainer holds the table itself. Fix: leave {key} out, or set training.mode to async or sync"

@@ -1,4 +1,4 @@
-"""Optimizers of embedding tables on Paddle's servers, and the optimizer state of a saved row.
+"""Describe the optimizers of embedding tables to Paddle's servers, and the optimizer state of a saved row.
 
 Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10, and takes
 betas only from the program's optimizer. So this module replaces the servers' whole description of a table's

@@ -1,4 +1,4 @@
-"""Checks of what a program's network() and metrics() return: shapes of prediction, loss and label."""
+"""Check what a program's network() and metrics() return: shapes of prediction, loss and label."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import SettingsError, setting_error
 from launcher.trainer.program_loader import TrainingProgram, innermost_line
 from launcher.trainer.records.row_parsing import Arrays
 
@@ -133,14 +133,12 @@ def check_batch(
 def check_metric(program: TrainingProgram, keep_best: str, scores: Collection[str]) -> None:
     """Raise `SettingsError` if `training.keepBest` is none of `scores`; empty `scores` are not known yet."""
     if keep_best and scores and keep_best not in scores:
-        raise SettingsError(
-            setting_message(
-                "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",
-                keep_best,
-                f"one of {', '.join(scores)}",
-                f"metrics() of the program {program.path} returns no other score",
-                "Set one of them, or leave training.keepBest and training.patience out",
-            )
+        raise setting_error(
+            "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",
+            keep_best,
+            f"one of {', '.join(scores)}",
+            f"metrics() of the program {program.path} returns no other score",
+            "Set one of them, or leave training.keepBest and training.patience out",
         )
 
 

@@ -1,4 +1,4 @@
-"""The training graph of pservers and trainers, built by PaddlePaddle's fleet without any communication.
+"""Build the training graph of pservers and trainers with PaddlePaddle's fleet, without any communication.
 
 `FleetProcess` adds the communication. `launcher/trainer/single_process/program_check.py` builds the same
 graph on a user's machine, to check a program.
@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 from paddle.distributed import fleet
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import SettingsError, setting_error
 from launcher.trainer.graph import message_limits
 from launcher.trainer.graph.network_builder import BuiltNetwork, build_network
 from launcher.trainer.graph.optimizer_rules import OptimizerRule
@@ -31,7 +31,7 @@ takes 613 bytes as text; 263 at level 1, for 8 CPU seconds per million rows; 225
 
 
 class TrainingGraph:
-    """A program's network with the operators and tables that `training.mode` needs."""
+    """Builds a program's network with the operators and tables that `training.mode` needs."""
 
     def __init__(
         self,
@@ -64,16 +64,13 @@ class TrainingGraph:
         fleet.init(role)
         with program.calling("optimizer()"):
             optimizer = program.module.optimizer(program.job)
-        if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
-            raise SettingsError(
-                f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, but must return "
-                "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. Fix: use "
-                "one of them; a table can have its own optimizer (embedding's optimizer=…)"
-            )
-        with program.calling("optimizer()"):
-            self.rule = OptimizerRule.of(
-                optimizer
-            )  # of dense parameters, and of tables that have none of their own
+            if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
+                raise SettingsError(
+                    f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, but must return "
+                    "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. "
+                    "Fix: use one of them; a table can have its own optimizer (embedding's optimizer=…)"
+                )
+            self.rule = OptimizerRule.of(optimizer)  # of dense parameters, and of tables without their own
         self.rules = {table.name: table.rule or self.rule for table in self.network.tables}
         if mode != "geo":
             self._describe_tables()
@@ -90,9 +87,8 @@ class TrainingGraph:
     def _strategy(self, program: TrainingProgram) -> Any:
         strategy = fleet.DistributedStrategy()
         strategy.a_sync = self.mode != "sync"
-        configs: dict[str, Any] = {
-            "launch_barrier": False
-        }  # Paddle's own wait polls every 3 s; await_ports() has waited before
+        # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.
+        configs: dict[str, Any] = {"launch_barrier": False}
         if self.mode == "geo":
             configs["k_steps"] = int(program.common_options["geo_steps"])
         strategy.a_sync_configs = configs
@@ -108,15 +104,13 @@ class TrainingGraph:
         """Raise `SettingsError` for a table with evict: incremental checkpoints record no deletions."""
         evicting = [table.name for table in self.network.tables if table.evict is not None]
         if evicting and self.incremental_checkpoints:
-            raise SettingsError(
-                setting_message(
-                    "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
-                    self.incremental_checkpoints,
-                    "0 with a table that has evict",
-                    f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
-                    "checkpoint would bring deleted rows back",
-                    "Remove training.incrementalCheckpoints, or evict from the program",
-                )
+            raise setting_error(
+                "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
+                self.incremental_checkpoints,
+                "0 with a table that has evict",
+                f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
+                "checkpoint would bring deleted rows back",
+                "Remove training.incrementalCheckpoints, or evict from the program",
             )
 
     def _describe_tables(self) -> None:
@@ -138,9 +132,7 @@ class TrainingGraph:
             counting.nonclk_coeff = 1.0  # an occurrence counts 1; Paddle's default is 0.1
             accessor.embedx_threshold = table.admit if table.admit > 1 else 0
             if table.evict is not None:
-                counting.delete_after_unseen_days = (
-                    table.evict - 1
-                )  # Paddle deletes after more than this number
+                counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes after more than this
             if self.incremental_checkpoints:
                 counting.base_threshold = 0.0
                 counting.delta_threshold = 0.5  # a push counts at least 1; with 0 every row would be written

@@ -1,4 +1,4 @@
-"""An embedding table in this process' memory, trained by the same rules as on the parameter servers."""
+"""Train an embedding table in this process' memory by the same rules as on the parameter servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIRST = 1024
 
 
 class MemoryTable:
-    """Vectors by 64-bit id; a row is added when its id is first trained on. Id 0 is padding: zeros."""
+    """Holds vectors by 64-bit id; a row is added when its id is first trained on. Id 0 is padding: zeros."""
 
     def __init__(self, width: int, spread: float, rule: OptimizerRule, seed: int) -> None:
         self.width = width

@@ -1,4 +1,4 @@
-"""Training of a program in one process, without servers: for `python -m launcher try` and for comparisons.
+"""Train a program in one process without servers, for `python -m launcher try` and for comparisons.
 
 The network is that of the exported model, with looked-up vectors as inputs. The tables are in this process'
 memory, and are trained by the servers' rules.
@@ -61,11 +61,7 @@ class SingleProcessTrainer:
         self.exe.run(self.network.startup, scope=self.scope)
         self._gradients = [f"{vectors.name}@GRAD" for _, _, vectors in self.network.lookups]
         self._computed = [ids for _, ids, _ in self.network.lookups if ids.name not in program.inputs]
-        needed = {ids.name for ids in self._computed}
-        for operator in reversed(self.network.main.global_block().ops):
-            if needed.intersection(operator.output_arg_names):
-                needed.update(operator.input_arg_names)
-        self._needed = needed.intersection(program.inputs)
+        self._needed = self.network.names_needed(self._computed).intersection(program.inputs)
 
     def _look_up(self, batch: Arrays, train: bool) -> tuple[list[NDArray[np.int64]], Arrays]:
         """Return the ids of each look-up, and the network's inputs with the looked-up vectors."""
@@ -114,7 +110,7 @@ class SingleProcessTrainer:
         test: Records,
         passes: int,
         batch_size: int,
-        say: Callable[[str], None] = lambda _: None,
+        report: Callable[[str], None] = lambda _: None,
     ) -> Iterator[dict[str, float]]:
         """Train `passes` passes (epochs), and yield the results of each.
 
@@ -123,7 +119,7 @@ class SingleProcessTrainer:
             test: the test set.
             passes: number of passes.
             batch_size: rows of a batch.
-            say: called with a progress line every few seconds.
+            report: called with a progress line every few seconds.
 
         Yields:
             {"pass", "samples", "seconds", "loss", and each metric} after each pass.
@@ -144,7 +140,7 @@ class SingleProcessTrainer:
                 if pace.due():
                     rate = rows / (time.monotonic() - began)
                     shown = f"{step:,} of {steps:,} batches, {rate:,.0f} samples/s, loss={total / rows:.4f}"
-                    say(f"pass {number + 1}: {shown}")
+                    report(f"pass {number + 1}: {shown}")
             done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}
             yield {"pass": number, **done, **self.score(test)}
 

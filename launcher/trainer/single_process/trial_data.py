@@ -1,4 +1,4 @@
-"""The data of `launcher try` and of the checks of `launcher run`: read rows of a file, and write records.
+"""Read rows of a file and write records, for `launcher try` and the checks of `launcher run`.
 
 The rows are read as the data Job reads them.
 """
@@ -28,7 +28,7 @@ from launcher.trainer.records.record_files import RecordFile, Records, rows_per_
 from launcher.trainer.records.record_writer import finish_records, write_record_file
 from launcher.trainer.training_log import ReportTimer
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def read_rows(
     form: RowFormat,
     found: RowPositions | None = None,
     limit: int | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> Iterator[str]:
     """Yield the rows of a plain or .gz file as the data Job would write them to shards.
 
@@ -56,7 +56,7 @@ def read_rows(
         form: its format.
         found: gets the line of the file at which each row starts, for messages.
         limit: yield at most this many rows.
-        say: called with a progress line every few seconds.
+        report: called with a progress line every few seconds.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.
@@ -68,10 +68,10 @@ def read_rows(
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
             for count, row in enumerate(itertools.islice(rows, limit), 1):
                 yield row
-                if say is not None and pace.due():
+                if report is not None and pace.due():
                     share = max(raw.tell() / size, count / limit if limit else 0.0)
                     rate = count / max(time.monotonic() - began, 1e-9)
-                    say(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
+                    report(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -146,7 +146,7 @@ def write_records(
     held_out: float,
     *,
     limit: int | None = None,
-    say: Say | None = None,
+    report: Report | None = None,
 ) -> dict[str, Records]:
     """Parse a file, and write its rows to record files in `<folder>/train` and `<folder>/test`.
 
@@ -157,7 +157,7 @@ def write_records(
         folder: where the records are written.
         held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
         limit: as for `read_rows`.
-        say: as for `read_rows`.
+        report: as for `read_rows`.
 
     Returns:
         The records by name: train, test, or one of both when `held_out` is 0 or 1.
@@ -169,7 +169,7 @@ def write_records(
     written: dict[str, list[RecordFile]] = {name: [] for name in names}
     random = np.random.default_rng(int(program.common_options["seed"]))
     places = RowPositions(str(file))
-    rows = read_rows(file, form, places, limit, say)
+    rows = read_rows(file, form, places, limit, report)
     chunk_rows = rows_per_file(row_parsing.record_dtype(program.inputs))
     read = skipped = 0
     while True:

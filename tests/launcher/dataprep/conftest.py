@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job as prepare
+from launcher.dataprep import data_job, source_parts, text_lines
 from launcher.dataprep.shard_files import list_shard_files
 from launcher.io import files
 from launcher.io.retry import Retry
@@ -78,11 +78,20 @@ class Pod:
         return DataSettings.from_environ(self.env(**values))
 
     def prepare(
-        self, chunk: int = 512 << 10, part_bytes: int | None = None, **values: Any
+        self, chunk: int = text_lines.CHUNK, part_bytes: int | None = None, **values: Any
     ) -> Mapping[str, Any]:
-        """Run the data preparation in this process, and return the content of manifest.json."""
-        quick = Retry(tries=5, base=0.001)
-        assert prepare.main(self.settings(**values), retry=quick, chunk=chunk, part_bytes=part_bytes) == 0
+        """Run the data preparation in this process, and return the content of manifest.json.
+
+        Args:
+            chunk: bytes that are read at once.
+            part_bytes: bytes of a part; None: as in a pod.
+            values: see `env`.
+        """
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(text_lines, "CHUNK", chunk)
+            if part_bytes:
+                patch.setattr(source_parts, "part_size", lambda _: part_bytes)
+            assert data_job.main(self.settings(**values), retry=Retry(tries=5, base=0.001)) == 0
         manifest = files.read_json(self.job / "manifest.json")
         assert manifest is not None
         return manifest

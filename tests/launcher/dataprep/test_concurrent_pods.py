@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job, job_lock, split_part
+from launcher.dataprep import data_job, job_lock, source_parts, split_part
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.io import files
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
@@ -61,11 +61,9 @@ def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
     alone = one.prepare(part_bytes=PART, TEST_FRACTION=0.1)
     settings = three.settings(TEST_FRACTION=0.1)
     codes: list[int] = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(data_job.main(settings, part_bytes=PART)))
-        for _ in range(3)
-    ]
-    with separate_locks():
+    threads = [threading.Thread(target=lambda: codes.append(data_job.main(settings))) for _ in range(3)]
+    with separate_locks(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_parts, "part_size", lambda _: PART)
         for thread in threads:
             thread.start()
         for thread in threads:

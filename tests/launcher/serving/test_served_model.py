@@ -86,7 +86,10 @@ def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNames
             {"words": "5", "size": None},
             r"^row 2: column size is None, but must be a text or a number\. Fix: ",
         ),
-        ({"words": "5", "size": "x"}, r"^row 2: could not convert string to float: 'x'$"),
+        (
+            {"words": "5", "size": "x"},
+            r"^row 2: could not convert string to float: 'x'\. Fix: correct this row$",
+        ),
         (
             {"words": "5", "size": "nan"},
             r"^row 2: input size is \[nan\], which is not a finite float32 number\. Fix: ",
@@ -95,7 +98,10 @@ def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNames
             {"words": "5", "size": "1e39"},
             r"^row 2: input size is \[inf\], which is not a finite float32 number\. Fix: ",
         ),
-        ({"words": "5", "size": "wide"}, r"^row 2: input size: 2 numbers, but the input has 1$"),
+        (
+            {"words": "5", "size": "wide"},
+            r"^row 2: input size: 2 numbers, but Real\(1\) takes 1 per row\. Fix: ",
+        ),
         (
             {"words": "1 2 3 4 5", "size": 1},
             r"^row 2: input words: 5 ids, but Ids\(4\) takes at most 4 per row",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -87,7 +87,7 @@ def scored(
     all_reduce = AllReduce(len(has))
     fakes = [Fake(all_reduce, rank) for rank in range(len(has))]
     testers = [
-        evaluation.Evaluator(program, fake, rank, test if has[rank] else None)
+        evaluation.Evaluator(program, cast(Any, fake), rank, test if has[rank] else None)
         for rank, fake in enumerate(fakes)
     ]
     found: dict[int, dict[str, float]] = {}
