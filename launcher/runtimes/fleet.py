@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from launcher import metrics
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import setting_error
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
@@ -64,16 +64,14 @@ class FleetRuntime:
     fatal_lines: tuple[str, ...] = FATAL
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` if settings cannot work; its message has one line for each of them."""
+        """Raise `SettingsError` for settings that cannot work."""
         if settings.patience and not settings.keep_best:
-            raise SettingsError(
-                setting_message(
-                    "training.patience (PADDLE_LAUNCHER_PATIENCE)",
-                    settings.patience,
-                    "0 without training.keepBest",
-                    "it counts the passes that do not improve that metric",
-                    "Set training.keepBest to a test metric of the program, or remove training.patience",
-                )
+            raise setting_error(
+                "training.patience (PADDLE_LAUNCHER_PATIENCE)",
+                settings.patience,
+                "0 without training.keepBest",
+                "it counts the passes that do not improve that metric",
+                "Set training.keepBest to a test metric of the program, or remove training.patience",
             )
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:
