@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import paddle
-import psutil
 
+from benchmarks._processes import cpu_seconds
 from launcher.trainer import program_loader as programs
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.pserver_client import PserverClient
@@ -75,8 +75,8 @@ def main() -> None:
             ours(trainer, batches, BEFORE)
         trainer.settle(last=False)
         trainer.barrier()
-        servers = [psutil.Process(pid) for pid in json.loads(Path(given["pids"]).read_text())]
-        before = [_cpu(psutil.Process()), sum(map(_cpu, servers)), time.monotonic()]
+        servers = json.loads(Path(given["pids"]).read_text())
+        before = [cpu_seconds(os.getpid()), sum(map(cpu_seconds, servers)), time.monotonic()]
         if how == "theirs":
             theirs(trainer, files)
         else:
@@ -84,15 +84,10 @@ def main() -> None:
         seconds = time.monotonic() - before[2]
         trainer.settle(last=False)  # what was pushed has arrived, and the servers' work for it is done
         trainer.barrier()
-        cpu, served = _cpu(psutil.Process()) - before[0], sum(map(_cpu, servers)) - before[1]
+        cpu, served = cpu_seconds(os.getpid()) - before[0], sum(map(cpu_seconds, servers)) - before[1]
         found = {"how": how, "samples": rows.rows, "seconds": seconds, "cpu": cpu, "servers": served}
         print(json.dumps(found), flush=True)
     trainer.leave()
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
 
 
 if __name__ == "__main__":

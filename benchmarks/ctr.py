@@ -119,9 +119,7 @@ def measure(
     gang = Bench(folder, data, PROGRAMS / "ctr", values=values, hows=hows, repeats=repeats)
     gang.files = [f"slots-{i}.txt" for i in range(threads)]
     folder.mkdir(parents=True)
-    codes = gang.run(300 + 60 * repeats)
-    if set(codes.values()) != {0}:
-        sys.exit(f"{hows} failed: {codes}\n{gang.log()[-3000:]}")
+    gang.finish(seconds=300 + 60 * repeats)
     results = [
         [json.loads(line) for line in gang.log(rank).splitlines() if line.startswith('{"how"')]
         for rank in range(len(data))
@@ -244,9 +242,7 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--seed={seed}"]),
     }
     gang = TrainerProcesses(folder / "gang", data, PROGRAMS / "ctr", values=values)
-    codes = gang.run(580)
-    if set(codes.values()) != {0}:
-        sys.exit(f"three pods failed: {codes}\n{gang.log()[-3000:]}")
+    gang.finish(seconds=580)
     ours = json.loads((gang.output.model / "score.json").read_text())["auc"]
     one = _try(joined, test, folder / "one", passes, "--set", f"seed={seed}")
     for name, theirs in (("ctr_auc_limit", best), ("ctr_auc_one_process", one["score"]["auc"])):

@@ -149,7 +149,8 @@ def main() -> int:
         free = shutil.disk_usage(folder).free
         if free < needed:
             print(
-                f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed",
+                f"{folder} has {free / 1e9:.1f} GB free, but {needed / 1e9:.1f} GB are needed. Fix: set TMPDIR to a "
+                "larger volume",
                 file=sys.stderr,
             )
             return 1

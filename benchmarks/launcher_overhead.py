@@ -26,11 +26,8 @@ import tempfile
 import time
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from benchmarks._fleet import ByHand, FleetGang, job_of  # noqa: E402
-from benchmarks._result_lines import print_ratio  # noqa: E402
+from benchmarks._fleet import ByHand, FleetGang, job_of
+from benchmarks._result_lines import print_ratio
 
 EXAMPLE = "quick_start"
 ROUNDS, DEADLINE = 3, 400.0

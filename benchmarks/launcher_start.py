@@ -8,27 +8,20 @@ child processes are small substitutes, whose own start is not counted.
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
+import psutil
 
-from testkit.stand_in_gang import StandInGang  # noqa: E402
-from testkit.waiting import until  # noqa: E402
+from benchmarks._processes import peak_megabytes
+from benchmarks._result_lines import print_ratio
+from testkit.stand_in_gang import StandInGang
+from testkit.waiting import until
 
 BUDGET_SECONDS = 0.5
 BUDGET_MB = 60
 ROUNDS = 5
-
-
-def process_start_time(pid: int) -> float:
-    """Return when a process was started, in seconds since boot (field 22 of /proc/<pid>/stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_once(folder: Path) -> tuple[float, float]:
@@ -42,11 +35,9 @@ def measure_once(folder: Path) -> tuple[float, float]:
 
         child = until(pserver, "the pserver's process", 30, 0.01)
         # Two starts of the stand-in (the check of the old binary) are counted too.
-        seconds = process_start_time(child) - process_start_time(launcher)
+        seconds = psutil.Process(child).create_time() - psutil.Process(launcher).create_time()
         until(lambda: "Pass=" in gang.trainer_log(0), "the trainer's first pass", 30)
-        status = Path(f"/proc/{launcher}/status").read_text()
-        peak = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
-        return seconds, peak / 1024
+        return seconds, peak_megabytes(launcher)
 
 
 def main() -> None:
@@ -55,9 +46,8 @@ def main() -> None:
         rounds = [measure_once(Path(folder) / str(n)) for n in range(ROUNDS)]
     seconds = statistics.median(r[0] for r in rounds)
     mb = max(r[1] for r in rounds)
-    ratio = seconds / BUDGET_SECONDS
-    print(f"launcher_start ratio={ratio:.2f} ours={seconds:.2f}s theirs={BUDGET_SECONDS:.2f}s")
-    print(f"launcher_rss ratio={mb / BUDGET_MB:.2f} ours={mb:.0f}MB theirs={BUDGET_MB}MB")
+    print_ratio("launcher_start", seconds, BUDGET_SECONDS)
+    print_ratio("launcher_rss", mb, BUDGET_MB, "MB")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from testkit import program_copy  # noqa: E402
-from testkit.aws_emulator.account import Account  # noqa: E402
-from testkit.aws_emulator.pulumi_engine import Engine, moto_server  # noqa: E402
+from benchmarks._result_lines import print_ratio
+from testkit import program_copy
+from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.pulumi_engine import Engine, moto_server
 
 ROUNDS = 5
 LIMIT = 3.0
@@ -67,8 +65,7 @@ def main() -> int:
             time_preview(engine)
         rounds = [(time_preview(both[0]), time_preview(both[1])) for _ in range(ROUNDS)]
     ours, theirs = (statistics.median(column) for column in zip(*rounds, strict=True))
-    print(f"preview ratio={ours / theirs:.2f} ours={ours:.2f}s theirs={theirs:.2f}s")
-    return int(ours / theirs > LIMIT)
+    return int(not print_ratio("preview", ours, theirs, most=LIMIT))
 
 
 if __name__ == "__main__":

@@ -27,10 +27,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from benchmarks._fleet import (  # noqa: E402
+from benchmarks._fleet import (
     RANKS,
     ROLES,
     ByHand,
@@ -40,9 +37,9 @@ from benchmarks._fleet import (  # noqa: E402
     paddle_ends,
     parts,
 )
-from benchmarks._pod_gang import PodGang, is_cluster_ready  # noqa: E402
-from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio  # noqa: E402
-from benchmarks.learning import EXAMPLES  # noqa: E402
+from benchmarks._pod_gang import PodGang, is_cluster_ready
+from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
+from benchmarks.learning import EXAMPLES
 
 ROUNDS = 3
 LIMIT_RECOVERY, LIMIT_FIRST = 8.0, 6.0

@@ -30,25 +30,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from benchmarks._result_lines import print_ratio  # noqa: E402
-from launcher.settings import TrainSettings  # noqa: E402
-from launcher.supervisor.peers.messages import MemberState, Order  # noqa: E402
-from launcher.supervisor.peers.rank0_locator import build_credential  # noqa: E402
-from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch  # noqa: E402
-from launcher.supervisor.shared_storage.output_lease import read_lease_holder  # noqa: E402
-from local.launcher_gang import job_environment  # noqa: E402
-from testkit.fake_api_server import FakeApiServer, make_pod  # noqa: E402
-from testkit.stand_in_gang import JOB, StandInGang  # noqa: E402
-from testkit.waiting import until  # noqa: E402
+from benchmarks._processes import cpu_seconds, peak_megabytes
+from benchmarks._result_lines import print_ratio
+from launcher.settings import TrainSettings
+from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
+from launcher.supervisor.shared_storage.output_lease import read_lease_holder
+from local.paths import CLONE
+from testkit.fake_api_server import FakeApiServer, make_pod
+from testkit.stand_in_gang import StandInGang
+from testkit.waiting import until
 
 SIZES = (10, 100, 1000)
 LIMIT_SECONDS, LIMIT_REQUESTS = 10.0, 3.0
 DEADLINE, STEADY = 120.0, 10.0
 PROCESSES = 2
-TICK = os.sysconf("SC_CLK_TCK")
 PHASES = {"wait": "idle", "serve": "ready", "train": "training", "finish": "ended", "stop": "idle"}
 """Instruction of rank 0 -> the phase that a simulated launcher reports immediately afterwards."""
 
@@ -134,25 +131,13 @@ def clients(given: str) -> None:
     asyncio.run(simulate([Launcher(rank, *rest) for rank in range(*parameters["ranks"])]))
 
 
-def cpu(pid: int) -> float:
-    """Return the CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
-
-
-def memory(pid: int) -> float:
-    """Return the peak resident memory of a process so far, in MB."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) / 1024
-
-
 def measure(size: int, folder: Path) -> tuple[float, float, float]:
     """Return (seconds until all ranks have joined, rank 0's CPU seconds per second, its memory in MB)."""
     waits = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": str(int(DEADLINE))}
     with StandInGang(folder, size, **waits) as gang:
         pid = gang.start(0).processes[0].pid
         until(gang.output.run_json.exists, "run.json", 30)
-        settings = TrainSettings.from_environ(rank_environment(folder, size))
+        settings = TrainSettings.from_environ({**gang.environ, "JOB_COMPLETION_INDEX": "1"})
         parameters = {
             "address": (gang.addresses[0], settings.peer_port),
             "token": build_credential(settings, read_lease_holder(gang.output.lock)["token"]),
@@ -163,7 +148,7 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
         crowd = [
             subprocess.Popen(
                 [*command, json.dumps({**parameters, "ranks": ranks})],
-                cwd=REPO,
+                cwd=CLONE,
                 # by which the gang's end stops them too
                 env={**os.environ, "PADDLE_LAUNCHER_WORK_DIR": str(gang.work_dir(size))},
                 stdout=subprocess.PIPE,
@@ -178,19 +163,13 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
         met = max(t[1] for t in times) - min(t[0] for t in times)
         until(lambda: "Pass=" in gang.trainer_log(0), "rank 0's first pass", 60)
         time.sleep(3)
-        before = cpu(pid), time.monotonic()
+        before = cpu_seconds(pid), time.monotonic()
         time.sleep(STEADY)
-        used = (cpu(pid) - before[0]) / (time.monotonic() - before[1])
-        found = met, used, memory(pid)
+        used = (cpu_seconds(pid) - before[0]) / (time.monotonic() - before[1])
+        found = met, used, peak_megabytes(pid)
     for process in crowd:
         process.communicate(timeout=30)
     return found
-
-
-def rank_environment(folder: Path, trainers: int) -> dict[str, str]:
-    """Return the environment of rank 1, from which a simulated launcher reads its settings."""
-    base = job_environment(folder / "shared", JOB, trainers)
-    return {**base, "JOB_COMPLETION_INDEX": "1", "TRAIN_CONFIG_DIR": "mine", "PADDLE_LAUNCHER_RUNTIME": "v1"}
 
 
 def bare(size: int) -> float:
@@ -232,8 +211,8 @@ def requests(folder: Path, pods: int = 20) -> float:
         {"type": "ADDED", "object": make_pod("second", "10.0.0.3", made="2")},
     ]
     server.hangs.set()
-    environ = rank_environment(folder, pods) | {"PADDLE_LAUNCHER_RENDEZVOUS": "api"}
-    settings = TrainSettings.from_environ(environ)
+    gang = StandInGang(folder, pods, PADDLE_LAUNCHER_RENDEZVOUS="api", JOB_COMPLETION_INDEX="1")
+    settings = TrainSettings.from_environ(gang.environ)
     finders = [Rank0PodWatch(settings, server.api()) for _ in range(pods)]
     deadline = time.monotonic() + 30
 

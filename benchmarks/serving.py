@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import re
 import socket
 import statistics
@@ -37,6 +36,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from benchmarks._processes import cpu_seconds
 from benchmarks._result_lines import print_ratio
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served import Model
@@ -98,9 +98,7 @@ def export(root: Path, millions: float) -> bool:
         data.append(folder)
     values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
     gang = TrainerProcesses(root, data, program, values=values)
-    codes = gang.run(600 + 60 * millions)
-    if set(codes.values()) != {0}:
-        sys.exit(f"the export's run failed: {codes}\n{gang.log()[-3000:]}")
+    gang.finish(seconds=600 + 60 * millions)
     found = [PATTERN.search(log) for log in (gang.log(0), gang.log(1))]
     assert all(found)
     counts, transfer, rest = (sum(float(each[n]) for each in found if each) for n in range(1, 4))
@@ -219,14 +217,8 @@ def ask(connection: http.client.HTTPConnection, body: str) -> None:
     """Send one request and read the response."""
     connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
-    said = answer.read()
-    assert answer.status == 200, said
-
-
-def spent(pid: int) -> float:
-    """Return the CPU seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    text = answer.read()
+    assert answer.status == 200, text
 
 
 def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], singles: list[float]) -> bool:
@@ -239,7 +231,7 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
             process.kill()
             process.wait()
     imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
-    print(f"# CPU seconds until it had answered: {spent(process.pid):.2f}")
+    print(f"# CPU seconds until it had answered: {cpu_seconds(process.pid):.2f}")
     kept = print_ratio("serve_start", statistics.median(starts), imports, "s", limit=2)
     try:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)

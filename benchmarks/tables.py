@@ -26,12 +26,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from benchmarks._result_lines import print_ratio  # noqa: E402
-from launcher.paths import Position  # noqa: E402
-from local.trainer_processes import Process, TrainerProcesses  # noqa: E402
+from benchmarks._result_lines import print_ratio
+from launcher.paths import Position
+from local.trainer_processes import Process, TrainerProcesses
 
 TICK = os.sysconf("SC_CLK_TCK")
 PROGRAM = """
@@ -84,9 +81,7 @@ class Watched:
     def __init__(self, started: TrainerProcesses) -> None:
         self.started = started
         self.resident = self.before = self.after = 0.0
-        codes = started.run(3600, self._look)
-        if set(codes.values()) != {0}:
-            sys.exit(f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}")
+        started.finish(seconds=3600, watch=self._look)
 
     def _look(self, running: dict[str, Process]) -> None:
         try:

@@ -20,15 +20,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-REPO = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPO))
-
-from benchmarks._fleet import RANKS, ByHand, job_of  # noqa: E402
-from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio  # noqa: E402
-from launcher.runtimes.fleet import FleetRuntime  # noqa: E402
-from launcher.runtimes.runtime_protocol import ProcessSpec  # noqa: E402
-from launcher.supervisor.child_processes import ForkServer  # noqa: E402
-from local.trainer_processes import ForkedProcess, Process  # noqa: E402
+from benchmarks._fleet import RANKS, ByHand, job_of
+from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
+from launcher.runtimes.fleet import FleetRuntime
+from launcher.runtimes.runtime_protocol import ProcessSpec
+from launcher.supervisor.child_processes import ForkServer
+from local.trainer_processes import ForkedProcess, Process
 
 ROUNDS = 3
 LOAD_SECONDS = 120.0

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.fleet import FleetRuntime
@@ -185,6 +185,18 @@ class TrainerProcesses:
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             server.close()
+
+    def finish(self, **options: Any) -> Self:
+        """Run all processes with the options of `run`, and return self.
+
+        Raises:
+            RuntimeError: a process exited with another code than 0, or still ran at the deadline.
+        """
+        codes = self.run(**options)
+        if set(codes.values()) != {0}:
+            logs = f"{self.log()[-3000:]}\n{self.server_log()[-2000:]}"
+            raise RuntimeError(f"the training in {self.root} failed: exit codes {codes}\n{logs}")
+        return self
 
     def log(self, rank: int = 0) -> str:
         """Return a trainer's log."""
