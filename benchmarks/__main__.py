@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ON_REQUEST = {"walk"}
-"""Benchmarks that repeat what `make test` has just done: tests/e2e/test_walk.py takes minutes."""
+"""Benchmarks that repeat what `make test` has just done: tests/e2e/test_own_model_guide.py takes minutes."""
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Run docs/how-to/own-model.md on the local cluster; compare its commands and minutes with the 2017 tutorial.
 
-`python -m benchmarks.walk` runs tests/e2e/test_walk.py, which follows the page, and prints for each section
+`python -m benchmarks.walk` runs tests/e2e/test_own_model_guide.py, which follows the page, and prints for each section
 
 - `walk_commands_<section>`: command lines, compared with those that the tutorial needs for the same
   (COMMANDS, from the text of its versions; files to write are counted on neither side);
@@ -48,7 +48,7 @@ def main() -> int:
     """Run the test, print the lines and return pytest's exit code."""
     with tempfile.TemporaryDirectory() as folder:
         times = Path(folder) / "times.json"
-        argv = [sys.executable, "-m", "pytest", "-q", "tests/e2e/test_walk.py"]
+        argv = [sys.executable, "-m", "pytest", "-q", "tests/e2e/test_own_model_guide.py"]
         ended = subprocess.run(argv, cwd=REPO, env={**os.environ, "WALK_TIMES": str(times)}, check=False)
         if ended.returncode:
             return ended.returncode

@@ -33,7 +33,7 @@ from launcher.cli.commands import (
     wait,
 )
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
-from launcher.cli.options import say
+from launcher.cli.shared_options import say
 from launcher.cli.suggested_commands import INSTALLED, program_name
 from launcher.errors import LauncherError
 from launcher.io.tar_stream import ReaderError

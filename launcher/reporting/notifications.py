@@ -98,7 +98,7 @@ class Notifier:
             events = Events(settings)
             self._senders.append(_Sender("the Job's Events (notify.events)", events, patience, base))
 
-    def tell(
+    def notify(
         self, kind: Kind, *, attempt: int, cause: str | None = None, score: Mapping[str, float] | None = None
     ) -> None:
         """Queue a message to all channels and return at once; this raises no error.

@@ -20,7 +20,7 @@ def reliability(monkeypatch):
     spec = importlib.util.spec_from_file_location("reliability", ROOT / "docs" / "reliability.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "reliability", module)  # its dataclasses look there
+    monkeypatch.setitem(sys.modules, "reliability", module)  # its dataclasses need it in sys.modules
     spec.loader.exec_module(module)
     return module
 

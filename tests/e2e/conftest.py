@@ -43,7 +43,7 @@ def create_trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Tra
     slug = "".join(c for c in slug if c.isalnum() or c == "-")[:28].strip("-")
 
     def make(example: str = "quick_start", level: str = "restricted", **changes: Any) -> Training:
-        name = f"e2e-{slug}-{uuid.uuid4().hex[:4]}"  # a second try meets nothing of the first
+        name = f"e2e-{slug}-{uuid.uuid4().hex[:4]}"  # a second attempt finds nothing of the first one
         labels = f'{{"pod-security.kubernetes.io/enforce": "{level}"}}'
         cluster.kubectl(
             "apply",

@@ -48,12 +48,14 @@ def _identified(path: Path, job_name: str) -> JobProcess | None:
     try:
         pairs = (word.partition("=") for word in (path / "environ").read_text(errors="replace").split("\0"))
         words = (path / "cmdline").read_text(errors="replace").split("\0")
-        shown = (path / "comm").read_text().partition(" ")[0].strip()  # a server's has its number behind
-    except OSError:  # it has ended meanwhile
+        shown = (
+            (path / "comm").read_text().partition(" ")[0].strip()
+        )  # a pserver's name has its number at the end
+    except OSError:  # the process has exited meanwhile
         return None
     environ = {name: value for name, _, value in pairs}
     rank = environ.get("JOB_COMPLETION_INDEX", "-1")
-    if environ.get("JOB_NAME") != job_name or not rank:  # an empty one: cut off between two reads
+    if environ.get("JOB_NAME") != job_name or not rank:  # empty: the environment was read while it changed
         return None
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")

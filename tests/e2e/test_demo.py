@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 IGNORED = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "*.pyc", "venv", ".venv", ".hypothesis")
 
 
-def person_env(cluster: Cluster) -> dict[str, str]:
+def user_env(cluster: Cluster) -> dict[str, str]:
     """Return the environment of a shell after `eval "$(make -s env)"`."""
     printed = run_checked(["make", "-s", "env"], cluster.env).stdout
     shell = run_checked(["sh", "-c", f"{printed}\nenv -0"], cluster.env).stdout
@@ -45,7 +45,7 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
 ) -> None:
     before = git_status()
     demo = run_checked(["make", "demo"], cluster.env, seconds=600).stdout
-    assert git_status() == before, "the demo leaves the clone as it was"
+    assert git_status() == before, "the demo does not change the clone"
     quick_start = Training(cluster, "paddle", {"jobName": "quick-start"})
     assert (quick_start.output / "model").is_dir()
     assert "curve.png" in demo
@@ -53,7 +53,7 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     score = json.loads((quick_start.output / "run.json").read_text())["score"]
     assert 0 < score["error"] < 0.3
 
-    env = person_env(cluster)
+    env = user_env(cluster)
     pulumi(env, "preview", "-s", "local", "--refresh", "--expect-no-changes")
     other = tmp_path / "another" / "clone"
     shutil.copytree(ROOT, other, ignore=IGNORED)
@@ -69,8 +69,8 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     other_training = Training(cluster, "paddle", {"jobName": "recommendation"})
     other_training.complete()
     manifest = json.loads((other_training.job / "manifest.json").read_text())
-    assert "recbole" in manifest["source"], "the other training, on its own data"
-    assert "mac-roman" not in json.dumps(other_training.described()), "nothing of the first one stays"
+    assert "recbole" in manifest["source"], "the other training uses its own data"
+    assert "mac-roman" not in json.dumps(other_training.described()), "no value of the first one stays"
     assert manifest["dataDigest"] != json.loads((quick_start.job / "manifest.json").read_text())["dataDigest"]
     assert (quick_start.output / "model").is_dir(), "the first training's output stays"
 
@@ -106,9 +106,9 @@ def test_invalid_settings_are_rejected_before_any_resource_is_created(
         "PULUMI_CONFIG_PASSPHRASE": "test",
     }
     pulumi(env, "stack", "init", "bad", cwd=clone)
-    said = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
+    output = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
     for word in ("paddle-training:colour", "storage.path", "relative"):
-        assert word in said, said
-    assert "Traceback" not in said
+        assert word in output, output
+    assert "Traceback" not in output
     state = pulumi(env, "stack", "export", "-s", "bad", cwd=clone)
     assert not json.loads(state)["deployment"].get("resources")

@@ -53,7 +53,7 @@ def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_nod
     training.upgrade()
     training.complete()
     pods = training.pods()
-    assert len({pod["spec"]["nodeName"] for pod in pods}) == 3, "one training pod a node"
+    assert len({pod["spec"]["nodeName"] for pod in pods}) == 3, "one training pod per node"
     ports = {p["hostPort"] for p in pods[0]["spec"]["containers"][0]["ports"]}
     assert ports == {7164, 7165, 7166, 7167, 7168}
     for rank in range(3):
@@ -82,7 +82,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     training.complete()
     first = training.described()
     before = run_json(training.output)
-    shards_are_even_and_whole(training)
+    check_shards(training)
     pass_zero = sha256(training.output / "pass-00000" / "done")
     metrics = training.output / "metrics.csv"
     measured = metrics.read_bytes()  # with each pass's seconds: never the same twice
@@ -104,7 +104,9 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     assert "\npaddle_serve_rows_total 2.0\n" in serving.get("metrics")
 
     training.upgrade({"runId": "", "training": {"passes": 2}})
-    assert training.described()["dataDigest"] == first["dataDigest"], "more passes fetch no data"
+    assert training.described()["dataDigest"] == first["dataDigest"], (
+        "more passes do not prepare the data again"
+    )
     training.complete()
     assert sha256(training.output / "pass-00000" / "done") == pass_zero, "pass 0 was kept"
     assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
@@ -116,7 +118,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     [new] = serving.predict([row])["predictions"]
     package = cluster.launcher("predict", str(training.output), f"text={row['text']}", "--output", "json")
     assert new == pytest.approx(json.loads(package.stdout)[0]["prediction"], rel=1e-5)
-    assert abs(new[0] - old[0]) > 1e-3, "the second pass taught it something"
+    assert abs(new[0] - old[0]) > 1e-3, "the second pass changed the prediction"
 
     training.upgrade({"training": {"mode": "sync", "passes": 1}})
     training.complete()
@@ -125,11 +127,11 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
 
     training.upgrade({"training": {"mode": "async", "passes": 2}})
     training.complete()
-    assert run_json(training.output)["fingerprint"] == before["fingerprint"], "the first one is back"
+    assert run_json(training.output)["fingerprint"] == before["fingerprint"], "the first run is back"
     assert not (training.job / "runs" / str(more["runId"])).exists()
 
 
-def shards_are_even_and_whole(training: Training) -> None:
+def check_shards(training: Training) -> None:
     """Check the shards: digests as in the manifest, sizes equal up to one line, labels spread evenly."""
     manifest = json.loads((training.job / "manifest.json").read_text())
     assert manifest["dataDigest"] == training.described()["dataDigest"]
@@ -145,7 +147,9 @@ def shards_are_even_and_whole(training: Training) -> None:
     assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
 
 
-def test_two_releases_of_one_name_train_at_once_and_a_third_starts_from_the_model_of_one(train: Make) -> None:
+def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_starts_from_a_model(
+    train: Make,
+) -> None:
     """The third has other data and training.initModelPath: its first loss is lower than without a model."""
     small = {"trainers": 2, "training": {"passes": 2}}
     one = train("quick_start", **small)
@@ -159,8 +163,8 @@ def test_two_releases_of_one_name_train_at_once_and_a_third_starts_from_the_mode
     assert "error" in dict(run_json(one.output)["score"])  # type: ignore[call-overload]
     assert "rmse" in dict(run_json(two.output)["score"])  # type: ignore[call-overload]
 
-    begun = {"config": "quick_start/trainer_config.py", "initModelPath": f"{one.values['jobName']}/output"}
-    third = train("quick_start", trainers=2, training={"passes": 1, **begun}, data={"seed": 8})
+    initial = {"config": "quick_start/trainer_config.py", "initModelPath": f"{one.values['jobName']}/output"}
+    third = train("quick_start", trainers=2, training={"passes": 1, **initial}, data={"seed": 8})
     third.upgrade()
     third.complete()
     assert third.described()["dataDigest"] != one.described()["dataDigest"]
@@ -195,8 +199,8 @@ def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Mak
     assert "0" * 64 in failed["reason"]
     assert not (training.job / "manifest.json").exists()
     init = [s for pod in training.pods() for s in pod["status"].get("initContainerStatuses", [])]
-    words = [(s["state"].get("terminated") or {}).get("message", "") for s in init]
-    assert any("sha256" in text for text in words), words
+    messages = [(s["state"].get("terminated") or {}).get("message", "") for s in init]
+    assert any("sha256" in text for text in messages), messages
 
 
 def test_the_nic_selects_the_address_and_an_unknown_one_is_rejected_with_the_interfaces(train: Make) -> None:
@@ -214,11 +218,11 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
     )
     training.upgrade()
 
-    def seen() -> str:
+    def find_reason() -> str:
         shown = cluster.launcher("status", "-n", training.namespace, check=False)
         return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
 
-    assert until(seen, "the scheduler's reason in status", 60)
+    assert until(find_reason, "the scheduler's reason in status", 60)
 
 
 def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, cluster: Cluster) -> None:
@@ -235,13 +239,13 @@ def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, clust
     shown = ("status", "-n", ours.namespace)
     both = "release theirs in namespace", "has the same jobName"
 
-    def named() -> bool:
-        said = cluster.launcher(*shown).stdout
-        return all(text in said for text in both)
+    def shows_both() -> bool:
+        printed = cluster.launcher(*shown).stdout
+        return all(text in printed for text in both)
 
-    until(named, "status to name the other release while the pod waits", 50, 1.0, ours.words)
+    until(shows_both, "status to show the other release while the pod waits", 50, 1.0, ours.words)
     assert not ours.condition()
     assert ours.ended(150) == "Failed"
-    said = cluster.launcher(*shown).stdout
-    assert "in two releases on one storage" in said
-    assert "release theirs in namespace" in said
+    printed = cluster.launcher(*shown).stdout
+    assert "in two releases on one storage" in printed
+    assert "release theirs in namespace" in printed

@@ -170,9 +170,9 @@ def test_down_leaves_nothing_running_and_keeps_the_images():
 
 
 def test_residue_lists_a_running_cluster_and_exits_with_1():
-    said = _local("residue", code=1)
+    output = _local("residue", code=1)
     for kind in ("process", "cgroup", "network namespace", "link pt0", "iptables rule", "route"):
-        assert kind in said
+        assert kind in output
 
 
 def test_other_kubeconfigs_are_neither_read_nor_written(tmp_path):

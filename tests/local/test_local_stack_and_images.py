@@ -172,13 +172,13 @@ def test_a_missing_catatonit_is_reported(tmp_path):
 def test_a_partial_archive_has_no_present_blobs_and_the_new_image_name(tmp_path):
     program = tmp_path / "p"
     program.write_bytes(b"#!")
-    whole = pause_image.write_pause_archive(tmp_path / "1.tar", "localhost/other:1", program)
-    with tarfile.open(whole) as tar:
+    archive = pause_image.write_pause_archive(tmp_path / "1.tar", "localhost/other:1", program)
+    with tarfile.open(archive) as tar:
         blobs = [m.name for m in tar if m.name.startswith("blobs/")]
     out = io.BytesIO()
     assert (
         partial_archive.write_partial_archive(
-            whole, out, "localhost/new:2", {"sha256:" + blobs[0].rpartition("/")[2]}
+            archive, out, "localhost/new:2", {"sha256:" + blobs[0].rpartition("/")[2]}
         )
         == 1
     )

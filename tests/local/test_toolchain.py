@@ -158,12 +158,18 @@ def test_progress_lines_count_compiled_packages_of_all_uncompiled_ones(monkeypat
 
 
 def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_the_module(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for file, text in ((whole / "a/x.go", "whole"), (whole / "a/y.go", "whole"), (cut / "a/x.go", "cut")):
+    original, trimmed = tmp_path / "original", tmp_path / "trimmed"
+    for file, text in (
+        (original / "a/x.go", "original"),
+        (original / "a/y.go", "original"),
+        (trimmed / "a/x.go", "trimmed"),
+    ):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    trimmed_modules.link_missing_files(cut, whole)
-    assert [(cut / name).read_text() for name in ("a/x.go", "a/y.go")] == ["cut", "whole"]
-    (cut / "a/gone.go").write_text("cut")
-    with pytest.raises(LocalError, match=r"left-out/cut/a/gone.go replaces a file that whole does not have"):
-        trimmed_modules.link_missing_files(cut, whole)
+    trimmed_modules.link_missing_files(trimmed, original)
+    assert [(trimmed / name).read_text() for name in ("a/x.go", "a/y.go")] == ["trimmed", "original"]
+    (trimmed / "a/gone.go").write_text("trimmed")
+    with pytest.raises(
+        LocalError, match=r"left-out/trimmed/a/gone.go replaces a file that original does not have"
+    ):
+        trimmed_modules.link_missing_files(trimmed, original)

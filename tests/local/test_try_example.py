@@ -52,7 +52,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_process(
+def test_three_launchers_train_without_a_cluster_and_leave_a_model_but_no_process(
     example: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try_example.run("small", live=False)
@@ -63,10 +63,10 @@ def test_three_launchers_train_without_a_cluster_and_leave_a_model_and_no_proces
         "created after run.json recorded the end"
     )
     assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
-    said = capfd.readouterr().out
-    assert "score on the test set: error" in said
+    printed = capfd.readouterr().out
+    assert "score on the test set: error" in printed
     assert re.search(
-        r'served: POST /predict {"text": "word\d+ .*\n.*answer: (posi|nega)tive with a chance', said
+        r'served: POST /predict {"text": "word\d+ .*\n.*answer: (posi|nega)tive with a chance', printed
     )
     assert processes(example) == []
     check_files_against_schemas(example)
@@ -86,7 +86,7 @@ def check_files_against_schemas(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_is_told_and_leaves_no_process(
+def test_failed_training_raises_its_cause_and_leaves_no_process(
     example: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = try_example.example_values("small")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.cli.options import require_cluster, with_session
-from launcher.cli.session import Session
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import require_cluster, with_session
 
 
 @with_session

@@ -14,17 +14,17 @@ import typer
 from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, StorageUser, list_storage_users, source_files
 from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
-from launcher.cli.options import ClaimOption, ImageOption, YesOption, confirm, say, with_session
-from launcher.cli.session import ClusterSession, Session
-from launcher.cli.storage.job_files import OUTPUT, parse_json
-from launcher.cli.storage.job_storage import (
+from launcher.cli.job_sessions import ClusterSession, Session
+from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, confirm, say, with_session
+from launcher.cli.storage.run_files import OUTPUT, parse_json
+from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
+from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
     Storage,
     StorageRequest,
     read_small_files,
     run_json_command,
 )
-from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output

@@ -11,10 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from launcher.cli.errors import UsageError
-from launcher.cli.options import Format, JobOption, OutputFormat, with_session
-from launcher.cli.session import Session
-from launcher.cli.storage.job_storage import StorageRequest
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import Format, JobOption, OutputFormat, with_session
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
+from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.pass_tables import curve_table, pass_table
 from launcher.cli.views.terminal_output import consoles, print_json, text_table
 from launcher.reporting import text_formats

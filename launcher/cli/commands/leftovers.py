@@ -18,10 +18,10 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Cluster, Object, labels
 from launcher.cli.cluster.releases import LIVE_STATES, ReleaseRun
 from launcher.cli.errors import CliError
-from launcher.cli.options import Format, OutputFormat, require_cluster, with_session
-from launcher.cli.session import ClusterSession, Session
-from launcher.cli.storage.job_files import read_job_files
-from launcher.cli.storage.job_storage import StorageRequest
+from launcher.cli.job_sessions import ClusterSession, Session
+from launcher.cli.shared_options import Format, OutputFormat, require_cluster, with_session
+from launcher.cli.storage.run_files import read_job_files
+from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.terminal_output import print_json
 from launcher.schema import ManifestFile
 

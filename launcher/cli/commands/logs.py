@@ -15,10 +15,16 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.options import open_session, say, with_options
-from launcher.cli.session import ClusterSession, Session
-from launcher.cli.storage.job_files import OUTPUT, STATUS, read_job_files
-from launcher.cli.storage.job_storage import READ_SECONDS, Storage, StorageRequest, list_folder, stream_file
+from launcher.cli.job_sessions import ClusterSession, Session
+from launcher.cli.shared_options import open_session, say, with_options
+from launcher.cli.storage.run_files import OUTPUT, STATUS, read_job_files
+from launcher.cli.storage.storage_access import (
+    READ_SECONDS,
+    Storage,
+    StorageRequest,
+    list_folder,
+    stream_file,
+)
 from launcher.cli.views.run_view import newest_pod, owned_by, rank_of
 
 FOLLOW_SECONDS = 24 * 3600

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import UsageError
-from launcher.cli.options import Format, OutputFormat, say
+from launcher.cli.shared_options import Format, OutputFormat, say
 from launcher.cli.views.terminal_output import print_json
 from launcher.errors import DataError
 

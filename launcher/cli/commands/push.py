@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
-from launcher.cli.options import Format, OutputFormat, say, with_session
-from launcher.cli.session import ClusterSession, Session
-from launcher.cli.storage.job_storage import COPY_SECONDS, StorageRequest
+from launcher.cli.shared_options import Format, OutputFormat, say, with_session
+from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.views.terminal_output import print_json
 
 

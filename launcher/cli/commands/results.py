@@ -13,10 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.options import Format, OutputFormat, open_session, say, storage_request, with_options
-from launcher.cli.session import Session
-from launcher.cli.storage.job_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
-from launcher.cli.storage.job_storage import (
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import Format, OutputFormat, open_session, say, storage_request, with_options
+from launcher.cli.storage.reader_commands import move_into_place
+from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.run_history import find_run, read_runs
+from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
     Storage,
     StorageRequest,
@@ -24,8 +26,6 @@ from launcher.cli.storage.job_storage import (
     list_folder,
     read_small_files,
 )
-from launcher.cli.storage.reader_commands import move_into_place
-from launcher.cli.storage.run_history import find_run, read_runs
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.pass_tables import pass_table
 from launcher.cli.views.terminal_output import consoles, print_json

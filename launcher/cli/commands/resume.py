@@ -8,8 +8,8 @@ import typer
 
 from launcher.cli.cluster import object_states
 from launcher.cli.commands.stop import find_jobs
-from launcher.cli.options import require_cluster, say, with_session
-from launcher.cli.session import Session
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import require_cluster, say, with_session
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 

@@ -11,7 +11,7 @@ import typer
 from launcher.cli.cluster.cluster_api import CHART
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import describe_next_steps, launch, plan_trainings
-from launcher.cli.options import Format, OutputFormat, Release, say, with_options
+from launcher.cli.shared_options import Format, OutputFormat, Release, say, with_options
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 from launcher.cli.views.pass_tables import curve_table
 from launcher.cli.views.terminal_output import consoles, print_json

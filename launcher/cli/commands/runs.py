@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from launcher.cli.options import Format, OutputFormat, open_session, storage_request, with_options
-from launcher.cli.session import Session
-from launcher.cli.storage.job_storage import StorageRequest
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
+from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.terminal_output import consoles, print_json, text_table
 from launcher.reporting import text_formats
 

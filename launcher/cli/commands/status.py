@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from launcher.cli.options import Format, OutputFormat, with_session
-from launcher.cli.session import Session
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import Format, OutputFormat, with_session
 from launcher.cli.views.status_text import status_screen
 from launcher.cli.views.terminal_output import consoles, print_json
 

@@ -13,9 +13,9 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object, labels
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.options import confirm, require_cluster, say, with_session
-from launcher.cli.session import ClusterSession, Session, open_through_running_pod
-from launcher.cli.storage.job_storage import buffered_reader
+from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
+from launcher.cli.shared_options import confirm, require_cluster, say, with_session
+from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.paths import position

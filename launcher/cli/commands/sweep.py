@@ -17,11 +17,11 @@ from rich.text import Text
 
 from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
+from launcher.cli.job_sessions import release_options
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import check_releases_are_free, launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
-from launcher.cli.options import Format, OutputFormat, say, with_options
-from launcher.cli.session import release_options
+from launcher.cli.shared_options import Format, OutputFormat, say, with_options
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import (
     LinePrinter,

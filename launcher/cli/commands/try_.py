@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch.local_check import CHECKED_ROWS
-from launcher.cli.options import Format, OutputFormat, say, with_options
+from launcher.cli.launch.check_before_upload import CHECKED_ROWS
+from launcher.cli.shared_options import Format, OutputFormat, say, with_options
 from launcher.cli.views.follow_run import print_line
 from launcher.cli.views.terminal_output import print_json
 from launcher.io import files

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.options import Format, OutputFormat, say, with_session
-from launcher.cli.session import Session
+from launcher.cli.job_sessions import Session
+from launcher.cli.shared_options import Format, OutputFormat, say, with_session
 from launcher.cli.views.follow_run import follow_run, print_line
 from launcher.cli.views.terminal_output import print_json
 

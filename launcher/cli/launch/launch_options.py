@@ -10,7 +10,7 @@ import typer
 
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, connect
 from launcher.cli.cluster.helm import Helm, find_chart
-from launcher.cli.options import Context, Kubeconfig, Namespace
+from launcher.cli.shared_options import Context, Kubeconfig, Namespace
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,13 +16,13 @@ from launcher.cli.cluster.cluster_api import CHART, Cluster, labels
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.releases import list_releases, volume_identity
 from launcher.cli.errors import CliError, UsageError
+from launcher.cli.job_sessions import ClusterSession, MissingClaimError
 from launcher.cli.launch import training_values, uploads
+from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.local_check import check_program
 from launcher.cli.launch.training_values import Values
-from launcher.cli.options import confirm
-from launcher.cli.session import ClusterSession, MissingClaimError
-from launcher.cli.storage.job_storage import COPY_SECONDS, StorageRequest
+from launcher.cli.shared_options import confirm
+from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.status_text import describe_wait
 from launcher.io import files

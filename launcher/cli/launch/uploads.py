@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.cli.cluster.releases import SOURCES
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.storage.job_storage import Storage, check_name, run_json_command
+from launcher.cli.storage.storage_access import Storage, check_name, run_json_command
 from launcher.io.files import folder_files, sha256_file
 from launcher.io.program_folders import CONFIG
 from launcher.io.tar_stream import ReaderError, write_tar

@@ -28,7 +28,7 @@ from launcher.cli.cluster.cluster_api import (
 )
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
-from launcher.cli.storage.job_storage import Storage, pod_storage
+from launcher.cli.storage.storage_access import Storage, pod_storage
 from launcher.io.stop_signals import handle_signals
 
 READER = "reader"

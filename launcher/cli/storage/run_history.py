@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli.errors import UsageError
-from launcher.cli.storage.job_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
-from launcher.cli.storage.job_storage import Storage, read_small_files
+from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.metrics import best_pass, higher_is_better
 from launcher.paths import OutputPaths
 from launcher.reporting import run_settings

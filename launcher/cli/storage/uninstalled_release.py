@@ -8,8 +8,8 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import RELEASE_LABEL, Cluster
 from launcher.cli.cluster.releases import SOURCES, ReleaseRun, list_releases
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.storage.job_files import OUTPUT, parse_json
-from launcher.cli.storage.job_storage import Storage, StorageRequest, read_small_files
+from launcher.cli.storage.run_files import OUTPUT, parse_json
+from launcher.cli.storage.storage_access import Storage, StorageRequest, read_small_files
 
 _ANY_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 

@@ -373,7 +373,7 @@ class Coordinator:
 
     def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
         if self._notifier is not None:
-            self._notifier.tell(event, attempt=self.plan.attempt, cause=cause, score=score)
+            self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)
 
 
 def plan_first_attempt(

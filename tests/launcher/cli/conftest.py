@@ -1,12 +1,13 @@
 """API objects as the server sends them, cut to what is read, and a made-up job's folder."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import main
-from launcher.cli.storage.job_files import JobFiles
+from launcher.cli.storage.run_files import JobFiles
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"
@@ -137,6 +138,31 @@ METRICS = (
 )
 
 
+DAY = 86400.0
+
+
+def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: object) -> None:
+    """Create an earlier run: two passes in twenty minutes with three trainers."""
+    folder = job / "runs" / name
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "network").write_bytes(b"x" * 1000)
+    ended = time.time() - days_ago * DAY
+    record = {
+        "runId": name,
+        "state": "complete",
+        "started": ended - 1200,
+        "finished": ended,
+        "score": {"error": error},
+        "restarts": [],
+        "fingerprint": {"trainers": 3, "batchSize": 64, "program": "a" * 64, **fingerprint},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "metrics.csv").write_text(
+        "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+        f"0,0,0,100,2.0,50,0.6,{error + 0.1}\n1,0,0,100,2.0,50,0.5,{error}\n"
+    )
+
+
 @pytest.fixture
 def api():
     """Return builders of API objects.
@@ -184,6 +210,15 @@ def job_folder(tmp_path: Path) -> Path:
         (node / "server-1.log").write_text(f"second server {rank}\n")
         (node / "attempt-0" / "train.log").write_text(f"trainer {rank}, first attempt\n")
     return job
+
+
+@pytest.fixture
+def job(job_folder: Path) -> Path:
+    """Create <JOB_PATH>/quick-start with a complete run and three earlier ones."""
+    add_run(job_folder, "quick-start-aaaa", 1, 0.13, extraArgs=["--learning_rate=0.01"])
+    add_run(job_folder, "quick-start-bbbb", 3, 0.12, extraArgs=["--learning_rate=0.03"])
+    add_run(job_folder, "quick-start-cccc", 9, 0.15, extraArgs=["--learning_rate=0.01"])
+    return job_folder
 
 
 @pytest.fixture

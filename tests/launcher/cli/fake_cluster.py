@@ -8,7 +8,7 @@ from typing import Any
 
 from launcher.cli.cluster.cluster_api import ConflictError
 from launcher.cli.errors import CliError
-from launcher.cli.storage.job_storage import folder_storage
+from launcher.cli.storage.storage_access import folder_storage
 
 from .conftest import RUN_JSON
 

@@ -1,12 +1,11 @@
 """Commands on a job's folder (--path)."""
 
 import json
-import stat
 
 import pytest
 
-from launcher.cli.storage.job_files import OUTPUT, parse_run_file
-from launcher.io.files import folder_sha256, with_checksum
+from launcher.cli.storage.run_files import OUTPUT, parse_run_file
+from launcher.io.files import with_checksum
 
 
 def names(folder):
@@ -219,7 +218,7 @@ def test_an_interrupted_copy_leaves_no_files(cli, job_folder, tmp_path, monkeypa
 def test_a_copy_whose_stream_ends_early_is_retried(cli, job_folder, tmp_path, monkeypatch):
     from launcher.cli.commands import results
 
-    whole, tries = results.save_tar, []
+    save_tar, tries = results.save_tar, []
 
     def torn_once(source, into):
         tries.append(into)
@@ -227,7 +226,7 @@ def test_a_copy_whose_stream_ends_early_is_retried(cli, job_folder, tmp_path, mo
             (into / "half").write_bytes(source.read(100))
             source.read()
             raise results.ReaderError("the stream ended early")
-        return whole(source, into)
+        return save_tar(source, into)
 
     monkeypatch.setattr(results, "save_tar", torn_once)
     assert cli("results", "--path", job_folder, "--to", tmp_path / "to")[0] == 0
@@ -243,97 +242,8 @@ def test_missing_results_are_one_message_and_no_empty_folder(cli, tmp_path):
     assert not (tmp_path / "to").exists()
 
 
-WHOLE = """
-COLUMNS, LABEL = ("text", "label"), "label"
-def inputs(job): ...
-def parse(row, job): ...
-try:
-    from other import network
-except ImportError:
-    def network(inputs, job): ...
-def metrics(prediction, label): ...
-optimizer = None
-"""
-
-
-def a_program(folder):
-    folder.mkdir()
-    (folder / "trainer_config.py").write_text(WHOLE)
-    (folder / "__pycache__").mkdir()
-    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
-    return folder
-
-
-def test_push_uploads_a_program_and_prints_its_values(cli, job_folder, tmp_path):
-    code, out, _ = cli("push", a_program(tmp_path / "mine"), "--path", job_folder)
-    assert code == 0
-    assert "training.config=mine/trainer_config.py" in out
-    assert f"training.programSha256={folder_sha256(job_folder / 'mine')}" in out
-    assert names(job_folder / "mine") == ["trainer_config.py"]
-    assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
-
-
-def test_push_for_another_job_uploads_to_that_jobs_folder(cli, job_folder, tmp_path):
-    program = a_program(tmp_path / "mine")
-    assert cli("push", program, "--path", job_folder, "--job", "next-job")[0] == 0
-    assert names(job_folder.parent / "next-job" / "mine") == ["trainer_config.py"]
-    code, _, err = cli("push", program, "--path", job_folder, "--job", "../x")
-    assert code == 64
-    assert "--job" in err
-
-
-def test_push_uploads_a_data_file_and_prints_its_checksum(cli, job_folder, tmp_path):
-    (tmp_path / "texts.csv").write_bytes(b"a,b\n")
-    code, out, _ = cli("push", tmp_path / "texts.csv", "--source", "--path", job_folder)
-    assert code == 0
-    assert "data.source=file://texts.csv" in out
-    assert "data.sha256=" in out
-    assert (job_folder.parent / "sources" / "texts.csv").read_bytes() == b"a,b\n"
-
-
-def test_push_rejects_overwriting_without_force(cli, job_folder, tmp_path):
-    program = a_program(tmp_path / "mine")
-    assert cli("push", program, "--path", job_folder)[0] == 0
-    (program / "trainer_config.py").write_text(WHOLE + "x = 2\n")
-    code, _, err = cli("push", program, "--path", job_folder)
-    assert code == 3
-    assert "exists already with other content; nothing was sent" in err
-    assert cli("push", program, "--path", job_folder, "--force")[0] == 0
-    assert (job_folder / "mine" / "trainer_config.py").read_text() == WHOLE + "x = 2\n"
-
-
-@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", "../x", ".x", "a b", ""])
-def test_push_rejects_reserved_and_invalid_names(cli, job_folder, tmp_path, name):
-    code, _, err = cli("push", a_program(tmp_path / "mine"), "--as", name or "/", "--path", job_folder)
-    assert code == 64
-    assert "--as" in err
-
-
-def test_push_rejects_an_incomplete_program_unless_no_check_is_given(cli, job_folder, tmp_path):
-    program = a_program(tmp_path / "mine")
-    (program / "trainer_config.py").write_text(WHOLE.replace("def metrics", "def others"))
-    code, _, err = cli("push", program, "--path", job_folder)
-    assert code == 64
-    assert "metrics(prediction, label)" in err
-    assert "network(" not in err
-    assert not (job_folder / "mine").exists()
-    assert cli("push", program, "--no-check", "--path", job_folder)[0] == 0
-
-
-def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
-    empty, broken = tmp_path / "empty", a_program(tmp_path / "broken")
-    empty.mkdir()
-    (broken / "trainer_config.py").write_text("def x(:\n")
-    assert "no .py file" in cli("push", empty, "--path", job_folder)[2]
-    assert "trainer_config.py, line 1" in cli("push", broken, "--path", job_folder)[2]
-    linked = a_program(tmp_path / "linked")
-    (linked / "data.txt").symlink_to("/etc/passwd")
-    assert "is a symbolic link" in cli("push", linked, "--path", job_folder)[2]
-    assert not any((job_folder / name).exists() for name in ("empty", "broken", "linked"))
-
-
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("status", "--path", "/nowhere"), "does not exist"),
         (("status", "--path", "/etc/passwd"), "is not a folder"),
@@ -343,10 +253,10 @@ def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
         (("logs", "--rank", "-1"), "--rank"),
     ],
 )
-def test_wrong_usage_is_one_message_and_exit_code_64(cli, argv, said):
+def test_wrong_usage_is_one_message_and_exit_code_64(cli, argv, message):
     code, out, err = cli(*argv)
     assert (code, out) == (64, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -371,8 +281,8 @@ def test_an_invalid_kubeconfig_and_an_unknown_context_are_reported(cli, tmp_path
 
 def test_a_damaged_run_record_is_read_from_its_copy():
     record = {"runId": "a", "score": {"error": 0.125}}
-    whole = json.dumps(with_checksum(record)).encode()
-    own, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
-    for damaged in (whole.replace(b"0.125", b"0.925"), b"{", b""):
-        assert parse_run_file({own: damaged, copy: whole}, OUTPUT).content == record
-    assert parse_run_file({own: whole.replace(b"0.125", b"0.925")}, OUTPUT) is None
+    intact = json.dumps(with_checksum(record)).encode()
+    path, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
+    for damaged in (intact.replace(b"0.125", b"0.925"), b"{", b""):
+        assert parse_run_file({path: damaged, copy: intact}, OUTPUT).content == record
+    assert parse_run_file({path: intact.replace(b"0.125", b"0.925")}, OUTPUT) is None

@@ -75,9 +75,9 @@ def test_a_termination_message_is_the_reason_of_a_failed_pod(api):
 
 def test_a_container_killed_for_memory_is_explained(api):
     ended = {"name": "train", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
-    told = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
-    assert "exit code 137 (SIGKILL)" in told
-    assert "more memory than its limit" in told
+    explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+    assert "exit code 137 (SIGKILL)" in explanation
+    assert "more memory than its limit" in explanation
 
 
 def test_an_evicted_pod_without_containers_is_explained_by_its_status(api):
@@ -98,9 +98,9 @@ def test_job_states_follow_their_conditions(api):
 def test_an_unbound_claim_is_explained_by_its_newest_event():
     claim = {"status": {"phase": "Pending"}, "spec": {"volumeName": "paddle-pv"}}
     events = [{"reason": "FailedBinding", "message": "volume paddle-pv is bound to another claim"}]
-    told = object_states.explain_claim(claim, "paddle", events)
-    assert "Pending, not Bound (it requests paddle-pv)" in told
-    assert "bound to another claim" in told
+    explanation = object_states.explain_claim(claim, "paddle", events)
+    assert "Pending, not Bound (it requests paddle-pv)" in explanation
+    assert "bound to another claim" in explanation
     assert object_states.explain_claim({"status": {"phase": "Bound"}}, "paddle") == ""
     assert object_states.explain_claim(None, "paddle") == "the claim paddle does not exist"
 
@@ -117,16 +117,16 @@ def test_an_unbound_claim_is_explained_by_its_newest_event():
 def test_an_exit_code_that_does_not_fail_the_run_is_described(api, code, words):
     for message in ("", "the log's last line"):
         ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": message}}}
-        told = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
-        assert told.startswith(f"container train exited with exit code {code} (")
-        assert words in told
-        assert told.endswith(message)
+        explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        assert explanation.startswith(f"container train exited with exit code {code} (")
+        assert words in explanation
+        assert explanation.endswith(message)
 
 
 def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
-    said = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
-    events = [{"type": "Warning", "reason": "FailedScheduling", "message": said}]
-    waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}]
+    message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    events = [{"type": "Warning", "reason": "FailedScheduling", "message": message}]
+    waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
     pod = api.pod("p", phase="Pending", conditions=waits)
     assert object_states.explain_pending(pod, events) == "its storage claim is not bound yet"
     pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])

@@ -29,7 +29,7 @@ def root(tmp_path):
     (folder / "a.bin").write_bytes(bytes(range(256)) * 1000 + b"\r\n\0")
     (folder / "sub" / "empty").write_bytes(b"")
     (folder / "sub" / "deep" / "ünïcode name").write_text("x\n")
-    (folder / "sub" / ".half.tmp").write_text("not whole")
+    (folder / "sub" / ".half.tmp").write_text("incomplete")
     (folder / "sub" / "link").symlink_to("/etc/passwd")
     return folder
 

@@ -2,11 +2,8 @@
 
 import pytest
 
-from launcher.cli import errors
-from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
+from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage import reader_pod
-
-from .fake_cluster import FakeCluster
 
 
 @pytest.fixture
@@ -70,47 +67,3 @@ def test_the_pod_has_the_runs_image_user_release_and_tolerations(run):
 def test_a_reader_pod_is_stale_when_it_or_its_creator_has_exited(owner, phase, stale):
     pod = {"metadata": {"annotations": {reader_pod.OWNER: owner}}, "status": {"phase": phase}}
     assert reader_pod.is_stale(pod, "here", lambda pid: pid == 1) is stale
-
-
-def test_a_denied_call_is_reported_with_the_missing_verb_and_resource():
-    body = (
-        '{"kind":"Status","message":"pods is forbidden: User \\"eve\\" cannot create resource \\"pods\\" in '
-        'API group \\"\\" in the namespace \\"paddle\\"","code":403}'
-    )
-    told = str(errors.api_error(403, body, "start the reader pod", "context local"))
-    assert "eve may not create pods on context local (403)" in told
-    assert "role with verb create on pods" in told
-
-
-def test_a_rejection_by_pod_security_is_reported_with_the_servers_message():
-    body = '{"message":"pods \\"r\\" is forbidden: violates PodSecurity \\"restricted:latest\\""}'
-    assert "violates PodSecurity" in str(errors.api_error(403, body, "start the reader pod", "c"))
-
-
-def test_expired_credentials_are_reported():
-    assert "rejects the credentials (401)" in str(errors.api_error(401, "Unauthorized", "x", "c"))
-
-
-def test_a_rejected_websocket_is_parsed_from_the_clients_text():
-    text = (
-        "Handshake status 403 Forbidden -+-+- {'audit-id': 'x'} -+-+- "
-        'b\'{"kind":"Status","message":"cannot","code":403}\\n\''
-    )
-    assert errors.parse_handshake_error(text) == (403, '{"kind":"Status","message":"cannot","code":403}')
-    assert errors.parse_handshake_error("connection refused") is None
-
-
-def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
-    cluster = FakeCluster()
-    problem = "namespace paddle on context test has no release a of this chart"
-    assert str(ReleaseNotFoundError(cluster, "a")).startswith(f"{problem}, nor has any other namespace")
-    for name, namespace in (("c", "three"), ("b", "two")):
-        cluster.add_release(name, namespace)
-    options = "--release c --namespace three; --release b --namespace two"
-    assert str(ReleaseNotFoundError(cluster, "a")) == f"{problem}. Fix: choose one of: {options}"
-
-    def reject(*_):
-        raise errors.CliError("403")
-
-    monkeypatch.setattr(cluster, "list_in_all_namespaces", reject)
-    assert "this user may not list which others exist" in str(ReleaseNotFoundError(cluster, "a"))

@@ -1,4 +1,4 @@
-"""Whole files, storage faults, copies."""
+"""Tests of atomic writes, reads with retries, storage errors and copies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from launcher.io import files
 from tests.launcher.supervisor.failing_calls import fail_calls
 
 FINAL = [errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS]
-PASSING = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO]
+TEMPORARY = [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EREMOTEIO]
 
 
 def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(tmp_path: P
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_who_lost_the_right_to_write_while_the_storage_took_its_time_changes_nothing(tmp_path: Path) -> None:
+def test_write_json_changes_nothing_if_the_check_fails_after_a_slow_fsync(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     files.write_json(path, {"holder": "another"})
     lost = False
@@ -49,7 +49,7 @@ def test_who_lost_the_right_to_write_while_the_storage_took_its_time_changes_not
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_its_owner_and_the_mend(tmp_path: Path) -> None:
+def test_permission_error_contains_the_owner_and_a_fix(tmp_path: Path) -> None:
     error = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "x"))
     with (
         pytest.raises(StorageError, match=r"belongs to \d+:\d+ with mode .*chown that folder to"),
@@ -58,32 +58,36 @@ def test_a_folder_that_cannot_be_written_is_told_with_its_owner_and_the_mend(tmp
         raise error
 
 
-@pytest.mark.parametrize(("code", "kind"), [(c, 75) for c in FINAL] + [(c, 71) for c in PASSING])
-def test_what_storage_says_decides_whether_another_try_may_help(tmp_path: Path, code: int, kind: int) -> None:
+@pytest.mark.parametrize(("code", "kind"), [(c, 75) for c in FINAL] + [(c, 71) for c in TEMPORARY])
+def test_errno_decides_between_a_final_and_a_temporary_storage_error(
+    tmp_path: Path, code: int, kind: int
+) -> None:
     with pytest.raises(LauncherError) as caught, files.storage_errors(tmp_path):
-        raise OSError(code, "it says so")
+        raise OSError(code, "error text")
     assert caught.value.exit_code == kind
     assert str(tmp_path) in str(caught.value)
 
 
-def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+def test_other_os_errors_are_not_converted(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too many"), files.storage_errors(tmp_path):
         raise OSError(errno.EMFILE, "too many")
 
 
-def test_only_what_is_not_there_reads_as_none(tmp_path: Path) -> None:
+def test_read_json_returns_none_only_for_absent_files(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "absent.json") is None
-    files.write_json(tmp_path / "whole.json", {"a": 1})
-    assert files.read_json(tmp_path / "whole.json") == {"a": 1}
-    assert files.read_json(tmp_path / "whole.json" / "below-a-file.json") is None
+    files.write_json(tmp_path / "complete.json", {"a": 1})
+    assert files.read_json(tmp_path / "complete.json") == {"a": 1}
+    assert files.read_json(tmp_path / "complete.json" / "below-a-file.json") is None
     assert files.list_names(tmp_path / "absent") == []
-    assert files.list_names(tmp_path) == ["whole.json"]
+    assert files.list_names(tmp_path) == ["complete.json"]
     with pytest.raises(StorageError, match=r"Is a directory, but it must be a file. Fix: move it away"):
         files.read_json(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", '{"a": ', "[1]", "\0\0\0", "1", '{"a": NaN}'])
-def test_content_that_is_no_object_is_told_with_the_file(tmp_path: Path, content: str) -> None:
+def test_content_that_is_not_a_json_object_raises_an_error_with_the_file(
+    tmp_path: Path, content: str
+) -> None:
     (tmp_path / "cut.json").write_text(content)
     with pytest.raises(files.UnreadableError, match=r"cut\.json exists.* (is not|contains no) JSON"):
         files.read_json(tmp_path / "cut.json")
@@ -97,8 +101,8 @@ READERS: list[tuple[str, str, Read]] = [
 
 
 @pytest.mark.parametrize("reader", READERS, ids=["read_json", "names"])
-@given(times=st.integers(0, 12), code=st.sampled_from(PASSING))
-def test_a_read_goes_on_where_the_storage_came_back_and_else_fails_after_20_s(
+@given(times=st.integers(0, 12), code=st.sampled_from(TEMPORARY))
+def test_read_is_retried_until_the_storage_recovers_and_fails_after_20_s(
     tmp_path_factory: pytest.TempPathFactory, reader: tuple[str, str, Read], times: int, code: int
 ) -> None:
     call, name, read = reader
@@ -117,7 +121,7 @@ def test_a_read_goes_on_where_the_storage_came_back_and_else_fails_after_20_s(
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM])
-def test_a_read_that_is_refused_is_not_tried_again(tmp_path: Path, code: int) -> None:
+def test_read_with_denied_access_is_not_retried(tmp_path: Path, code: int) -> None:
     files.write_json(tmp_path / "x.json", {})
     slept: list[float] = []
     with fail_calls("open", "*/x.json", code), pytest.raises(StorageError, match="cannot read or write"):
@@ -125,7 +129,7 @@ def test_a_read_that_is_refused_is_not_tried_again(tmp_path: Path, code: int) ->
     assert slept == []
 
 
-def test_waiting_for_the_storage_can_be_ended_from_its_sleep(tmp_path: Path) -> None:
+def test_retries_stop_when_sleep_raises(tmp_path: Path) -> None:
     def stop(_: float) -> None:
         raise KeyboardInterrupt
 
@@ -135,13 +139,13 @@ def test_waiting_for_the_storage_can_be_ended_from_its_sleep(tmp_path: Path) -> 
     assert fault.hits == 1
 
 
-def test_a_volume_that_does_not_answer_is_not_told_as_full(tmp_path: Path) -> None:
+def test_free_bytes_of_a_failing_volume_raises_instead_of_returning_zero(tmp_path: Path) -> None:
     with fail_calls("statvfs", "*", errno.ESTALE), pytest.raises(StorageFailedError):
         files.free_bytes(tmp_path)
     assert files.free_bytes(tmp_path / "not" / "yet") > 0
 
 
-def test_a_folders_digest_follows_names_and_contents_and_ignores_caches(tmp_path: Path) -> None:
+def test_folder_sha256_depends_on_names_and_contents_but_not_on_pycache(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.py").write_text("1")
     first = files.folder_sha256(tmp_path / "a")
@@ -155,7 +159,7 @@ def test_a_folders_digest_follows_names_and_contents_and_ignores_caches(tmp_path
     assert files.folder_sha256(tmp_path / "a") != first
 
 
-def test_a_long_copy_can_be_ended_from_its_check(tmp_path: Path) -> None:
+def test_copy_file_stops_when_check_raises(tmp_path: Path) -> None:
     (tmp_path / "big").write_bytes(b"x" * (3 * files.BLOCK))
     calls = []
 
@@ -170,7 +174,7 @@ def test_a_long_copy_can_be_ended_from_its_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", ["from", "to"])
-def test_a_copy_that_fails_says_which_side_failed(tmp_path: Path, failing: str) -> None:
+def test_copy_error_contains_the_file_that_failed(tmp_path: Path, failing: str) -> None:
     (tmp_path / "from").write_text("x")
     with (
         fail_calls("open", f"*/{failing}", errno.EIO),
@@ -179,6 +183,6 @@ def test_a_copy_that_fails_says_which_side_failed(tmp_path: Path, failing: str) 
         files.copy_file(tmp_path / "from", tmp_path / "to")
 
 
-def test_a_read_that_fails_in_the_middle_is_told_of_the_file_that_was_read(tmp_path: Path) -> None:
+def test_copy_error_in_the_middle_of_a_read_contains_the_source_file(tmp_path: Path) -> None:
     with pytest.raises(StorageFailedError, match="failed at /proc/self/mem: Input/output error"):
         files.copy_file(Path("/proc/self/mem"), tmp_path / "to")  # opens, but its first page gives EIO

@@ -1,4 +1,4 @@
-"""A finished run's folder, for the tests of plots and report."""
+"""The folder of a complete run, for the tests of plots and report."""
 
 import json
 from pathlib import Path
@@ -10,13 +10,13 @@ from tests.launcher.cli.conftest import METRICS
 
 @pytest.fixture
 def metrics_text() -> str:
-    """Two complete passes of two ranks, the second trained twice by rank 0, and an incomplete line."""
+    """Return a metrics.csv: two passes of two ranks, the second trained twice by rank 0, and an incomplete line."""
     return METRICS
 
 
 @pytest.fixture
 def job_folder(tmp_path: Path) -> Path:
-    """The folder <JOB_PATH>/quick-start of a complete run."""
+    """Create the folder <JOB_PATH>/quick-start of a complete run."""
     output = tmp_path / "quick-start" / "output"
     output.mkdir(parents=True)
     (output.parent / "manifest.json").write_text(json.dumps({"dataDigest": "d" * 64, "lines": 21000}))

@@ -1,4 +1,4 @@
-"""Which pass is the best, and when training ends early."""
+"""Tests of the choice of the best pass and of early stopping."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ ERRORS = [(1, 0.5), (2, 0.3), (3, 0.3), (4, nan), (5, 0.4)]
         ("loss", [], []),
     ],
 )
-def test_passes_are_ranked_by_what_is_better_for_the_metric(metric, scores, expected) -> None:
+def test_rank_passes_puts_the_best_score_first_and_skips_scores_that_are_not_finite(
+    metric, scores, expected
+) -> None:
     assert metrics.rank_passes(metric, scores) == expected
 
 
@@ -41,7 +43,9 @@ def test_passes_are_ranked_by_what_is_better_for_the_metric(metric, scores, expe
         ([], 1, False),
     ],
 )
-def test_training_ends_early_after_so_many_passes_that_are_not_better(scores, patience, ended) -> None:
+def test_stops_early_after_as_many_passes_without_a_better_score_as_patience_allows(
+    scores, patience, ended
+) -> None:
     assert metrics.stops_early("error", scores, patience) is ended
 
 
@@ -57,7 +61,7 @@ PASSES = [{"pass": n, "test_error": value} for n, value in enumerate((0.5, 0.3, 
         ({"state": "training", "passes": 9, "modelPass": 2}, 1, False),
     ],
 )
-def test_a_run_has_its_models_pass_as_the_best_or_the_best_so_far(run, number, ended) -> None:
+def test_best_pass_is_the_models_pass_of_a_complete_run_else_the_best_so_far(run, number, ended) -> None:
     found = metrics.best_pass({"keepBest": "error", **run}, PASSES)
     value = PASSES[number]["test_error"]
     assert found == {"metric": "error", "pass": number, "value": value, "endedEarly": ended}
@@ -67,13 +71,13 @@ def test_a_run_has_its_models_pass_as_the_best_or_the_best_so_far(run, number, e
     )
 
 
-def test_a_run_without_keep_best_has_no_best_pass() -> None:
+def test_best_pass_is_empty_without_keep_best() -> None:
     assert metrics.best_pass({"state": "complete", "passes": 9}, PASSES) == {}
     assert text_formats.best_pass({}) == ""
     assert metrics.best_pass({"keepBest": "auc"}, PASSES) == {}
 
 
-def test_patience_without_a_metric_is_refused() -> None:
+def test_patience_without_keep_best_is_rejected() -> None:
     settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_PATIENCE="2"))
     with pytest.raises(
         SettingsError, match=r"training.patience .* is 2, but must be 0 without training.keepB"

@@ -1,4 +1,4 @@
-"""report.html: what stands in it, and that a real browser lays it out, light and dark, wide and narrow."""
+"""Tests of report.html: its content, and its layout in a real browser (light and dark, wide and narrow)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ const found = {
   page: getComputedStyle(document.body).backgroundColor,
   ink: getComputedStyle(document.body).color,
   title: document.title,
-  asked: performance.getEntriesByType("resource").length,
+  loaded: performance.getEntriesByType("resource").length,
 };
 document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
 </script></body>"""
@@ -31,9 +31,9 @@ document.body.innerHTML = `<pre>${JSON.stringify(found)}</pre>`;
 
 @pytest.fixture
 def output(job_folder: Path) -> Path:
-    """A complete run after a restart, with another one before it."""
+    """Create the output folder of a complete run with one restart, and an earlier run; return the folder."""
     folder = job_folder / "output"
-    told = {
+    run = {
         "runId": "quick-start-1a2b3c4d",
         "release": "r",
         "namespace": "n",
@@ -49,17 +49,17 @@ def output(job_folder: Path) -> Path:
             "extraArgs": ["--rate=0.1"],
         },
     }
-    (folder / "run.json").write_text(json.dumps(told))
-    aside = job_folder / "runs" / "quick-start-older"
-    aside.mkdir(parents=True)
-    before = {
-        **told,
-        "fingerprint": {**told["fingerprint"], "extraArgs": ["--rate=0.3"]},
+    (folder / "run.json").write_text(json.dumps(run))
+    earlier = job_folder / "runs" / "quick-start-older"
+    earlier.mkdir(parents=True)
+    record = {
+        **run,
+        "fingerprint": {**run["fingerprint"], "extraArgs": ["--rate=0.3"]},
         "score": {"error": 0.3},
     }
-    for path in (aside, aside.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
+    for path in (earlier, earlier.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
         path.mkdir(exist_ok=True)
-        (path / "run.json").write_text(json.dumps(before))
+        (path / "run.json").write_text(json.dumps(record))
     (folder / "metrics.csv").write_text(
         "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
         "0,0,0,100,2.0,50,0.6,0.30\n0,1,0,300,3.0,100,0.2,\n1,0,1,100,2.0,50,nan,0.25\n1,1,1,100,2.0,50,0.2,\n"
@@ -69,7 +69,7 @@ def output(job_folder: Path) -> Path:
 
 
 class Cells(HTMLParser):
-    """The rows of all tables, as texts."""
+    """Parser that collects the cell texts of all tables, and the tags of the page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output: Path) -> None:
+def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Path) -> None:
     assert html_report.write_report(output) == output / "report.html"
     page = (output / "report.html").read_text("utf-8")
     cells = Cells()
@@ -112,11 +112,11 @@ def test_the_page_tells_passes_settings_data_restarts_and_the_runs_before(output
     assert any(row[-1].startswith("rank 1 was lost; <script>") for row in cells.rows if row)
     assert "script" not in cells.tags
     assert not re.search(r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import", page), (
-        "nothing beside the page is needed"
+        "the page loads nothing else"
     )
 
 
-def test_the_page_of_damaged_run_records_is_made_of_their_copies(output: Path) -> None:
+def test_page_of_damaged_run_records_is_written_from_their_copies(output: Path) -> None:
     html_report.write_report(output)
     page = (output / "report.html").read_text("utf-8")
     folders = (output, output.parent / "runs" / "quick-start-older")
@@ -127,7 +127,7 @@ def test_the_page_of_damaged_run_records_is_made_of_their_copies(output: Path) -
     assert (output / "report.html").read_text("utf-8") == page
 
 
-def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) -> None:
+def test_page_contains_the_program_all_options_and_the_best_pass(output: Path) -> None:
     run = json.loads((output / "run.json").read_text())
     about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
     (output / "run.json").write_text(json.dumps(run | about))
@@ -144,11 +144,11 @@ def test_the_page_names_the_program_all_options_and_the_best_pass(output: Path) 
     assert '<tr class="here"><td class="n">2</td>' in page
 
 
-def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
-    told = json.loads((output / "run.json").read_text())
-    cause = "rank 1's trainer ended with 1; its log:\n<b>no space</b>"
-    (output / "run.json").write_text(json.dumps({**told, "state": "failed", "score": {}, "cause": cause}))
-    (output / "metrics.csv").unlink()  # before the first pass was whole
+def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
+    run = json.loads((output / "run.json").read_text())
+    cause = "rank 1's trainer exited with 1; its log:\n<b>no space</b>"
+    (output / "run.json").write_text(json.dumps({**run, "state": "failed", "score": {}, "cause": cause}))
+    (output / "metrics.csv").unlink()  # before the first pass was complete
     html_report.write_report(output)
     page = (output / "report.html").read_text("utf-8")
     assert "<h2>Cause of the failure</h2><pre>rank 1" in page
@@ -159,7 +159,7 @@ def test_the_page_of_a_run_that_failed_says_why(output: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="`make tools` installs Debian's chromium")
 @pytest.mark.parametrize(("scheme", "width", "dark"), [(1, 1200, False), (0, 420, True)])
-def test_a_browser_lays_the_page_out(
+def test_page_in_a_browser_has_curves_the_colour_scheme_and_no_horizontal_scrolling(
     output: Path, tmp_path: Path, scheme: int, width: int, dark: bool
 ) -> None:
     html_report.write_report(output)
@@ -173,9 +173,9 @@ def test_a_browser_lays_the_page_out(
     found = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout)[1])  # type: ignore[index]
     assert len(found["curves"]) == 2
     assert all(w > 200 and h > 20 for w, h in found["curves"]), found["curves"]
-    assert found["points"] == 2 + 3, "the pass whose loss is no number has no point"
-    assert not found["wide"], "nothing is cut off at the side"
-    assert found["asked"] == 0
+    assert found["points"] == 2 + 3, "a pass with NaN loss has no point"
+    assert not found["wide"], "the page is as wide as the window"
+    assert found["loaded"] == 0
     assert found["title"] == "quick-start: error 0.2012"
     page_light, ink_light = (sum(map(int, re.findall(r"\d+", found[key])[:3])) for key in ("page", "ink"))
     assert (page_light < ink_light) == dark

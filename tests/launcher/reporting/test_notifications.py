@@ -1,4 +1,4 @@
-"""Messages to people, against a real HTTP server on loopback that fails, hangs and refuses."""
+"""Tests of notifications with a real HTTP server on loopback that fails, hangs and rejects requests."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SECRET = "T0P/s3cret"
 
 
 class Hook:
-    """A web server that takes messages at one secret path."""
+    """A web server that accepts messages at one secret path."""
 
     def __init__(self) -> None:
         self.answers: list[int] = []
         """Status of the next answers; then 200."""
         self.hangs = self.echoes = False
-        self.tries: list[dict[str, Any]] = []
-        self.taken: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+        self.accepted: list[dict[str, Any]] = []
         self.others: list[str] = []
-        """Requests that are no message."""
+        """Paths of GET requests, which the launcher must not send."""
         self.closing = threading.Event()
         hook = self
 
@@ -39,7 +39,7 @@ class Hook:
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 assert self.path == f"/{SECRET}"
-                hook.tries.append(body)
+                hook.requests.append(body)
                 if hook.hangs:
                     hook.closing.wait(30)
                     return
@@ -48,7 +48,7 @@ class Hook:
                     return
                 status = hook.answers.pop(0) if hook.answers else 200
                 if status == 200:
-                    hook.taken.append(body)
+                    hook.accepted.append(body)
                 self.send_response(status)
                 if 300 <= status < 400:
                     self.send_header("Location", "/elsewhere")
@@ -83,10 +83,10 @@ def hook() -> Iterator[Hook]:
 
 
 @pytest.fixture
-def said(
+def logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[], list[str]]]:
-    """What the launcher logged; at the end of each test the secret must not be in it."""
+    """Return a function that returns the logged lines; after the test, check that they lack the secret."""
     monkeypatch.setattr(log, "propagate", True)
     caplog.set_level(logging.DEBUG, "launcher")
     yield lambda: [record.getMessage() for record in caplog.records]
@@ -102,24 +102,24 @@ def notifier(hook: Hook, **times: float) -> Notifier:
     return Notifier(settings(PADDLE_LAUNCHER_WEBHOOK=hook.url), **{"base": 0.02, "timeout": 5.0, **times})
 
 
-def test_a_message_says_which_run_what_and_why(hook: Hook, said: Callable[[], list[str]]) -> None:
-    tell = notifier(hook)
-    tell.tell("restarted", attempt=2, cause="rank 1: trainer was ended by SIGKILL")
-    until(lambda: hook.taken)
-    tell.tell("completed", attempt=2, score={"error": 0.125})
-    tell.close(20)
-    restarted, completed = hook.taken
+def test_message_contains_run_event_cause_and_score(hook: Hook, logged: Callable[[], list[str]]) -> None:
+    sender = notifier(hook)
+    sender.notify("restarted", attempt=2, cause="rank 1: trainer was killed by SIGKILL")
+    until(lambda: hook.accepted)
+    sender.notify("completed", attempt=2, score={"error": 0.125})
+    sender.close(20)
+    restarted, completed = hook.accepted
     assert {key: restarted[key] for key in restarted if key not in ("id", "time")} == {
         "event": "restarted",
         "text": "quick-start (quick-start-0a1b2c3d in paddle) restarted, attempt 2: "
-        "rank 1: trainer was ended by SIGKILL",
+        "rank 1: trainer was killed by SIGKILL",
         "runId": "quick-start-0a1b2c3d",
         "jobName": "quick-start",
         "namespace": "paddle",
         "release": "paddle-training",
         "trainers": 3,
         "attempt": 2,
-        "cause": "rank 1: trainer was ended by SIGKILL",
+        "cause": "rank 1: trainer was killed by SIGKILL",
         "score": None,
     }
     assert (completed["event"], completed["score"], completed["cause"]) == (
@@ -129,119 +129,123 @@ def test_a_message_says_which_run_what_and_why(hook: Hook, said: Callable[[], li
     )
     assert completed["text"].endswith("completed, attempt 2: error 0.125")
     assert restarted["id"] != completed["id"]
-    assert said() == []
+    assert logged() == []
 
 
-def test_a_server_that_fails_is_tried_again_in_order_and_logged_once_a_message(
-    hook: Hook, said: Callable[[], list[str]]
+def test_failing_server_gets_retries_in_order_and_one_log_line_per_message(
+    hook: Hook, logged: Callable[[], list[str]]
 ) -> None:
     hook.answers = [500, 503, 429]
-    tell = notifier(hook)
-    tell.tell("started", attempt=0)
-    tell.tell("restarted", attempt=1, cause="x")
-    until(lambda: len(hook.taken) == 2)
-    tell.close(20)
-    assert [body["event"] for body in hook.taken] == ["started", "restarted"]
-    assert len({body["id"] for body in hook.tries if body["event"] == "started"}) == 1, "one id for all tries"
-    assert said() == [
+    sender = notifier(hook)
+    sender.notify("started", attempt=0)
+    sender.notify("restarted", attempt=1, cause="x")
+    until(lambda: len(hook.accepted) == 2)
+    sender.close(20)
+    assert [body["event"] for body in hook.accepted] == ["started", "restarted"]
+    assert len({body["id"] for body in hook.requests if body["event"] == "started"}) == 1, (
+        "all attempts have one id"
+    )
+    assert logged() == [
         "the webhook (notify.webhook): it answered 500; the message 'started' is retried for 300 s"
     ]
 
 
 @pytest.mark.parametrize("status", [302, 404])
-def test_an_address_that_is_wrong_is_not_tried_again_nor_followed(
-    hook: Hook, said: Callable[[], list[str]], status: int
+def test_redirect_or_not_found_is_neither_retried_nor_followed(
+    hook: Hook, logged: Callable[[], list[str]], status: int
 ) -> None:
     hook.answers = [status]
-    tell = notifier(hook)
-    tell.tell("started", attempt=0)
-    tell.close(20)
-    assert (len(hook.tries), hook.taken, hook.others) == (1, [], [])
-    assert said() == [
+    sender = notifier(hook)
+    sender.notify("started", attempt=0)
+    sender.close(20)
+    assert (len(hook.requests), hook.accepted, hook.others) == (1, [], [])
+    assert logged() == [
         f"the webhook (notify.webhook): it answered {status}; the message 'started' is not sent"
     ]
 
 
-def test_a_server_that_speaks_no_http_cannot_make_the_address_appear_in_a_log(
-    hook: Hook, said: Callable[[], list[str]]
+def test_answer_that_is_not_http_does_not_put_the_address_into_the_log(
+    hook: Hook, logged: Callable[[], list[str]]
 ) -> None:
     hook.echoes = True
-    tell = notifier(hook)
-    tell.tell("started", attempt=0)
-    until(said)
+    sender = notifier(hook)
+    sender.notify("started", attempt=0)
+    until(logged)
     hook.echoes = False
-    tell.close(20)
-    assert len(hook.taken) == 1
-    assert said() == [
+    sender.close(20)
+    assert len(hook.accepted) == 1
+    assert logged() == [
         "the webhook (notify.webhook): BadStatusLine; the message 'started' is retried for 300 s"
     ]
 
 
-def test_a_server_that_refuses_connections_is_given_up_after_the_patience(
-    hook: Hook, said: Callable[[], list[str]]
+def test_unreachable_server_is_not_retried_after_the_patience(
+    hook: Hook, logged: Callable[[], list[str]]
 ) -> None:
     hook.close()
-    tell = notifier(hook, patience=0.1)
-    tell.tell("started", attempt=0)
-    tell.tell("failed", attempt=0, cause="x")
-    until(lambda: len(said()) == 2)
-    tell.close(20)
-    assert said() == [
+    sender = notifier(hook, patience=0.1)
+    sender.notify("started", attempt=0)
+    sender.notify("failed", attempt=0, cause="x")
+    until(lambda: len(logged()) == 2)
+    sender.close(20)
+    assert logged() == [
         f"the webhook (notify.webhook): Connection refused; the message {kind!r} is retried for 0 s"
         for kind in ("started", "failed")
     ]
 
 
-def test_a_server_that_hangs_is_in_nobodys_way(hook: Hook, said: Callable[[], list[str]]) -> None:
+def test_hanging_server_does_not_block_and_the_queue_keeps_the_newest_messages(
+    hook: Hook, logged: Callable[[], list[str]]
+) -> None:
     hook.hangs = True
-    tell = notifier(hook, timeout=60.0)
+    sender = notifier(hook, timeout=60.0)
     for attempt in range(3 * notifications.QUEUE):
-        tell.tell("restarted", attempt=attempt, cause="x" * 100_000)
-    until(lambda: hook.tries)
-    tell.close(0.05)
-    assert len(hook.tries) == 1
-    assert len(hook.tries[0]["cause"]) == notifications.CAUSE_CHARACTERS
+        sender.notify("restarted", attempt=attempt, cause="x" * 100_000)
+    until(lambda: hook.requests)
+    sender.close(0.05)
+    assert len(hook.requests) == 1
+    assert len(hook.requests[0]["cause"]) == notifications.CAUSE_CHARACTERS
     assert (
-        said()
+        logged()
         == ["the webhook (notify.webhook): the message 'restarted' was not sent: no response in time"]
         * notifications.QUEUE
     )
 
 
-def test_a_try_that_hangs_is_ended_and_repeated(hook: Hook, said: Callable[[], list[str]]) -> None:
+def test_hanging_request_times_out_and_is_retried(hook: Hook, logged: Callable[[], list[str]]) -> None:
     hook.hangs = True
-    tell = notifier(hook, timeout=0.2)
-    tell.tell("started", attempt=0)
-    until(said)
+    sender = notifier(hook, timeout=0.2)
+    sender.notify("started", attempt=0)
+    until(logged)
     hook.hangs = False
-    until(lambda: hook.taken)
-    tell.close(20)
-    assert said() == ["the webhook (notify.webhook): timed out; the message 'started' is retried for 300 s"]
+    until(lambda: hook.accepted)
+    sender.close(20)
+    assert logged() == ["the webhook (notify.webhook): timed out; the message 'started' is retried for 300 s"]
 
 
-def test_at_the_end_the_newest_message_comes_first_and_does_not_wait_for_the_next_try(
-    hook: Hook, said: Callable[[], list[str]]
+def test_close_sends_the_newest_message_first_and_without_waiting_for_the_backoff(
+    hook: Hook, logged: Callable[[], list[str]]
 ) -> None:
-    """A run may end while its webhook was away for minutes: how it ended matters most."""
+    """The newest message has the outcome of the run, which matters most after an outage of the webhook."""
     hook.answers = [500]
-    tell = notifier(hook, base=3600.0)
-    tell.tell("started", attempt=0)
-    until(said)
-    tell.tell("failed", attempt=0, cause="x")
-    tell.close(20)
-    assert [body["event"] for body in hook.taken] == ["failed", "started"]
+    sender = notifier(hook, base=3600.0)
+    sender.notify("started", attempt=0)
+    until(logged)
+    sender.notify("failed", attempt=0, cause="x")
+    sender.close(20)
+    assert [body["event"] for body in hook.accepted] == ["failed", "started"]
 
 
-def test_without_a_webhook_there_is_no_thread() -> None:
+def test_notifier_without_webhook_and_events_starts_no_thread() -> None:
     before = threading.active_count()
-    tell = Notifier(settings())
-    tell.tell("started", attempt=0)
+    sender = Notifier(settings())
+    sender.notify("started", attempt=0)
     assert threading.active_count() == before
-    tell.close(0)
+    sender.close(0)
 
 
-def test_events_on_the_job_are_warnings_where_something_went_wrong(
-    monkeypatch: pytest.MonkeyPatch, said: Callable[[], list[str]]
+def test_events_of_restarts_and_failures_are_warnings(
+    monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]
 ) -> None:
     posted: list[tuple[str, str, str, str]] = []
     failures = [OSError("the API server answered 500: x")]
@@ -253,26 +257,26 @@ def test_events_on_the_job_are_warnings_where_something_went_wrong(
 
     monkeypatch.setattr("launcher.io.kubernetes_api.PodApi", lambda *_: object())
     monkeypatch.setattr(notifications, "post_event", post)
-    tell = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"), base=0.02)
-    tell.tell("started", attempt=0)
-    tell.tell("restarted", attempt=1, cause="x")
+    sender = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"), base=0.02)
+    sender.notify("started", attempt=0)
+    sender.notify("restarted", attempt=1, cause="x")
     until(lambda: len(posted) == 2)
-    tell.close(20)
+    sender.close(20)
     assert [(reason, kind) for reason, _, kind, _ in posted] == [
         ("TrainingStarted", "Normal"),
         ("TrainingRestarted", "Warning"),
     ]
     assert posted[1][1].endswith("restarted, attempt 1: x")
     assert all(name.startswith("quick-start-0a1b2c3d.") for *_, name in posted)
-    assert len(said()) == 1
+    assert len(logged()) == 1
 
 
-def test_events_without_a_service_account_are_told_once_and_harm_nothing(
-    said: Callable[[], list[str]],
+def test_events_without_a_service_account_are_logged_once(
+    logged: Callable[[], list[str]],
 ) -> None:
-    tell = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"))
-    tell.tell("started", attempt=0)
-    tell.close(20)
-    (line,) = said()
+    sender = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"))
+    sender.notify("started", attempt=0)
+    sender.close(20)
+    (line,) = logged()
     assert "this pod has no service account" in line
     assert line.endswith("the message 'started' is not sent")

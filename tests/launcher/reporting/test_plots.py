@@ -1,4 +1,4 @@
-"""Tables and the picture of a run."""
+"""Tests of the pass table, of metrics.csv and of curve.png."""
 
 import math
 import subprocess
@@ -10,7 +10,7 @@ from launcher import metrics
 from launcher.reporting import plots
 
 
-def test_a_pass_trained_again_counts_with_its_last_attempt_and_half_lines_do_not_count(metrics_text):
+def test_parse_metrics_keeps_the_last_attempt_of_a_pass_and_skips_incomplete_lines(metrics_text):
     rows = metrics.parse_metrics(metrics_text)
     assert [(row.number, row.rank, row.attempt, row.train_loss) for row in rows] == [
         (0, 0, 0, 0.6),
@@ -20,7 +20,7 @@ def test_a_pass_trained_again_counts_with_its_last_attempt_and_half_lines_do_not
     ]
 
 
-def test_the_table_has_one_row_a_pass_with_sums_and_weighted_loss(metrics_text):
+def test_pass_table_has_one_row_per_pass_with_sums_and_weighted_loss(metrics_text):
     table = metrics.pass_table(metrics.parse_metrics(metrics_text))
     assert table[0] == {
         "pass": 0,
@@ -34,7 +34,7 @@ def test_the_table_has_one_row_a_pass_with_sums_and_weighted_loss(metrics_text):
     assert table[1]["test_error"] == 0.20
 
 
-def test_the_newest_attempt_counts_wherever_its_row_stands():
+def test_parse_metrics_keeps_the_newest_attempt_in_any_order_of_rows():
     head, old, new = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n", "0,0,0", "0,0,10"
     for rows in ((old, new), (new, old)):
         text = head + "".join(f"{row},10,1.0,10,0.{len(row)}\n" for row in rows)
@@ -45,7 +45,7 @@ def a_row(number, rank, attempt):
     return metrics.MetricsRow(number, rank, attempt, 10, 1.0, 10.0, 0.5)
 
 
-def test_each_restart_is_marked_between_the_passes_of_its_two_attempts():
+def test_restart_marks_are_between_the_passes_of_two_attempts():
     rows = [
         a_row(number, rank, attempt)
         for number, attempt in ((0, 0), (1, 1), (2, 1), (3, 4))
@@ -55,7 +55,7 @@ def test_each_restart_is_marked_between_the_passes_of_its_two_attempts():
     assert metrics.restart_marks([a_row(0, 0, 2), a_row(1, 0, 2)]) == []
 
 
-def test_the_picture_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, monkeypatch):
+def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     drawn = []
@@ -71,7 +71,7 @@ def test_the_picture_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_pa
         assert [text.get_text() for text in axis.texts] == ["attempt 1"]
 
 
-def test_the_picture_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monkeypatch):
+def test_curve_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     drawn = []
@@ -84,41 +84,41 @@ def test_the_picture_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monke
     (tmp_path / "run.json").rename(tmp_path / "run.copy.json")
     (tmp_path / "run.json").write_text("{")
     plots.draw_png(tmp_path)
-    assert drawn[1].axes[1].get_title() == drawn[0].axes[1].get_title(), "its copy tells it too"
+    assert drawn[1].axes[1].get_title() == drawn[0].axes[1].get_title(), "read from its copy"
     _, auc, error = drawn[0].axes
     star = auc.lines[1]
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([2], [0.8])
     assert auc.get_title() == "Test auc, best 0.8000 after pass 2"
     assert len(error.lines) == 1
     (tmp_path / "run.copy.json").write_text("no JSON")
-    assert plots.draw_png(tmp_path), "it does without the mark"
+    assert plots.draw_png(tmp_path), "drawn without the mark"
 
 
-def test_no_samples_have_no_loss():
+def test_mean_loss_without_samples_is_nan():
     assert math.isnan(metrics.mean_loss([]))
 
 
-def test_the_picture_appears_whole_and_alone(job_folder):
+def test_draw_png_leaves_no_temporary_files(job_folder):
     output = job_folder / "output"
     assert plots.draw_png(output) == output / "curve.png"
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert not [path for path in output.iterdir() if path.name.startswith(".")]
 
 
-def test_without_passes_nothing_is_drawn(tmp_path):
+def test_draw_png_without_passes_writes_nothing(tmp_path):
     assert plots.draw_png(tmp_path) is None
     (tmp_path / "metrics.csv").write_text("pass,rank\n")
     assert plots.draw_png(tmp_path) is None
     assert not (tmp_path / "curve.png").exists()
 
 
-def test_many_ranks_and_a_loss_that_is_none_are_drawn_too(tmp_path):
+def test_draw_png_accepts_many_ranks_and_nan_losses(tmp_path):
     lines = ["pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error,test_auc"]
     lines += [f"0,{rank},0,10,1.0,10,nan,," for rank in range(20)]
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
     assert plots.draw_png(tmp_path)
 
 
-def test_importing_the_module_loads_no_matplotlib():
+def test_importing_plots_does_not_load_matplotlib():
     code = "import sys, launcher.reporting.plots; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

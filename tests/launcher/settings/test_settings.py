@@ -1,4 +1,4 @@
-"""Settings: one message for each fault, with key, value, limit, reason and fix."""
+"""Tests of settings: defaults, parsing, and one message for each fault with key, value, limit, reason and fix."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def test_the_smallest_environment_gets_the_defaults_of_the_chart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("", ""), ("s3://abc", "s3://abc"), ("s3://b.c-d/a/b/", "s3://b.c-d/a/b")]
+    ("given", "parsed"), [("", ""), ("s3://abc", "s3://abc"), ("s3://b.c-d/a/b/", "s3://b.c-d/a/b")]
 )
-def test_export_to_is_empty_or_a_prefix_without_a_slash_at_its_end(given: str, meant: str) -> None:
-    assert TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_EXPORT_TO=given)).export_to == meant
+def test_export_to_is_empty_or_a_prefix_without_a_slash_at_its_end(given: str, parsed: str) -> None:
+    assert TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_EXPORT_TO=given)).export_to == parsed
 
 
 def test_zero_and_empty_values_differ_from_absent_ones() -> None:
@@ -50,7 +50,7 @@ def test_zero_and_empty_values_differ_from_absent_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected"),
     [
         ("PADDLE_LAUNCHER_TRAINERS", "0", "from 1 to 1000"),
         ("PADDLE_LAUNCHER_TRAINERS", "three", "not an integer"),
@@ -98,14 +98,14 @@ def test_zero_and_empty_values_differ_from_absent_ones() -> None:
     ],
 )
 def test_an_invalid_value_is_one_line_with_key_value_limit_reason_and_fix(
-    name: str, value: str, says: str
+    name: str, value: str, expected: str
 ) -> None:
     with pytest.raises(SettingsError) as caught:
         TrainSettings.from_environ(pod_environ(**{name: value}))
     lines = str(caught.value).splitlines()
     assert len(lines) == 1
     assert FORM.fullmatch(lines[0]), lines[0]
-    assert says in lines[0]
+    assert expected in lines[0]
     assert name in lines[0]
     assert caught.value.exit_code == 64
 
@@ -167,7 +167,7 @@ def test_data_settings_have_their_defaults_and_read_json_arrays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "expected"),
     [
         ("OUT_DIR", "/elsewhere", "/home/jobpath/quick-start"),
         ("SPLIT_COUNT", "0", "from 1 to 1000"),
@@ -181,9 +181,9 @@ def test_data_settings_have_their_defaults_and_read_json_arrays() -> None:
         ("PADDLE_LAUNCHER_DATA_TABLES", "[1]", "array of strings"),
     ],
 )
-def test_an_invalid_data_value_has_a_message_of_the_same_form(name: str, value: str, says: str) -> None:
+def test_an_invalid_data_value_has_a_message_of_the_same_form(name: str, value: str, expected: str) -> None:
     with pytest.raises(SettingsError) as caught:
         DataSettings.from_environ({**DATA, name: value})
     assert FORM.fullmatch(str(caught.value))
-    assert says in str(caught.value)
+    assert expected in str(caught.value)
     assert name in str(caught.value)

@@ -14,8 +14,8 @@ import typer
 
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
 from launcher.cli.errors import UsageError
-from launcher.cli.session import ClusterSession, FolderSession, Session
-from launcher.cli.storage.job_storage import StorageRequest
+from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
+from launcher.cli.storage.storage_access import StorageRequest
 
 
 class OutputFormat(StrEnum):

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.views import build_view, status_text
+from launcher.cli.views import run_view_builder, status_text
 
 
 def view(api, jobs=None, pods=None, **files):
@@ -16,8 +16,8 @@ def view(api, jobs=None, pods=None, **files):
     if pods is None:
         pods = [api.pod(f"p{rank}", rank=rank) for rank in range(3)]
     run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
-    return build_view.build_cluster_view(
-        build_view.ClusterSnapshot(
+    return run_view_builder.build_cluster_view(
+        run_view_builder.ClusterSnapshot(
             run=run, jobs={**both, **(jobs or {})}, pods=pods, files=api.files(**files)
         )
     )
@@ -99,15 +99,15 @@ def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
 def test_a_suspended_job_waits_for_resume_or_for_its_queue(api, with_files):
     job = {**api.job(api.k8s_job), "spec": {"suspend": True}}
     files = {"status": api.status()} if with_files else {}
-    for labels, told in (
+    for labels, wait in (
         ({}, "`resume`: the Job is suspended and will continue from its newest checkpoint"),
         ({"kueue.x-k8s.io/queue-name": "research"}, "queue research (Kueue) to start the suspended Job"),
     ):
         job["metadata"] = {"name": api.k8s_job, "labels": labels}
         seen = view(api, {api.k8s_job: job}, pods=[], **files)
-        assert status_text.describe_wait(seen) == told
-        assert told in status_text.status_line(seen)
-        assert f"waits for {told}" in screen(seen)
+        assert status_text.describe_wait(seen) == wait
+        assert wait in status_text.status_line(seen)
+        assert f"waits for {wait}" in screen(seen)
 
 
 def ended(code, when, message=""):
@@ -197,11 +197,11 @@ def test_following_an_earlier_attempts_log_stops_at_its_end(cli, api, job_folder
     assert cli("logs", "--path", job_folder, "--rank", 1, "--attempt", 0, "--follow")[:2] == (0, text)
 
 
-@pytest.mark.parametrize(("state", "there"), [("training", "0, 2"), ("rendezvous", "0, 1")])
-def test_an_attempt_without_a_log_is_reported_with_those_that_have_one(cli, job_folder, state, there):
+@pytest.mark.parametrize(("state", "known"), [("training", "0, 2"), ("rendezvous", "0, 1")])
+def test_an_attempt_without_a_log_is_reported_with_those_that_have_one(cli, job_folder, state, known):
     put(job_folder, "status.json", {"state": state, "attempt": 2})
-    asked = {"training": 3, "rendezvous": 2}[state]
-    code, out, err = cli("logs", "--path", job_folder, "--attempt", asked)
+    attempt = {"training": 3, "rendezvous": 2}[state]
+    code, out, err = cli("logs", "--path", job_folder, "--attempt", attempt)
     assert (code, out) == (64, "")
-    assert f"--attempt {asked}: rank 0 has no log of this attempt" in err
-    assert f"there are logs of: {there}. Fix: " in err
+    assert f"--attempt {attempt}: rank 0 has no log of this attempt" in err
+    assert f"there are logs of: {known}. Fix: " in err

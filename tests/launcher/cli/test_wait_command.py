@@ -42,28 +42,28 @@ def a_view(state="training", batch=0, number=0, run_id="run-1", **more):
 
 def follow(views, timeout=1000.0):
     """Follow a run with one of `views` at each poll, the last one repeatedly; raise those that are errors."""
-    left, said, time = list(views), [], Time()
+    left, printed, time = list(views), [], Time()
 
-    def look():
+    def poll():
         found = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(found, Exception):
             raise found
         return found
 
-    teller = follow_run.LinePrinter(said.append, time)
+    printer = follow_run.LinePrinter(printed.append, time)
     try:
         follow_run.poll_until_over(
-            look, teller.print_view, said.append, timeout, clock=time, sleep=time.sleep
+            poll, printer.print_view, printed.append, timeout, clock=time, sleep=time.sleep
         )
     except CliError as error:
-        return said, error
-    return said, None
+        return printed, error
+    return printed, None
 
 
 def test_wait_returns_when_the_run_is_complete():
-    said, error = follow([a_view(), a_view("complete")])
+    printed, error = follow([a_view(), a_view("complete")])
     assert error is None
-    assert said[-1].startswith("complete")
+    assert printed[-1].startswith("complete")
 
 
 def test_a_failed_run_is_exit_code_1_with_its_cause():
@@ -82,9 +82,9 @@ def test_an_expired_timeout_is_exit_code_2_with_what_the_run_waits_for():
 
 
 def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
-    said, error = follow([a_view(), a_view(run_id="run-2"), a_view("complete", run_id="run-2")])
+    printed, error = follow([a_view(), a_view(run_id="run-2"), a_view("complete", run_id="run-2")])
     assert error is None
-    assert "run run-1 was replaced by an upgrade; now following run-2" in said
+    assert "run run-1 was replaced by an upgrade; now following run-2" in printed
 
 
 def test_a_removed_release_stops_the_wait():
@@ -94,9 +94,9 @@ def test_a_removed_release_stops_the_wait():
 
 
 def test_an_unreachable_api_server_is_retried():
-    said, error = follow([a_view(), UnreachableError("cannot be reached"), a_view("complete")])
+    printed, error = follow([a_view(), UnreachableError("cannot be reached"), a_view("complete")])
     assert error is None
-    assert "cannot be reached. Retrying." in said
+    assert "cannot be reached. Retrying." in printed
 
 
 def test_an_api_server_that_stays_unreachable_stops_the_wait():
@@ -111,22 +111,22 @@ def test_an_api_server_that_never_answered_is_not_retried():
 
 @pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
 def test_figures_are_printed_at_most_every_five_seconds(seconds, lines):
-    time, said = Time(), []
-    teller = follow_run.LinePrinter(said.append, time)
-    teller.print_view(a_view(batch=1))
+    time, printed = Time(), []
+    printer = follow_run.LinePrinter(printed.append, time)
+    printer.print_view(a_view(batch=1))
     time.now = seconds
-    teller.print_view(a_view(batch=2))
-    assert len(said) == lines
+    printer.print_view(a_view(batch=2))
+    assert len(printed) == lines
 
 
 def test_a_new_pass_is_printed_immediately_and_equal_figures_once():
-    time, said = Time(), []
-    teller = follow_run.LinePrinter(said.append, time)
+    time, printed = Time(), []
+    printer = follow_run.LinePrinter(printed.append, time)
     for number in (0, 0, 1):
-        teller.print_view(a_view(number=number))
+        printer.print_view(a_view(number=number))
     time.now = 100
-    teller.print_view(dataclasses.replace(a_view(number=1)))
-    assert len(said) == 2
+    printer.print_view(dataclasses.replace(a_view(number=1)))
+    assert len(printed) == 2
 
 
 def restarted(count, **more):
@@ -139,63 +139,63 @@ def restarted(count, **more):
 
 
 def test_each_restart_is_printed_once_with_its_cause():
-    said, error = follow(
+    printed, error = follow(
         [restarted(0), restarted(2), restarted(2), restarted(3), restarted(3, state="complete")]
     )
     assert error is None
-    assert [line for line in said if line.startswith("restart ")] == [
+    assert [line for line in printed if line.startswith("restart ")] == [
         f"restart {k + 1}, at 1970-01-01 00:00:00Z: attempt {k} failed, attempt {k + 1} starts; cause: {k}"
         for k in range(3)
     ]
 
 
 def test_earlier_restarts_are_counted_and_not_printed():
-    said, _ = follow(
+    printed, _ = follow(
         [restarted(2), RunView("here", "run-1", "pending"), restarted(2), restarted(2, state="complete")]
     )
-    assert not [line for line in said if line.startswith("restart ")]
-    assert said[0].endswith("attempt 2, 2 restarts")
+    assert not [line for line in printed if line.startswith("restart ")]
+    assert printed[0].endswith("attempt 2, 2 restarts")
 
 
 def test_restarts_of_another_run_are_counted_from_1():
     views = [restarted(2), restarted(0, run_id="run-2"), restarted(1, run_id="run-2")]
-    said, _ = follow([*views, restarted(1, run_id="run-2", state="complete")])
-    assert [line[:9] for line in said if line.startswith("restart ")] == ["restart 1"]
+    printed, _ = follow([*views, restarted(1, run_id="run-2", state="complete")])
+    assert [line[:9] for line in printed if line.startswith("restart ")] == ["restart 1"]
 
 
 @pytest.mark.parametrize(
     "state", ["rendezvous", "starting", "restarting", "finishing", "stopped", "exporting"]
 )
 def test_a_run_that_is_not_training_is_waited_for(state):
-    said, error = follow([a_view(state), a_view("complete")])
+    printed, error = follow([a_view(state), a_view("complete")])
     assert error is None
-    assert said[0].startswith(f"{state}: ")
+    assert printed[0].startswith(f"{state}: ")
 
 
 def test_an_expired_timeout_names_the_rank_that_the_run_waits_for():
     view = a_view("rendezvous")
     progress = dataclasses.replace(view.progress, number=None, waiting_for="rank 1 to come")
-    said, error = follow([dataclasses.replace(view, progress=progress)], timeout=0)
+    printed, error = follow([dataclasses.replace(view, progress=progress)], timeout=0)
     assert isinstance(error, WaitTimeoutError)
     assert "the run still waits for: rank 1 to come. Fix: " in str(error)
-    assert said == ["rendezvous: ETA 1 min 00 s, attempt 0, waits for rank 1 to come"]
+    assert printed == ["rendezvous: ETA 1 min 00 s, attempt 0, waits for rank 1 to come"]
 
 
 def test_a_new_score_is_printed_although_nothing_else_changed():
-    said: list[str] = []
-    teller = follow_run.LinePrinter(said.append, lambda: 0.0)
-    teller.print_view(a_view("complete"))
-    teller.print_view(a_view("complete", score={"error": 0.25}))
-    assert "score error 0.2500" in said[-1]
+    printed: list[str] = []
+    printer = follow_run.LinePrinter(printed.append, lambda: 0.0)
+    printer.print_view(a_view("complete"))
+    printer.print_view(a_view("complete", score={"error": 0.25}))
+    assert "score error 0.2500" in printed[-1]
 
 
 def test_an_equal_line_is_printed_once():
-    said: list[str] = []
-    teller = follow_run.LinePrinter(said.append, lambda: 0.0)
+    printed: list[str] = []
+    printer = follow_run.LinePrinter(printed.append, lambda: 0.0)
     failed = a_view("failed")
-    teller.print_view(dataclasses.replace(failed, progress=None))
-    teller.print_view(failed)
-    assert said == ["failed"]
+    printer.print_view(dataclasses.replace(failed, progress=None))
+    printer.print_view(failed)
+    assert printed == ["failed"]
 
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen():
@@ -203,6 +203,6 @@ def test_notes_on_a_complete_run_are_printed_without_a_screen():
         def poll_view(self, log=False):
             return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
 
-    said: list[str] = []
-    follow_run.follow_run(Session(), 10, said.append, said.append)
-    assert said[-1] == "3 passes already"
+    printed: list[str] = []
+    follow_run.follow_run(Session(), 10, printed.append, printed.append)
+    assert printed[-1] == "3 passes already"

@@ -30,8 +30,8 @@ def launch(capsys, monkeypatch, tmp_path):
 
     def run(*argv):
         code = main.run_command([str(part) for part in argv])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -84,8 +84,8 @@ def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
 
     (tmp_path / "train.txt").write_text(lines(visits(800)))
     (tmp_path / "test.txt").write_text(lines(visits(300)))
-    told = ["--data", "train.txt", "--test", "test.txt", "--to", "model", "-o", "json"]
-    code, out, _ = launch("try", shop, *told, "--set", "width=4")
+    options = ["--data", "train.txt", "--test", "test.txt", "--to", "model", "-o", "json"]
+    code, out, _ = launch("try", shop, *options, "--set", "width=4")
     done = json.loads(out)
     assert code == 0
     assert done["passes"][-1]["samples"] == 800
@@ -102,9 +102,9 @@ def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
 ) -> None:
     records = "who,words,visits,bought\n" + "".join(f"x,{w},{v},{b}\n" for b, v, w in visits(400))
     (tmp_path / "visits.csv.gz").write_bytes(gzip.compress(records.encode()))
-    told = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
+    options = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
     for _ in range(2):
-        code, out, err = launch("try", shop, *told)
+        code, out, err = launch("try", shop, *options)
         assert (code, err) == (0, "")
     assert "pass 1: " in out
 
@@ -119,8 +119,8 @@ def test_rows_limits_both_files_and_progress_is_shown(
     (tmp_path / "visits.txt.gz").write_bytes(
         gzip.compress(lines([*visits(400), ["many", "1", "x"]]).encode())
     )
-    told = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
-    code, out, err = launch("try", shop, *told, "--batch-size", "100")
+    options = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
+    code, out, err = launch("try", shop, *options, "--batch-size", "100")
     assert (code, err) == (0, ""), "row 401, which cannot be parsed, is not read"
     assert (
         out.index("loading Paddle")

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher import metrics
-from launcher.cli.storage.job_storage import Storage, read_small_files
+from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.io import run_record
 from launcher.io.files import UnreadableError, parse_json_object
 from launcher.paths import JobPaths, OutputPaths

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli import session
+from launcher.cli import job_sessions
 from launcher.cli.commands import logs
 
 from .fake_cluster import FakeCluster
@@ -42,10 +42,10 @@ def read(api, monkeypatch):
         jobs = [([api.job(api.k8s_job, *conditions)], pods) for conditions, pods in stages]
         cluster = ChangingCluster(*jobs)
         monkeypatch.setattr(logs.time, "sleep", cluster.pause)
-        said = []
-        asked = session.ClusterSession(cluster, "paddle-training", said.append)
+        printed = []
+        session = job_sessions.ClusterSession(cluster, "paddle-training", printed.append)
         request = logs.LogRequest(follow=following)
-        return b"".join(logs.read_log(asked, request, said.append)), said
+        return b"".join(logs.read_log(session, request, printed.append)), printed
 
     return run
 
@@ -66,9 +66,9 @@ def test_json_lines_are_printed_unchanged(api, read):
 def test_following_continues_with_the_pod_that_replaces_another(api, read):
     old, new = a_pod(api, "old", "1", phase="Failed"), a_pod(api, "new", "2")
     coming = a_pod(api, "new", "2", phase="Pending", containerStatuses=[])
-    out, said = read(([], [old]), ([], [old, coming]), ([], [old, new]), (COMPLETE, [old, new]))
+    out, printed = read(([], [old]), ([], [old, coming]), ([], [old, new]), (COMPLETE, [old, new]))
     assert out == b"old train True\n" + b"".join(LINES) + b"new train True\n"
-    assert said == ["pod old has exited; continuing with new, which replaces it"]
+    assert printed == ["pod old has exited; continuing with new, which replaces it"]
 
 
 def test_following_stops_after_a_succeeded_pod_and_after_a_failed_run(api, read):

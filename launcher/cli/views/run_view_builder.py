@@ -10,7 +10,7 @@ from launcher import metrics
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object
 from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.storage.job_files import JobFiles
+from launcher.cli.storage.run_files import JobFiles
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_progress import RunProgress, build_progress
 from launcher.cli.views.run_view import (

@@ -1,4 +1,4 @@
-"""`clean --job`, `clean --sources`, `clean --keep-best`; and the storage of an uninstalled release."""
+"""`clean` removes runs, jobs and data files that nothing uses; commands on the storage of an uninstalled release."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from launcher.cli import options
+from launcher.cli import shared_options
+from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.commands import clean
+from launcher.cli.job_sessions import ClusterSession
+from launcher.cli.storage.run_history import SavedRun
+from launcher.schema import RunFile
 
-from .conftest import DATA_JOB, K8S_JOB, make_job
+from .conftest import DATA_JOB, K8S_JOB, add_run, make_job
 from .fake_cluster import BASE, FakeCluster
-from .test_runs import add_run
 
 Cli = Callable[..., tuple[int, str, str]]
 DONE = ("Complete", "", "")
@@ -25,7 +30,7 @@ ANOTHER_VOLUME = "storage: {type: hostPath, hostPath: {path: /another}}"
 @pytest.fixture
 def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     made = FakeCluster(job_folder.parent)
-    monkeypatch.setattr(options, "connect", lambda *_: made)
+    monkeypatch.setattr(shared_options, "connect", lambda *_: made)
     monkeypatch.setattr(clean, "LOCK_SECONDS", 0.3)
     made.add_release()
     made.jobs = [{**make_job(K8S_JOB, DONE)}, {**make_job(DATA_JOB, DONE)}]
@@ -250,3 +255,60 @@ def test_without_any_release_the_error_requests_an_image(cli: Cli, cluster: Fake
     code, _, err = cli("runs", "--job", "quick-start", "--image", "x")
     assert code == 64
     assert "Claims there: none" in err
+
+
+def names(job: Path) -> list[str]:
+    return sorted(path.name for path in (job / "runs").iterdir())
+
+
+def test_clean_keeps_the_newest_and_used_runs_and_prints_the_removed_bytes(cli: Cli, job: Path) -> None:
+    (job / "runs" / "quick-start-cccc" / "run.lock").write_text("{}")
+    code, out, err = cli("clean", "--path", job, "--keep", "1", "--yes")
+    assert code == 0
+    assert names(job) == ["quick-start-aaaa", "quick-start-cccc"]
+    assert out.startswith("removed quick-start/runs/quick-start-bbbb: 1,")
+    assert "kept: quick-start/runs/quick-start-cccc: a run writes to it" in err
+    assert (job / "output" / "model").is_dir()
+
+
+def test_clean_keeps_runs_that_finished_within_the_given_days(cli: Cli, job: Path) -> None:
+    assert cli("clean", "--path", job, "--keep", "0", "--older-than", "5", "--yes")[0] == 0
+    assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
+
+
+def test_clean_without_confirmation_removes_nothing(cli: Cli, job: Path) -> None:
+    code, _, err = cli("clean", "--path", job, "--keep", "0")
+    assert code == 64
+    assert "--yes" in err
+    assert len(names(job)) == 3
+
+
+@pytest.mark.parametrize("key", ["initModelPath", "initFrom"])  # the latter is of earlier launchers
+def test_the_run_of_the_initial_model_and_one_that_a_pod_uses_are_kept(key: str) -> None:
+    def past(folder: str, **fingerprint: str) -> SavedRun:
+        return SavedRun(folder, RunFile(fingerprint=fingerprint, finished=1.0), [])
+
+    pasts = [
+        past("output", **{key: "quick-start/runs/a"}),
+        past("runs/a"),
+        past("runs/b"),
+        past("runs/c"),
+    ]
+    assert [(run.name, why) for run, why in clean.explain_kept_runs(pasts, 0, 0, {"b"})] == [
+        ("a", "the current run started from its model (training.initModelPath)"),
+        ("b", "a pod uses it"),
+        ("c", ""),
+    ]
+
+
+@pytest.mark.parametrize(("phase", "used"), [("Running", {"b"}), ("Pending", {"b"}), ("Succeeded", set())])
+def test_a_run_is_used_if_a_live_pod_has_its_folder_in_its_spec(phase: str, used: set[str]) -> None:
+    pasts = [SavedRun(folder, RunFile(), []) for folder in ("output", "runs/b", "runs/bb")]
+    pod = {
+        "metadata": {"name": "server", "namespace": "another"},
+        "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/job/runs/b/model"]}]},
+        "status": {"phase": phase},
+    }
+    cluster = SimpleNamespace(list_in_all_namespaces=lambda kind, action: [pod] if kind == "pod" else [])
+    session = ClusterSession(cast(Cluster, cluster), "paddle-training", print)
+    assert clean.find_runs_used_by_pods(session, pasts) == used

@@ -16,14 +16,14 @@ from launcher.cli.views.run_view import RunView
 class Session:
     """A run that is over at the third poll; only `read_view` returns its score."""
 
-    def __init__(self, name: str, end: str, score: dict[str, float], told: list[str]) -> None:
-        self.name, self.end, self.score, self.told, self.looks = name, end, score, told, 0
+    def __init__(self, name: str, end: str, score: dict[str, float], events: list[str]) -> None:
+        self.name, self.end, self.score, self.events, self.polls = name, end, score, events, 0
 
     def poll_view(self, log: bool = False) -> RunView:
-        self.looks += 1
-        state = "training" if self.looks < 3 else self.end
+        self.polls += 1
+        state = "training" if self.polls < 3 else self.end
         if state != "training":
-            self.told.append(f"{self.name} ends")
+            self.events.append(f"{self.name} ends")
         return RunView(self.name, self.name, state, cause="no shoes" if state == "failed" else "")
 
     def read_view(self, log: bool = False) -> RunView:
@@ -36,26 +36,26 @@ def train(
     """Train a grid; return (the trials, what happened in order, the printed lines)."""
     trials = [Trial(f"t-{n}", (f"rate={n}",)) for n in range(len(ends))]
     happened: list[str] = []
-    said: list[str] = []
+    printed: list[str] = []
 
     def launch(trial: Trial) -> Session:
-        happened.append(f"{trial.release} begins")
+        happened.append(f"{trial.release} starts")
         return Session(trial.release, *ends[trials.index(trial)], happened)
 
-    sweep.train_all(trials, parallel, launch, lambda: None, said.append, sleep=lambda _: None)
-    return trials, happened, said
+    sweep.train_all(trials, parallel, launch, lambda: None, printed.append, sleep=lambda _: None)
+    return trials, happened, printed
 
 
 ENDS = [("complete", {"error": 0.3, "auc": 0.6}), ("failed", {}), ("complete", {"error": 0.2, "auc": 0.5})]
 
 
 def test_at_most_parallel_trials_run_and_a_failure_does_not_affect_others() -> None:
-    _, happened, said = train(ENDS, 1)
-    assert happened == [f"t-{n} {what}" for n in range(3) for what in ("begins", "ends")]
-    assert "t-1: failed" in said
+    _, happened, printed = train(ENDS, 1)
+    assert happened == [f"t-{n} {what}" for n in range(3) for what in ("starts", "ends")]
+    assert "t-1: failed" in printed
     trials, happened, _ = train(ENDS, 2)
-    assert happened[:2] == ["t-0 begins", "t-1 begins"]
-    assert happened.index("t-2 begins") > happened.index("t-0 ends")
+    assert happened[:2] == ["t-0 starts", "t-1 starts"]
+    assert happened.index("t-2 starts") > happened.index("t-0 ends")
     assert [trial.state for trial in trials] == ["complete", "failed", "complete"]
 
 
@@ -71,8 +71,8 @@ def test_the_best_trial_is_chosen_by_the_first_or_the_given_score(
     by: str | None, highest: bool | None, release: str, why: str
 ) -> None:
     trials, _, _ = train(ENDS, 3)
-    best, told = sweep.choose_best(trials, by, highest)
-    assert (best.release, told) == (release, why)
+    best, reason = sweep.choose_best(trials, by, highest)
+    assert (best.release, reason) == (release, why)
 
 
 def test_trials_without_the_score_are_an_error() -> None:

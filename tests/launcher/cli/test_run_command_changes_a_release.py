@@ -18,8 +18,8 @@ from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.errors import CliError, OtherRunError, UsageError
+from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
-from launcher.cli.session import ClusterSession
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
@@ -35,7 +35,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(**more: Any) -> launch_training.LaunchOptions:
+def launch_options(**more: Any) -> launch_training.LaunchOptions:
     given: dict[str, Any] = {"program": Path(), "data": None, "values": [], "settings": [], "trainers": None}
     return launch_training.LaunchOptions(**{**given, "passes": None, "keep": Path("kept.yaml"), **more})
 
@@ -91,12 +91,12 @@ def test_a_running_training_is_not_stopped_without_confirmation(api: Any, here: 
     cluster = make_cluster(api)
     cluster.add_release(jobName=job)
     with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
-        launch(cluster, asked())
+        launch(cluster, launch_options())
     assert not (here / "kept.yaml").exists()
-    assert launch(cluster, asked(replace=True)).changed
+    assert launch(cluster, launch_options(replace=True)).changed
     assert not cluster.leases, "the lease is given up"
     cluster.jobs = [api.job("mine-8")]
-    assert not launch(cluster, asked()).changed, "the same training again is only followed"
+    assert not launch(cluster, launch_options()).changed, "the same training again is only followed"
 
 
 def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: Path) -> None:
@@ -106,34 +106,34 @@ def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: P
     fix = r"Fix: resume it: python -m launcher resume --follow$"
     for replace in (False, True):
         with pytest.raises(UsageError, match=rf"training mine of release paddle-training is stopped .*{fix}"):
-            launch(cluster, asked(replace=replace))
+            launch(cluster, launch_options(replace=replace))
     assert not (here / "kept.yaml").exists()
     cluster.jobs[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
-    assert not launch(cluster, asked()).changed, "its queue starts it"
+    assert not launch(cluster, launch_options()).changed, "its queue starts it"
     with pytest.raises(UsageError, match="Starting mine would stop it"):
-        launch(cluster, asked(), batch=16)
+        launch(cluster, launch_options(), batch=16)
 
 
 def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "paddle-training")
     stopped = {"spec": {"suspend": True}}
     cluster.jobs = [{**api.job(name), **stopped} for name in (api.k8s_job, api.data_job)]
-    assert launch(cluster, asked()).changed
+    assert launch(cluster, launch_options()).changed
     assert cluster.suspended == [(api.data_job, False)], "helm leaves a Job that it keeps suspended"
 
 
 @pytest.mark.slow
 def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "one", "other")
-    refused: list[str] = []
+    rejected: list[str] = []
 
     def second() -> None:
         with pytest.raises(OtherRunError, match=r"has been using job mine since .*Fix: ") as raised:
-            launch(cluster, asked(release="other", replace=True))
-        refused.append(str(raised.value))
+            launch(cluster, launch_options(release="other", replace=True))
+        rejected.append(str(raised.value))
 
-    launch(cluster, asked(release="one", replace=True), helm=FakeHelm(cluster, second))
-    assert refused
+    launch(cluster, launch_options(release="one", replace=True), helm=FakeHelm(cluster, second))
+    assert rejected
     assert not cluster.leases
 
 
@@ -142,30 +142,30 @@ def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
     cluster = make_cluster(api, "paddle-training")
-    refused: list[OtherRunError] = []
+    rejected: list[OtherRunError] = []
 
     def second() -> None:
         with pytest.raises(OtherRunError) as raised:
-            launch(cluster, asked(keep=None, replace=True), batch=16)
-        refused.append(raised.value)
+            launch(cluster, launch_options(keep=None, replace=True), batch=16)
+        rejected.append(raised.value)
 
     helm = FakeHelm(cluster, second)
-    done = launch(cluster, asked(keep=None, replace=True), helm=helm)
+    done = launch(cluster, launch_options(keep=None, replace=True), helm=helm)
     assert [str(path) for path in here.glob("*.values.yaml")] == [str(here / "mine.values.yaml")]
     assert yaml.safe_load(done.keep.read_text())["training"]["batchSize"] == 8
     assert done.session.run().k8s_job == "mine-8"
-    assert str(refused[0]).startswith(
+    assert str(rejected[0]).startswith(
         f"{run_lease.user_and_host()} (process {os.getpid()}) has been using release"
     )
-    assert "Fix: " in str(refused[0])
-    assert refused[0].exit_code == 4
+    assert "Fix: " in str(rejected[0])
+    assert rejected[0].exit_code == 4
 
 
 def test_a_replaced_run_is_reported_with_who_replaced_it_and_a_fix(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "paddle-training")
     helm = FakeHelm(cluster)
-    first = launch(cluster, asked(replace=True), helm=helm)
-    launch(cluster, asked(replace=True), batch=16, helm=helm)
+    first = launch(cluster, launch_options(replace=True), helm=helm)
+    launch(cluster, launch_options(replace=True), batch=16, helm=helm)
     with pytest.raises(OtherRunError, match=r"run mine-8 was replaced by revision 3 \(run by .*--replace"):
         first.session.poll_view()
 
@@ -200,7 +200,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(
     with pytest.raises(
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
-        launch(cluster, asked(replace=True))
+        launch(cluster, launch_options(replace=True))
     assert ClusterSession(cast(Cluster, cluster), "paddle-training", print).run().k8s_job == api.k8s_job
     assert cluster.leases, "it is another's"
 
@@ -236,7 +236,7 @@ def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
         launch_training.TrainingPlan([], {"jobName": "mine"}),
     )
     helm = fake_helm(here, monkeypatch)
-    launch_training.launch(made, asked(replace=True), helm, cluster, print)  # type: ignore[arg-type]
+    launch_training.launch(made, launch_options(replace=True), helm, cluster, print)  # type: ignore[arg-type]
     assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
 
 
@@ -256,7 +256,7 @@ def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pyte
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "said",
+    "printed",
     [
         "Error: UPGRADE FAILED: release: already exists",
         "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
@@ -264,9 +264,9 @@ def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pyte
     ],
 )
 def test_a_conflict_with_another_helm_is_reported_with_a_fix(
-    here: Path, monkeypatch: pytest.MonkeyPatch, said: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, printed: str
 ) -> None:
-    helm = fake_helm(here, monkeypatch, f"echo '{said}' >&2; exit 1")
+    helm = fake_helm(here, monkeypatch, f"echo '{printed}' >&2; exit 1")
     for call in (helm.check, functools.partial(helm.run, description="mine")):
         with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
             call("x", "", "", Path("kept.yaml"))
@@ -279,24 +279,24 @@ def test_a_missing_claim_is_reported_with_the_revision_to_roll_back_to(
 ) -> None:
     cluster = make_cluster(api, "paddle-training")
     helm = FakeHelm(cluster)
-    launch(cluster, asked(replace=True), helm=helm)
+    launch(cluster, launch_options(replace=True), helm=helm)
     cluster.add_release(claim="nope")
     del cluster.claims["nope"]
     fix = "helm rollback paddle-training 1 -n paddle; then run the same command again"
     with pytest.raises(CliError, match=rf"the claim nope .* does not exist\. .*Fix: {fix}"):
-        launch(cluster, asked(replace=True, release=release), helm=helm)
+        launch(cluster, launch_options(replace=True, release=release), helm=helm)
     assert not cluster.leases
 
 
 @pytest.mark.parametrize(
-    ("releases", "told"),
+    ("releases", "message"),
     [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
 )
 def test_a_new_release_needs_another_one_for_image_and_storage(
-    api: object, here: Path, releases: tuple[str, ...], told: str
+    api: object, here: Path, releases: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(CliError, match=told):
-        launch(make_cluster(api, *releases), asked(release="new"))
+    with pytest.raises(CliError, match=message):
+        launch(make_cluster(api, *releases), launch_options(release="new"))
 
 
 def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any) -> None:
@@ -335,19 +335,21 @@ def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:
-    said: list[str] = []
+    printed: list[str] = []
     with (
         pytest.raises(SystemExit),
-        explain_interrupt(lambda: describe_following(["--release", "mine"]), said.append),
+        explain_interrupt(lambda: describe_following(["--release", "mine"]), printed.append),
     ):
         raise SystemExit(128 + signal.SIGINT)
-    assert "training continues on the cluster. Show it: python -m launcher status --release mine;" in said[0]
+    assert (
+        "training continues on the cluster. Show it: python -m launcher status --release mine;" in printed[0]
+    )
 
 
 def test_a_file_that_run_did_not_write_is_not_overwritten(api: object, here: Path) -> None:
     (here / "kept.yaml").write_text("trainers: 3\n")
     with pytest.raises(UsageError, match=r"kept\.yaml exists, and `run` did not write it"):
-        launch(make_cluster(api, "paddle-training"), asked(replace=True))
+        launch(make_cluster(api, "paddle-training"), launch_options(replace=True))
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
@@ -357,5 +359,5 @@ def test_base_prints_one_newline_at_the_end(
 ) -> None:
     cluster = make_cluster(api, "paddle-training")
     cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
-    monkeypatch.setattr("launcher.cli.options.connect", lambda *_: cluster)
+    monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
     assert cli("base")[:2] == (0, "image: x\n")

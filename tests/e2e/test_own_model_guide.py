@@ -1,5 +1,6 @@
-"""docs/how-to/own-model.md as written: its files are created and its commands run, by a user who cannot read
-the nodes' folder."""
+"""Follow the guide docs/how-to/own-model.md: create its files and run its commands, as a user without access to
+the nodes' folder.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def files(text: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def nothing_before(cluster: Cluster) -> Iterator[None]:
+def clean_storage(cluster: Cluster) -> Iterator[None]:
     """Remove the jobs' folders. Tests list this fixture before `train`, whose pods must be gone first."""
 
     def clear() -> None:
@@ -54,8 +55,8 @@ def nothing_before(cluster: Cluster) -> Iterator[None]:
     clear()
 
 
-def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning_up(
-    nothing_before: None, train: Make, cluster: Cluster, tmp_path: Path
+def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_clean(
+    clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
     # A release whose image and storage are used.
     first = train("quick_start", trainers=1, training={"passes": 1})
@@ -63,7 +64,7 @@ def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning
     first.complete()
     shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))
     env = cluster.env | {"PADDLE_TRAINING_NAMESPACE": first.namespace, "SHARED": str(cluster.shared)}
-    said, told = {}, {}
+    output, measured = {}, {}
     for title, text in SECTIONS:
         for name, content in files(text).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -73,7 +74,7 @@ def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning
         if title == "Train it":
             script += f"\n{lines[-1]}"  # once more, and nothing has changed
         (tmp_path / "step.sh").write_text(script)
-        began = time.monotonic()
+        started = time.monotonic()
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", HIDDEN],
             cwd=tmp_path,
@@ -84,21 +85,21 @@ def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning
             timeout=600 * PATIENCE,
             stdin=subprocess.DEVNULL,
         )
-        said[title] = done.stdout + done.stderr
-        told[title] = {"commands": len(lines), "seconds": time.monotonic() - began}
+        output[title] = done.stdout + done.stderr
+        measured[title] = {"commands": len(lines), "seconds": time.monotonic() - started}
         assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         if title == "Use it":
-            assert_taken(tmp_path / "results" / "moods", cluster.shared / "moods" / "output")
+            assert_copied(tmp_path / "results" / "moods", cluster.shared / "moods" / "output")
     if "WALK_TIMES" in os.environ:
-        Path(os.environ["WALK_TIMES"]).write_text(json.dumps(told))
-    assert "recall_positive" in said["The program"], "try"
-    assert "helm upgrade --install paddle-training" in said["Train it"]
-    assert said["Train it"].count("nothing new to train") == 1
-    assert re.search(r"score .*error 0\.", said["Train it"]), said["Train it"]
-    assert "test_recall_neutral of moods-" in said["Change it and train again"], "compare"
-    assert [line for line in said["Use it"].splitlines() if line.startswith(MOODS)], said["Use it"]
-    assert '"words":["' in said["Use it"].replace(" ", ""), "the server's own words"
-    assert "kept: release moods-" in said["Try settings"]
+        Path(os.environ["WALK_TIMES"]).write_text(json.dumps(measured))
+    assert "recall_positive" in output["The program"], "try"
+    assert "helm upgrade --install paddle-training" in output["Train it"]
+    assert output["Train it"].count("nothing new to train") == 1
+    assert re.search(r"score .*error 0\.", output["Train it"]), output["Train it"]
+    assert "test_recall_neutral of moods-" in output["Change it and train again"], "compare"
+    assert [line for line in output["Use it"].splitlines() if line.startswith(MOODS)], output["Use it"]
+    assert '"words":["' in output["Use it"].replace(" ", ""), "the server's own words"
+    assert "kept: release moods-" in output["Try settings"]
     left = cluster.get("configmaps", first.namespace, "-l", "app.kubernetes.io/name=paddle-training")
     names = [entry["metadata"]["name"] for entry in left]
     assert names == ["paddle-training-run"], "the sweep's release is gone, and no other"
@@ -106,8 +107,8 @@ def test_the_page_from_a_new_program_to_a_served_prediction_a_sweep_and_cleaning
     assert (cluster.shared / "moods" / "output" / "model").is_dir()
 
 
-def test_of_two_users_of_one_release_one_trains_and_a_third_trains_another_release(
-    nothing_before: None, train: Make, cluster: Cluster, tmp_path: Path
+def test_concurrent_runs_of_one_release_only_one_trains_and_another_release_is_not_affected(
+    clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
     first = train("quick_start", trainers=1, training={"passes": 1})  # its image and storage are used
     first.upgrade()
@@ -129,23 +130,23 @@ def test_of_two_users_of_one_release_one_trains_and_a_third_trains_another_relea
         )
 
     batches = (64, 128)
-    begun = [start("ann", "--set", f"training.batchSize={batch}") for batch in batches]
-    beside = start("bob")
-    said = [process.communicate(timeout=300 * PATIENCE)[0] for process in (*begun, beside)]
-    codes = [process.returncode for process in begun]
-    assert beside.returncode == 0, said[2]
-    assert codes.count(0) == 1, said[:2]
+    competing = [start("ann", "--set", f"training.batchSize={batch}") for batch in batches]
+    other = start("bob")
+    printed = [process.communicate(timeout=300 * PATIENCE)[0] for process in (*competing, other)]
+    codes = [process.returncode for process in competing]
+    assert other.returncode == 0, printed[2]
+    assert codes.count(0) == 1, printed[:2]
     winner = codes.index(0)
     loser = 1 - winner
-    assert codes[loser] in (4, 64), said[loser]  # the lease is held, or its holder trains already
-    assert "Fix: " in said[loser]
-    assert "score" not in said[loser]
-    for release, told in (("ann", said[winner]), ("bob", said[2])):
+    assert codes[loser] in (4, 64), printed[loser]  # the lease is held, or its holder trains already
+    assert "Fix: " in printed[loser]
+    assert "score" not in printed[loser]
+    for release, text in (("ann", printed[winner]), ("bob", printed[2])):
         record = json.loads((cluster.shared / jobs[release] / "output" / "run.json").read_text())
-        assert f"score {text_formats.scores(record['score'])}" in told
+        assert f"score {text_formats.scores(record['score'])}" in text
         if release == "ann":
             assert record["fingerprint"]["batchSize"] == batches[winner]
-    # A training that finds no place is replaced by the next one.
+    # A training whose pods fit on no node is replaced by the next one.
     batch = ("--set", f"training.batchSize={batches[winner]}")
     for more, code, text in (
         (("--set", "resources.requests.cpu=999", "--timeout", "1"), 2, "expired"),
@@ -157,11 +158,11 @@ def test_of_two_users_of_one_release_one_trains_and_a_third_trains_another_relea
         assert (process.returncode, text in out) == (code, True), out
 
 
-def assert_taken(here: Path, there: Path) -> None:
-    """Check that the files in `here`, which `results` copied, equal those in `there` on the storage."""
-    found = [path for path in (there / "model").rglob("*") if path.is_file()]
-    found += [there / name for name in ("metrics.csv", "curve.png", "run.json", "report.html")]
+def assert_copied(copy_of: Path, output: Path) -> None:
+    """Check that the files that `results` copied to `copy_of` equal those of the run's `output`."""
+    found = [path for path in (output / "model").rglob("*") if path.is_file()]
+    found += [output / name for name in ("metrics.csv", "curve.png", "run.json", "report.html")]
     assert len(found) > 8
     for path in found:
-        copy = here / path.relative_to(there)
+        copy = copy_of / path.relative_to(output)
         assert hashlib.sha256(copy.read_bytes()).digest() == hashlib.sha256(path.read_bytes()).digest(), path

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import options
+from launcher.cli import shared_options
 from launcher.cli.cluster import object_states
 from launcher.paths import OutputPaths, Position
 from testkit.waiting import until
@@ -41,7 +41,7 @@ def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     made = RunningCluster(job_folder.parent)
     made.add_release()
     made.jobs = [make_job(K8S_JOB), make_job(DATA_JOB, DONE)]
-    monkeypatch.setattr(options, "connect", lambda *_: made)
+    monkeypatch.setattr(shared_options, "connect", lambda *_: made)
     (job_folder / "output" / "status.json").write_text(json.dumps(make_status()))
     return made
 

@@ -100,8 +100,8 @@ def test_fault_tests_are_skipped_with_a_reason_after_the_time_limit(
     done = subprocess.run(argv, cwd=run.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert re.search(r"^\d+ skipped in ", done.stdout, re.MULTILINE), done.stdout
-    told = r"SKIPPED .* would start \d+ s after FAULTS_UNTIL; `make test-faults` runs it"
-    assert re.search(told, done.stdout), done.stdout
+    reason = r"SKIPPED .* would start \d+ s after FAULTS_UNTIL; `make test-faults` runs it"
+    assert re.search(reason, done.stdout), done.stdout
 
 
 FAST_TESTS = """

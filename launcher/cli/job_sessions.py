@@ -14,8 +14,9 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, Object, UnreachableError, labels
 from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
 from launcher.cli.errors import CliError, OtherRunError, UsageError
-from launcher.cli.storage.job_files import OUTPUT, JobFiles, read_job_files
-from launcher.cli.storage.job_storage import (
+from launcher.cli.storage.reader_pod import READER, UnschedulableError, claim_problem, open_reader_pod
+from launcher.cli.storage.run_files import OUTPUT, JobFiles, read_job_files
+from launcher.cli.storage.storage_access import (
     READ_SECONDS,
     Storage,
     StorageRequest,
@@ -23,10 +24,9 @@ from launcher.cli.storage.job_storage import (
     pod_storage,
     storage_of_job,
 )
-from launcher.cli.storage.reader_pod import READER, UnschedulableError, claim_problem, open_reader_pod
 from launcher.cli.storage.uninstalled_release import find_own_job, find_storage
-from launcher.cli.views.build_view import ClusterSnapshot, build_cluster_view, build_folder_view
 from launcher.cli.views.run_view import RunView, newest_pod, owned_by, pods_of_component, rank_of
+from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view, build_folder_view
 from launcher.reporting.failure_messages import last_lines
 
 FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time

@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked(**more: object) -> launch_training.LaunchOptions:
+def launch_options(**more: object) -> launch_training.LaunchOptions:
     given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
     return launch_training.LaunchOptions(
         **{**given, "trainers": None, "passes": None, "check": False, "keep": Path("kept.yaml"), **more}
@@ -109,7 +109,9 @@ def test_a_misspelt_value_is_reported_with_the_most_similar_one(
 def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None:
     (here / "mine.yaml").write_text("training: {passes: 9, batchSize: 8}\ndata: {format: lines, seed: 3}\n")
     (made,) = launch_training.plan_trainings(
-        asked(values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1),
+        launch_options(
+            values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1
+        ),
         Helm(CHART, "paddle"),
         print,
     )
@@ -121,14 +123,14 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     assert made.values["data"]["source"] == "file://rows.txt"
     assert made.values["trainers"] == 2
     (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
-    (again,) = launch_training.plan_trainings(asked(), Helm(CHART, "paddle"), print)
+    (again,) = launch_training.plan_trainings(launch_options(), Helm(CHART, "paddle"), print)
     assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
 
 
 @pytest.mark.slow
 @paddle_is_here
 @pytest.mark.parametrize(
-    ("rows", "options", "told"),
+    ("rows", "options", "message"),
     [
         ("1\t2\n1\tmany\n", (), "rows.txt, row 2: column x is 'many'"),
         ("1,2\n", (), "rows.txt, row 1"),
@@ -137,13 +139,13 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     ],
 )
 def test_an_invalid_program_or_row_is_reported_before_the_cluster_is_contacted(
-    cli: Cli, here: Path, rows: str, options: tuple[str, ...], told: str
+    cli: Cli, here: Path, rows: str, options: tuple[str, ...], message: str
 ) -> None:
     (here / "rows.txt").write_text(rows)
     nowhere = ("--kubeconfig", "not-there")
     code, _, err = cli("run", "My Line", "--data", "rows.txt", *nowhere, *options)
     assert code == 65 or "has only" in err
-    assert re.search(told, err), err
+    assert re.search(message, err), err
     assert not list(here.glob("*.values.yaml"))
 
 
@@ -177,10 +179,10 @@ def test_a_missing_helm_or_chart_is_reported(cli: Cli, here: Path, monkeypatch: 
 
 def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
     with pytest.raises(UsageError, match=r"^--data gone\.txt: no such file"):
-        launch_training.plan_trainings(asked(data="gone.txt"), Helm(CHART, "paddle"), print)
+        launch_training.plan_trainings(launch_options(data="gone.txt"), Helm(CHART, "paddle"), print)
     (here / "My Line").rename(here / "output")
     with pytest.raises(UsageError, match=r"^the name output is reserved: .* Fix: rename it$"):
-        launch_training.plan_trainings(asked(program=Path("output")), Helm(CHART, "paddle"), print)
+        launch_training.plan_trainings(launch_options(program=Path("output")), Helm(CHART, "paddle"), print)
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from launcher.cli.cluster.releases import ReleaseRun, releases_in
-from launcher.cli.storage.job_files import read_job_files
-from launcher.cli.storage.job_storage import folder_storage
-from launcher.cli.views import build_view, pass_tables, status_text
+from launcher.cli.storage.run_files import read_job_files
+from launcher.cli.storage.storage_access import folder_storage
+from launcher.cli.views import pass_tables, run_view_builder, status_text
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
 
@@ -16,14 +16,14 @@ PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"
 def seen(api, jobs=None, pods=(), **files):
     run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
     both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
-    return build_view.ClusterSnapshot(
+    return run_view_builder.ClusterSnapshot(
         run=run, jobs=both if jobs is None else jobs, pods=pods, files=api.files(**files)
     )
 
 
 def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
     pods = [api.pod(f"{api.k8s_job}-{rank}-abcde", rank=rank, node=f"node{rank + 1}") for rank in range(3)]
-    view = build_view.build_cluster_view(seen(api, pods=pods, status=api.status()))
+    view = run_view_builder.build_cluster_view(seen(api, pods=pods, status=api.status()))
     assert view.state == "training"
     assert [(r.rank, r.pod, r.node, r.phase, r.number, r.batch, r.loss) for r in view.ranks] == [
         (rank, f"{api.k8s_job}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
@@ -39,12 +39,12 @@ def test_the_newest_pod_of_a_rank_is_shown_after_a_replacement(api):
         api.pod("new", rank=0, made="2026-11-21T05:00:00Z"),
         api.pod("old", rank=0, phase="Failed", made="2026-11-21T04:00:00Z"),
     ]
-    assert build_view.build_cluster_view(seen(api, pods=pods)).ranks[0].pod == "new"
+    assert run_view_builder.build_cluster_view(seen(api, pods=pods)).ranks[0].pod == "new"
 
 
 def test_a_pending_pod_is_shown_with_its_reason_in_status_and_wait(api):
     pods = [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)]
-    view = build_view.build_cluster_view(seen(api, pods=pods))
+    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
     assert view.state == "pending"
     assert view.ranks[0].reason == "Unschedulable: no node fits"
     assert status_text.describe_wait(view) == "rank 0 (p0): Unschedulable: no node fits"
@@ -53,7 +53,7 @@ def test_a_pending_pod_is_shown_with_its_reason_in_status_and_wait(api):
 def test_a_running_data_job_is_what_the_training_waits_for(api):
     jobs = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, active=1)}
     pods = [api.pod("data", job=api.data_job), api.pod("p0", rank=0, phase="Pending")]
-    view = build_view.build_cluster_view(seen(api, jobs, pods))
+    view = run_view_builder.build_cluster_view(seen(api, jobs, pods))
     assert view.state == "preparing"
     assert f"data job still running: {api.data_job}" in view.notes
 
@@ -61,8 +61,8 @@ def test_a_running_data_job_is_what_the_training_waits_for(api):
 def test_a_job_without_pods_is_explained_by_its_own_event(api):
     event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
     what = seen(api)
-    view = build_view.build_cluster_view(
-        build_view.ClusterSnapshot(what.run, what.jobs, (), {api.k8s_job: [event]})
+    view = run_view_builder.build_cluster_view(
+        run_view_builder.ClusterSnapshot(what.run, what.jobs, (), {api.k8s_job: [event]})
     )
     assert view.training.reason == "FailedCreate: violates PodSecurity restricted"
     assert "violates PodSecurity" in status_text.describe_wait(view)
@@ -81,13 +81,13 @@ def test_the_first_pod_that_failed_is_the_cause(api):
         ),
     ]
     jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
-    view = build_view.build_cluster_view(seen(api, jobs, pods))
+    view = run_view_builder.build_cluster_view(seen(api, jobs, pods))
     assert (view.state, view.cause) == ("failed", "first (rank 1): trainer died")
 
 
 def test_the_cause_in_status_json_overrides_the_pods_messages(api):
     jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "x", "y"))}
-    view = build_view.build_cluster_view(
+    view = run_view_builder.build_cluster_view(
         seen(api, jobs, status=api.status(state="failed", cause="rank 2: SIGSEGV"))
     )
     assert view.cause == "rank 2: SIGSEGV"
@@ -96,7 +96,7 @@ def test_the_cause_in_status_json_overrides_the_pods_messages(api):
 def test_a_failed_data_job_is_the_cause_with_the_reason_of_data_failed_json(api):
     jobs = {**seen(api).jobs, api.data_job: api.job(api.data_job, ("Failed", "BackoffLimitExceeded", "z"))}
     failure = {"dataDigest": "d" * 64, "reason": "sha256 does not match"}
-    view = build_view.build_cluster_view(seen(api, jobs, data_failure=failure))
+    view = run_view_builder.build_cluster_view(seen(api, jobs, data_failure=failure))
     assert (view.state, view.cause) == ("failed", "the data Job failed: sha256 does not match")
 
 
@@ -107,7 +107,9 @@ def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
         ended = {"exitCode": 65, "finishedAt": "2026-11-21T04:00:01Z", "message": text}
         return [{"name": container, "state": {"terminated": ended}}]
 
-    waited = f"the data Job of this run failed: {cause} (told by /home/jobpath/quick-start/data-failed.json)"
+    waited = (
+        f"the data Job of this run failed: {cause} (read from /home/jobpath/quick-start/data-failed.json)"
+    )
     pods = [
         api.pod("d", job=api.data_job, phase="Failed", containerStatuses=dead("prepare", cause)),
         *(
@@ -116,7 +118,7 @@ def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
         ),
     ]
     jobs = {name: api.job(name, ("Failed", "PodFailurePolicy", "x")) for name in (api.k8s_job, api.data_job)}
-    view = build_view.build_cluster_view(
+    view = run_view_builder.build_cluster_view(
         seen(api, jobs, pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
     )
     text = io.StringIO()
@@ -131,17 +133,17 @@ def test_the_same_reason_of_several_ranks_is_one_remark_with_all_ranks(api):
     pods = [
         api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
     ]
-    view = build_view.build_cluster_view(seen(api, pods=pods))
+    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
     assert status_text.remarks(view) == ["rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"]
 
 
 def test_a_run_whose_pods_succeeded_before_its_job_is_complete_is_finishing(api):
     pods = [api.pod(f"p{rank}", rank=rank, phase="Succeeded") for rank in range(3)]
-    assert build_view.build_cluster_view(seen(api, pods=pods)).state == "finishing"
+    assert run_view_builder.build_cluster_view(seen(api, pods=pods)).state == "finishing"
 
 
 def test_progress_of_another_run_is_not_shown(api):
-    view = build_view.build_cluster_view(seen(api, status=api.status(runId="quick-start-older")))
+    view = run_view_builder.build_cluster_view(seen(api, status=api.status(runId="quick-start-older")))
     assert view.progress is None
     assert view.ranks[0].loss is None
     assert any("still contains run quick-start-older" in note for note in view.notes)
@@ -149,12 +151,12 @@ def test_progress_of_another_run_is_not_shown(api):
 
 def test_a_run_whose_jobs_are_deleted_is_shown_from_its_files(api):
     files = {"status": api.status(state="complete"), "manifest": {"dataDigest": "d" * 64}}
-    view = build_view.build_cluster_view(seen(api, {}, **files))
+    view = run_view_builder.build_cluster_view(seen(api, {}, **files))
     assert (view.state, view.data.state) == ("complete", "complete")
 
 
 def test_a_job_deleted_during_training_is_reported_as_missing(api):
-    view = build_view.build_cluster_view(seen(api, {}, status=api.status()))
+    view = run_view_builder.build_cluster_view(seen(api, {}, status=api.status()))
     assert view.state == "missing"
     assert any(f"{api.k8s_job} does not exist" in note for note in view.notes)
 
@@ -162,7 +164,7 @@ def test_a_job_deleted_during_training_is_reported_as_missing(api):
 def test_an_earlier_job_that_is_being_deleted_is_noted(api):
     old = api.job("quick-start-older")
     old["metadata"]["deletionTimestamp"] = "2026-11-21T04:00:00Z"
-    view = build_view.build_cluster_view(seen(api, {**seen(api).jobs, "quick-start-older": old}))
+    view = run_view_builder.build_cluster_view(seen(api, {**seen(api).jobs, "quick-start-older": old}))
     assert any("quick-start-older (being deleted)" in note for note in view.notes)
 
 
@@ -177,7 +179,7 @@ def test_all_releases_of_the_chart_are_found_by_their_config_maps():
 
 
 def test_json_output_calls_a_pass_as_status_json_does(api):
-    value = build_view.build_cluster_view(seen(api, status=api.status())).as_json()
+    value = run_view_builder.build_cluster_view(seen(api, status=api.status())).as_json()
     assert value["progress"]["pass"] == 6
     assert value["ranks"][2]["pass"] == 6
 
@@ -187,7 +189,7 @@ def test_an_export_of_another_run_is_not_shown(api):
     done = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
     for run_id, shown in ((api.k8s_job, "s3://bucket/models/"), ("quick-start-other", "")):
         files = {"status": api.status(state="complete"), "run": {"runId": run_id, "exported": exported}}
-        view = build_view.build_cluster_view(seen(api, done, **files))
+        view = run_view_builder.build_cluster_view(seen(api, done, **files))
         assert (view.state, view.exported) == ("complete", shown)
 
 
@@ -197,22 +199,24 @@ THEIRS = {"runId": "quick-start-other", "release": "theirs", "namespace": "team-
 def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix(api):
     made_by = {"release": "theirs", "namespace": "team-b"}
     pods = [api.pod("p0", rank=0, phase="Pending")]
-    view = build_view.build_cluster_view(
+    view = run_view_builder.build_cluster_view(
         seen(api, pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
     )
     (note,) = view.notes
     assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
     assert "leftovers --remove -n paddle --release paddle-training" in note
     for manifest in (None, {"dataDigest": "e" * 64}):
-        (note,) = build_view.build_cluster_view(seen(api, pods=pods, manifest=manifest)).notes
+        (note,) = run_view_builder.build_cluster_view(seen(api, pods=pods, manifest=manifest)).notes
         assert "leftovers --remove" in note
-    assert not build_view.build_cluster_view(seen(api, pods=pods, manifest={"dataDigest": "d" * 64})).notes
+    assert not run_view_builder.build_cluster_view(
+        seen(api, pods=pods, manifest={"dataDigest": "d" * 64})
+    ).notes
 
 
 def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
     done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
     moved = {"runId": api.k8s_job, "score": {"error": 0.25}}
-    view = build_view.build_cluster_view(seen(api, done, run=THEIRS, moved=moved))
+    view = run_view_builder.build_cluster_view(seen(api, done, run=THEIRS, moved=moved))
     assert (view.state, view.score) == ("complete", {"error": 0.25})
     assert view.notes == (
         "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
@@ -222,7 +226,7 @@ def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
 
 def test_a_complete_job_whose_output_belongs_to_another_release_is_failed(api):
     done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    view = build_view.build_cluster_view(
+    view = run_view_builder.build_cluster_view(
         seen(api, done, run=THEIRS, status=api.status(runId="quick-start-other"))
     )
     assert view.state == "failed"
@@ -232,14 +236,14 @@ def test_a_complete_job_whose_output_belongs_to_another_release_is_failed(api):
         {"run": THEIRS, "is_stale": True},
         {"run": None},
     ):  # read before the end; the folder was removed
-        assert build_view.build_cluster_view(seen(api, done, **known)).state == "complete"
+        assert run_view_builder.build_cluster_view(seen(api, done, **known)).state == "complete"
 
 
 def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
     pods = [
         api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
     ]
-    view = build_view.build_cluster_view(seen(api, pods=pods))
+    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
     assert status_text.describe_wait(view) == "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
     rows = [{"pass": 0, "train_loss": 0.5}]
     text = io.StringIO()
@@ -250,7 +254,7 @@ def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
 
 
 @pytest.mark.parametrize(
-    ("checkpoints", "asked", "more", "told"),
+    ("checkpoints", "requested", "more", "expected"),
     [
         (["pass-00010", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is no longer kept (training."),
         (["pass-00009", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is pass-00009 in output/. Fix"),
@@ -261,22 +265,22 @@ def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
     ],
 )
 def test_a_complete_run_with_more_passes_than_requested_says_which_pass_its_model_has(
-    api, checkpoints, asked, more, told
+    api, checkpoints, requested, more, expected
 ):
     jobs = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", "")), api.data_job: api.job(api.data_job)}
-    files = {"status": api.status(state="complete", passes=asked), "checkpoints": checkpoints, **more}
-    api.run = {**api.run, "passes": asked}
+    files = {"status": api.status(state="complete", passes=requested), "checkpoints": checkpoints, **more}
+    api.run = {**api.run, "passes": requested}
     for view in (
-        build_view.build_cluster_view(seen(api, jobs, **files)),
-        build_view.build_folder_view("here", api.files(**files)),
+        run_view_builder.build_cluster_view(seen(api, jobs, **files)),
+        run_view_builder.build_folder_view("here", api.files(**files)),
     ):
         found = [note for note in view.notes if "nothing was trained" in note]
-        assert len(found) == (told is not None)
-        begin = (
-            f"training.passes is {asked}, but output/ already has 12 passes: nothing was trained. The model "
+        assert len(found) == (expected is not None)
+        start = f"training.passes is {requested}, but output/ already has 12 passes: nothing was trained. The model "
+        assert all(note.startswith(f"{start}and its score are of pass {expected}") for note in found)
+        assert all(
+            f"for a model of {requested} pass{'es' * (requested > 1)}, train" in note for note in found
         )
-        assert all(note.startswith(f"{begin}and its score are of pass {told}") for note in found)
-        assert all(f"for a model of {asked} pass{'es' * (asked > 1)}, train" in note for note in found)
 
 
 def test_complete_checkpoints_are_those_with_a_done_file(job_folder):

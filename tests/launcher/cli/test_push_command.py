@@ -1,0 +1,121 @@
+"""`push`: upload a program or a data file to a job's folder."""
+
+import stat
+
+import pytest
+
+from launcher.io.files import folder_sha256
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+COMPLETE_PROGRAM = """
+COLUMNS, LABEL = ("text", "label"), "label"
+def inputs(job): ...
+def parse(row, job): ...
+try:
+    from other import network
+except ImportError:
+    def network(inputs, job): ...
+def metrics(prediction, label): ...
+optimizer = None
+"""
+
+
+def make_program(folder):
+    folder.mkdir()
+    (folder / "trainer_config.py").write_text(COMPLETE_PROGRAM)
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "x.pyc").write_bytes(b"x")
+    return folder
+
+
+def test_push_uploads_a_program_and_prints_its_values(cli, job_folder, tmp_path):
+    code, out, _ = cli("push", make_program(tmp_path / "mine"), "--path", job_folder)
+    assert code == 0
+    assert "training.config=mine/trainer_config.py" in out
+    assert f"training.programSha256={folder_sha256(job_folder / 'mine')}" in out
+    assert names(job_folder / "mine") == ["trainer_config.py"]
+    assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
+
+
+def test_push_for_another_job_uploads_to_that_jobs_folder(cli, job_folder, tmp_path):
+    program = make_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder, "--job", "next-job")[0] == 0
+    assert names(job_folder.parent / "next-job" / "mine") == ["trainer_config.py"]
+    code, _, err = cli("push", program, "--path", job_folder, "--job", "../x")
+    assert code == 64
+    assert "--job" in err
+
+
+def test_push_uploads_a_data_file_and_prints_its_checksum(cli, job_folder, tmp_path):
+    (tmp_path / "texts.csv").write_bytes(b"a,b\n")
+    code, out, _ = cli("push", tmp_path / "texts.csv", "--source", "--path", job_folder)
+    assert code == 0
+    assert "data.source=file://texts.csv" in out
+    assert "data.sha256=" in out
+    assert (job_folder.parent / "sources" / "texts.csv").read_bytes() == b"a,b\n"
+
+
+def test_push_rejects_overwriting_without_force(cli, job_folder, tmp_path):
+    program = make_program(tmp_path / "mine")
+    assert cli("push", program, "--path", job_folder)[0] == 0
+    (program / "trainer_config.py").write_text(COMPLETE_PROGRAM + "x = 2\n")
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 3
+    assert "exists already with other content; nothing was sent" in err
+    assert cli("push", program, "--path", job_folder, "--force")[0] == 0
+    assert (job_folder / "mine" / "trainer_config.py").read_text() == COMPLETE_PROGRAM + "x = 2\n"
+
+
+@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", "../x", ".x", "a b", ""])
+def test_push_rejects_reserved_and_invalid_names(cli, job_folder, tmp_path, name):
+    code, _, err = cli("push", make_program(tmp_path / "mine"), "--as", name or "/", "--path", job_folder)
+    assert code == 64
+    assert "--as" in err
+
+
+def test_push_rejects_an_incomplete_program_unless_no_check_is_given(cli, job_folder, tmp_path):
+    program = make_program(tmp_path / "mine")
+    (program / "trainer_config.py").write_text(COMPLETE_PROGRAM.replace("def metrics", "def others"))
+    code, _, err = cli("push", program, "--path", job_folder)
+    assert code == 64
+    assert "metrics(prediction, label)" in err
+    assert "network(" not in err
+    assert not (job_folder / "mine").exists()
+    assert cli("push", program, "--no-check", "--path", job_folder)[0] == 0
+
+
+def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
+    empty, broken = tmp_path / "empty", make_program(tmp_path / "broken")
+    empty.mkdir()
+    (broken / "trainer_config.py").write_text("def x(:\n")
+    assert "no .py file" in cli("push", empty, "--path", job_folder)[2]
+    assert "trainer_config.py, line 1" in cli("push", broken, "--path", job_folder)[2]
+    linked = make_program(tmp_path / "linked")
+    (linked / "data.txt").symlink_to("/etc/passwd")
+    assert "is a symbolic link" in cli("push", linked, "--path", job_folder)[2]
+    assert not any((job_folder / name).exists() for name in ("empty", "broken", "linked"))
+
+
+def test_an_equal_file_is_not_sent_again_and_a_different_one_is_rejected(cli, job_folder, tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("1,a\n")
+    push = ("push", "--path", job_folder, "--source", file)
+    assert cli(*push)[0] == 0
+    stored = job_folder.parent / "sources" / "rows.csv"
+    before = stored.stat().st_ino
+    code, out, err = cli(*push)
+    assert (code, stored.stat().st_ino) == (0, before)
+    assert "nothing to send" in err
+    assert "data.source=file://rows.csv" in out
+    for other in ("2,b\n", "a longer one\n"):
+        file.write_text(other)
+        code, _, err = cli(*push)
+        assert code == 3
+        assert "exists already with other content; nothing was sent" in err
+        assert stored.read_text() == "1,a\n"
+    assert cli(*push, "--force")[0] == 0
+    assert stored.read_text() == "a longer one\n"
