@@ -16,7 +16,7 @@ from pathlib import Path
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from launcher.cli.session import FolderSession
+from launcher.cli.job_sessions import FolderSession
 from launcher.cli.views.status_text import status_screen
 
 IMAGES = Path(__file__).resolve().parent / "images"

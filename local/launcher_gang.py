@@ -87,7 +87,7 @@ class LauncherGang:
         """Start the launchers of these ranks, by default of all."""
         for rank in ranks or range(self.trainers):
             address = self.addresses[rank]
-            own = {
+            rank_environment = {
                 "JOB_COMPLETION_INDEX": str(rank),
                 "PADDLE_LAUNCHER_POD_NAME": f"rank-{rank}",
                 "PADDLE_LAUNCHER_POD_IP": address,
@@ -100,7 +100,7 @@ class LauncherGang:
             with (self.folder / f"rank-{rank}.log").open("wb") as log:
                 argv = [sys.executable, "-m", "local.launcher_gang", address]
                 self.processes[rank] = subprocess.Popen(
-                    argv, env={**self.environ, **own}, stdout=log, stderr=log
+                    argv, env={**self.environ, **rank_environment}, stdout=log, stderr=log
                 )
         return self
 

@@ -137,9 +137,9 @@ def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
     }
 
 
-def ensure_stack_exists(env: Mapping[str, str], own_pulumi: bool, clone: Path = CLONE) -> None:
+def ensure_stack_exists(env: Mapping[str, str], has_pulumi: bool, clone: Path = CLONE) -> None:
     """Create the stack in the backend if it does not exist."""
-    if own_pulumi and not (clone / "venv").is_dir():
+    if has_pulumi and not (clone / "venv").is_dir():
         # An official language host uses the environment that Pulumi.yaml specifies; git ignores the folder.
         run_command(
             ["pulumi", "install"], why="installing the program's packages", env=env, cwd=clone, seconds=900

@@ -29,10 +29,10 @@ def package_chart(chart: Path, to: Path) -> Path:
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["helm", "package", chart, "-d", folder], check=True, stdout=subprocess.DEVNULL)
-        (made,) = Path(folder).iterdir()
-        archive = to / made.name
+        (package,) = Path(folder).iterdir()
+        archive = to / package.name
         with (
-            tarfile.open(made) as old,
+            tarfile.open(package) as old,
             archive.open("wb") as raw,
             gzip.GzipFile("", "wb", mtime=when, fileobj=raw) as packed,
             tarfile.open(fileobj=packed, mode="w") as new,

@@ -1,5 +1,7 @@
-"""Paths of the clone, the cache and the local cluster's state. In the clone only ignored files are
-written."""
+"""Paths of the clone, the cache and the local cluster's state.
+
+In the clone only files that git ignores are written.
+"""
 
 from __future__ import annotations
 

@@ -133,10 +133,10 @@ def prepare_example(config: str, folder: Path) -> dict[str, str]:
     example_data.ensure_example_data(config, sources)
     (folder / "shared").mkdir(parents=True)
     (folder / "shared" / "sources").symlink_to(sources)
-    own = {
+    inherited = {
         key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "JOB_", "CONF_"))
     }
-    env = {**own, **example_environment(example_values(config), folder), "PYTHONPATH": str(CLONE)}
+    env = {**inherited, **example_environment(example_values(config), folder), "PYTHONPATH": str(CLONE)}
     with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):
         _run_data_job(env, folder)
     return env
@@ -153,7 +153,10 @@ def _run_data_job(env: Mapping[str, str], folder: Path) -> None:
             check=False,
         )
     if done.returncode:
-        raise LocalError(f"`launcher prepare` exited with {done.returncode}:\n{log.read_text()[-2000:]}")
+        raise LocalError(
+            f"`launcher prepare` exited with {done.returncode}. Fix: correct the cause in its log, then run make try "
+            f"again:\n{log.read_text()[-2000:]}"
+        )
 
 
 def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
@@ -171,7 +174,7 @@ def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
                 )
     if wait.returncode:
         raise LocalError(
-            f"the training failed; its message is above, and the launchers' logs are in {gang.folder}"
+            f"the training failed; its message is above. Fix: correct the cause in the launchers' logs in {gang.folder}"
         )
 
 
@@ -179,10 +182,10 @@ def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
 def _command(command: str, job: Path, *words: str, live: bool) -> Iterator[subprocess.Popen[str]]:
     """Run one of the launcher's commands for users; at the end it is killed and its output is printed."""
     argv = [sys.executable, "-m", "launcher", command, "--path", str(job), *words]
-    own = {**os.environ, "PYTHONPATH": str(CLONE)}
+    inherited = {**os.environ, "PYTHONPATH": str(CLONE)}
     piped = None if live else subprocess.PIPE
     with subprocess.Popen(
-        argv, cwd=CLONE, env=own, text=True, stdout=piped, stderr=piped and subprocess.STDOUT
+        argv, cwd=CLONE, env=inherited, text=True, stdout=piped, stderr=piped and subprocess.STDOUT
     ) as child:
         printer = None if live else threading.Thread(target=_print_lines, args=(child.stdout,))
         if printer:

@@ -1,4 +1,4 @@
-"""What a command works on: a release on a cluster, or a job's folder on this machine (`--path`)."""
+"""Sessions of commands: read a run's state and open its storage, on a cluster or in a folder (`--path`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOG_LINES = 5
 
 
 class FolderSession:
-    """A job's folder on this machine: `--path <JOB_PATH>/<JOB_NAME>`."""
+    """Reads a job's folder on this machine: `--path <JOB_PATH>/<JOB_NAME>`."""
 
     def __init__(self, folder: Path) -> None:
         """Check the folder. Raises UsageError if it does not exist."""
@@ -68,11 +68,11 @@ class FolderSession:
 
 
 class ClusterSession:
-    """A release on a cluster."""
+    """Reads a release on a cluster: its run, Jobs, pods and logs, and the job's folder on the storage."""
 
-    def __init__(self, cluster: Cluster, release: str, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Cluster, release: str, report: Callable[[str], None]) -> None:
         """Store where the release is; `say` receives progress messages."""
-        self.cluster, self.release, self.say = cluster, release, say
+        self.cluster, self.release, self.report = cluster, release, report
         self._files: JobFiles | None = None
         self._files_read_at = float("-inf")
         self._opened_run: ReleaseRun | None = None
@@ -106,11 +106,11 @@ class ClusterSession:
         return found
 
     def run(self) -> ReleaseRun:
-        """Return the run that the chart describes.
+        """Return the run that the release's ConfigMap `<release>-run` describes.
 
         Raises:
             ReleaseNotFoundError: there is no such release.
-            OtherRunError: it is not the run that `expect_run` was given.
+            OtherRunError: the release has another run than `expect_run` requires.
             CliError: another version of the chart wrote the ConfigMap.
         """
         files = self._config_map()
@@ -188,8 +188,8 @@ class ClusterSession:
             for pod in pods
             if pod.get("status", {}).get("phase") == "Pending" and not object_states.unusual_wait(pod)
         ]
-        own_jobs = filter(None, (run.k8s_job, run.k8s_data_job))
-        names += [job for job in own_jobs if not any(owned_by(job)(pod) for pod in pods)]
+        jobs = filter(None, (run.k8s_job, run.k8s_data_job))
+        names += [job for job in jobs if not any(owned_by(job)(pod) for pod in pods)]
         return {name: self.cluster.list_events(name) for name in names}
 
     def _read_log(self, run: ReleaseRun, pods: list[Object]) -> tuple[str, list[str]]:
@@ -220,7 +220,7 @@ class ClusterSession:
                 self._files, self._files_read_at = read_job_files(running, run.k8s_job), now
                 return self._files
             if with_reader:
-                with open_reader_pod(self.cluster, run, READ_SECONDS, say=self.say) as opened:
+                with open_reader_pod(self.cluster, run, READ_SECONDS, report=self.report) as opened:
                     return read_job_files(opened, run.k8s_job)
         except UnreachableError:
             raise
@@ -232,10 +232,10 @@ class ClusterSession:
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
         """Yield the job's folder, or that of another job on the same storage.
 
-        It is opened through a running pod of the run. If the command writes, or must not depend on the
-        training's pods, it is opened through a reader pod, and through a running pod only if no node can run
-        that one. The storage of a release that is uninstalled, or of a given claim, is opened through a pod
-        with this claim; see `find_storage`.
+        The folder is opened through a running pod of the run. If the command writes, or must not depend on the
+        training's pods, the folder is opened through a reader pod, and through a running pod only if no node can
+        run a reader pod. `find_storage` describes how the storage of an uninstalled release, or of a given claim,
+        is found.
         """
         installed = None if request.claim else self.run_if_installed()
         run = self._opened_run = installed or find_storage(self.cluster, self.release, request)
@@ -246,7 +246,7 @@ class ClusterSession:
             if opened is None:
                 try:
                     opened = stack.enter_context(
-                        open_reader_pod(self.cluster, run, request.seconds, request.writable, self.say)
+                        open_reader_pod(self.cluster, run, request.seconds, request.writable, self.report)
                     )
                 except UnschedulableError:
                     opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)
@@ -256,7 +256,7 @@ class ClusterSession:
             yield folder if installed or request.job else find_own_job(folder, self.release, request)
 
     def opened_run(self) -> ReleaseRun:
-        """Return the run whose storage was opened last, else the release's run."""
+        """Return the run whose storage `storage` opened last; before that, the release's run."""
         return self._opened_run or self.run()
 
 
@@ -288,7 +288,7 @@ def open_through_running_pod(
 ) -> Storage | None:
     """Return the job's folder through a pod of this run whose main container runs; None if there is none.
 
-    With `or_init` a running init container counts, too; it may exit at any moment.
+    With `or_init` a running init container is used, too, although it may exit at any moment.
     """
     for pod in pods:
         if not owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):

@@ -33,7 +33,7 @@ from launcher.cli.commands import (
     wait,
 )
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
-from launcher.cli.shared_options import say
+from launcher.cli.shared_options import report
 from launcher.cli.suggested_commands import INSTALLED, program_name
 from launcher.errors import LauncherError
 from launcher.io.tar_stream import ReaderError
@@ -86,17 +86,17 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
         code = end.code if isinstance(end.code, int) else 0
         return EXIT_USAGE if code == _PARSER_USAGE else code
     except LauncherError as error:
-        say(f"error: {error}")
+        report(f"error: {error}")
         return error.exit_code
     except ReaderError as error:
-        say(f"error: {error}")
+        report(f"error: {error}")
         return CliError.exit_code
     except BrokenPipeError:
         # Without this, Python reports the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        say(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        report(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
         return CliError.exit_code
     return 0
 

@@ -71,7 +71,7 @@ def confirm(question: str) -> bool:
     return sys.stdin.isatty() and typer.confirm(question, err=True)
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     """Print a progress message to stderr; stdout is for the results of a command."""
     print(text, file=sys.stderr, flush=True)
 
@@ -95,7 +95,7 @@ def open_session(
 ) -> Session:
     """Return a session on the folder of `--path`, or without it on the release on the cluster."""
     if path is None:
-        return ClusterSession(connect(kubeconfig, context, namespace), release, say)
+        return ClusterSession(connect(kubeconfig, context, namespace), release, report)
     if kubeconfig is not None or context is not None:
         raise UsageError("--path reads a folder, no cluster", "omit --kubeconfig and --context")
     return FolderSession(path)

@@ -1,3 +1,1 @@
-"""Input and output that is not specific to training: files, S3, the Kubernetes API, tar streams, memory limits,
-signals, retries.
-"""
+"""Input and output: files, S3, Kubernetes API, tar streams, memory limits, stop signals, retries."""

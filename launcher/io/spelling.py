@@ -11,17 +11,17 @@ AT = re.compile(r"at '/?([^']*)': (.*)")
 _UNKNOWN = re.compile(r"additional properties '([^']+)'.* not allowed")
 
 
-def unknown(said: str) -> str | None:
+def find_unknown_name(problem: str) -> str | None:
     """Return the unknown name in a schema's problem `additional properties 'NAME' not allowed`; else None.
 
     Args:
-        said: the problem, as group 2 of AT.
+        problem: what the schema rejects, as group 2 of AT.
     """
-    found = _UNKNOWN.fullmatch(said)
+    found = _UNKNOWN.fullmatch(problem)
     return found and found[1]
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return `did you mean KNOWN?` with the known name that is most similar to `name`; empty if none is."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f"did you mean {close[0]}?" if close else ""

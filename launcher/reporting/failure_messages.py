@@ -59,9 +59,7 @@ def describe_exit(returncode: int) -> str:
 
 
 def last_lines(path: Path, lines: int = 20, limit: int = 2500) -> str:
-    """Return the last `lines` lines of the file `path`, in at most `limit` bytes; empty if it cannot be
-    read.
-    """
+    """Return the last lines of a file: at most `lines` and at most `limit` bytes; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(0, 2)

@@ -186,8 +186,9 @@ def _pass_table(passes: Sequence[Values], best: Values) -> str:
 
 
 def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
-    """Return an HTML table that compares this run with the earlier ones; it shows only settings that
-    differ.
+    """Return an HTML table that compares this run with the earlier ones.
+
+    Of the settings it has only those that differ.
     """
     newest = sorted(earlier, key=lambda entry: entry[1].get("started") or 0, reverse=True)[:EARLIER_RUNS]
     shown = [
@@ -307,8 +308,9 @@ def _time(seconds: float | None) -> str:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write report.html of the output folder in `arguments`, and print its path; return 1 if it has no
-    run.json.
+    """Write report.html of the output folder in `arguments`, and print its path.
+
+    Return the exit code: 0, or 1 if the folder has no run.json.
     """
     folder = Path(*arguments)
     written = write_report(folder)

@@ -115,8 +115,10 @@ class Notifier:
                 sender.put(message)
 
     def close(self, seconds: float) -> None:
-        """Wait until all messages are sent, at most `seconds`; the newest one, with the outcome, is sent
-        first."""
+        """Wait at most `seconds` until all messages are sent.
+
+        The newest message, which has the run's outcome, is sent first.
+        """
         until = time.monotonic() + seconds
         for sender in self._senders:
             sender.finish(until)
@@ -203,8 +205,9 @@ class _Sender(threading.Thread):
 
 
 class Webhook:
-    """Callable that posts a message as JSON, through the pod's HTTP proxy if there is one. A redirect is an
-    error.
+    """Posts a message as JSON to the webhook, through the pod's HTTP proxy if there is one.
+
+    A redirect is an error.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -227,7 +230,7 @@ class Webhook:
 
 
 class Events:
-    """Callable that creates a Kubernetes Event on the training Job for a message."""
+    """Creates a Kubernetes Event on the training Job for a message."""
 
     def __init__(self, settings: TrainSettings) -> None:
         self._settings = settings

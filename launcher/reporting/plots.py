@@ -69,7 +69,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 
 def test_metrics(passes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the test metrics' columns in a pass table, sorted."""
+    """Return the column names of the test metrics (`test_…`) in a pass table, sorted."""
     return sorted({key for row in passes for key in row if key.startswith(TEST)})
 
 

@@ -27,7 +27,7 @@ def data_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
 def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
     """Yield a fault for settings of a training pod that do not fit together; `v`: value by field name."""
     first, last = v["port"], v["port"] + v["ports_num"] + v["ports_num_sparse"] - 1
-    peer, own = v["peer_port"], f"{v['job_name']}/output"
+    peer, output = v["peer_port"], f"{v['job_name']}/output"
     if v["gradient_num"] != v["trainers"]:
         yield (
             *("gradientNum (CONF_PADDLE_GRADIENT_NUM)", v["gradient_num"]),
@@ -77,9 +77,9 @@ def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
             "in that mode the parameter servers do not hold the tables whose changes they would write",
             "Remove it, or set training.mode to async or sync",
         )
-    if f"{v['init_model']}/".startswith(f"{own}/"):
+    if f"{v['init_model']}/".startswith(f"{output}/"):
         yield (
-            *(f"training.initModelPath ({_L}INIT_MODEL_PATH)", v["init_model"], f"outside {own}"),
+            *(f"training.initModelPath ({_L}INIT_MODEL_PATH)", v["init_model"], f"outside {output}"),
             "this training writes to that folder: it resumes from it, or moves it to runs/",
             f"Set it to a folder below {v['job_name']}/runs or of another job",
         )

@@ -1,4 +1,7 @@
-"""Parsers: each converts the text of one environment variable, or raises `BadValueError`. Pure functions."""
+"""Parsers of environment variables: each takes the variable's text and returns the value.
+
+A parser raises `BadValueError` for a text that it rejects. All parsers are pure functions.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,18 @@ class BadValueError(ValueError):
 
 
 def text(value: str) -> str:
-    """Accept any text, also an empty one, and return it unchanged."""
+    """Return the text unchanged; every text is valid, also an empty one."""
     return value
 
 
 def filled(value: str) -> str:
-    """Return the text; raise `BadValueError` if it is empty."""
+    """Return the text unchanged; reject a text that is empty or blank."""
     if not value.strip():
         raise BadValueError("a text that is not empty", "it is empty")
     return value
 
 
-def whole(low: int, high: int | None = None, why: str = "it is a count") -> Parser:
+def integer(low: int, high: int | None = None, why: str = "it is a count") -> Parser:
     """Return a parser of integers from `low` to `high`, both included; `why` is the reason in the message."""
     limit = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
 
@@ -84,14 +87,14 @@ def choice(*names: str) -> Parser:
 
 
 def flag(value: str) -> bool:
-    """Return the boolean of `true` or `false`."""
+    """Return True for `true` and False for `false`; reject any other text."""
     if value not in ("true", "false"):
         raise BadValueError("true or false", "it is a boolean")
     return value == "true"
 
 
 def dns_label(value: str) -> str:
-    """Return a DNS label as RFC 1123 defines it."""
+    """Return the text if it is a DNS label (RFC 1123); reject any other text."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > 63:
         raise BadValueError(
             "a DNS label (a-z, 0-9 and -, at most 63 characters, no - at either end)",
@@ -101,7 +104,7 @@ def dns_label(value: str) -> str:
 
 
 def job_name(value: str) -> str:
-    """Return a job's name: a DNS label, short enough for the digest that follows it in Kubernetes' names."""
+    """Return the text if it is a DNS label that leaves room for the digest in the names of Jobs and pods."""
     if not _DNS_LABEL.fullmatch(value) or len(value) > JOB_NAME_MAX:
         raise BadValueError(
             f"a DNS label of at most {JOB_NAME_MAX} characters (a-z, 0-9 and -, no - at either end)",
@@ -111,7 +114,7 @@ def job_name(value: str) -> str:
 
 
 def folder_name(value: str) -> str:
-    """Return the name of one folder or file."""
+    """Return the text if it is the name of one folder or file; reject a path."""
     if not _FOLDER.fullmatch(value):
         raise BadValueError(
             "a file name (letters, digits, '.', '_', '-', no '/')",
@@ -121,7 +124,7 @@ def folder_name(value: str) -> str:
 
 
 def absolute(value: str) -> Path:
-    """Return an absolute path without `..`."""
+    """Return the text as a path; reject a relative path, or one with `..`."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts:
         raise BadValueError("an absolute path without '..'", "it is a path in the pod")
@@ -129,7 +132,7 @@ def absolute(value: str) -> Path:
 
 
 def export_to(value: str) -> str:
-    """Return an empty text, or `s3://BUCKET/PREFIX` without a slash at its end."""
+    """Return `s3://BUCKET/PREFIX` without a slash at its end; an empty text stays empty."""
     fix = "Set training.exportTo to a bucket and a folder in it, or leave it empty"
     return _s3(value, "s3://BUCKET/PREFIX, or empty", "exports go to S3 only", fix) if value else ""
 
@@ -168,7 +171,10 @@ def _s3(value: str, limit: str, why: str, fix: str) -> str:
 
 
 def web_address(value: str) -> str:
-    """Return an http:// or https:// address, without the line end that a Secret made from a file has."""
+    """Return an http:// or https:// address without white space at its ends; reject any other text.
+
+    A Secret that is made from a file often has a line end.
+    """
     value = value.strip()
     if not _WEB.fullmatch(value):
         raise BadValueError(
@@ -178,14 +184,14 @@ def web_address(value: str) -> str:
 
 
 def sha256(value: str) -> str:
-    """Return an empty text, or 64 hex digits in lower case."""
+    """Return 64 hex digits in lower case; an empty text stays empty."""
     if value and not _SHA256.fullmatch(value.lower()):
         raise BadValueError("empty or 64 hex digits", "it is compared with the source's sha256")
     return value.lower()
 
 
 def delimiter(value: str) -> str:
-    r"""Return one character; the two characters `\t` become a tab."""
+    r"""Return the text if it is one character; the two characters `\t` become a tab."""
     value = "\t" if value == "\\t" else value
     if len(value) != 1 or value in '\r\n"':
         raise BadValueError(
@@ -196,7 +202,7 @@ def delimiter(value: str) -> str:
 
 
 def encoding(value: str) -> str:
-    """Return the name of a text encoding of Python."""
+    """Return the text if Python has a text encoding with this name."""
     import codecs
 
     try:
@@ -217,7 +223,7 @@ def _array(value: str, limit: str) -> list[Any]:
 
 
 def texts(value: str) -> tuple[str, ...]:
-    """Return the texts of a JSON array."""
+    """Return the strings of a JSON array; reject an array with other or empty items."""
     limit = "a JSON array of strings"
     items = _array(value, limit)
     if not all(isinstance(item, str) and item for item in items):
@@ -226,7 +232,7 @@ def texts(value: str) -> tuple[str, ...]:
 
 
 def columns(value: str) -> tuple[str | int, ...]:
-    """Return the column names, or the indexes from 0, of a JSON array."""
+    """Return the items of a JSON array of column names, or of column indexes that count from 0."""
     limit = "a JSON array of column names or of indexes from 0"
     items = _array(value, limit)
     for item in items:
@@ -239,7 +245,7 @@ def columns(value: str) -> tuple[str | int, ...]:
 
 
 def arguments(value: str) -> tuple[str, ...]:
-    """Return the `--key=value` (or `--key`) arguments of a JSON array."""
+    """Return the items of a JSON array of `--key=value` (or `--key`) arguments; reject duplicate keys."""
     limit = "a JSON array of arguments like --key=value"
     items = _array(value, limit)
     for item in items:

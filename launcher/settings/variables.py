@@ -58,7 +58,7 @@ _NO_DEADLINE = (
     "machines until the Job's deadline"
 )
 _HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
-_PORT = p.whole(1, p.PORT_MAX, "it is a TCP port")
+_PORT = p.integer(1, p.PORT_MAX, "it is a TCP port")
 TRAIN = (
     Variable("TRAIN_CONFIG_DIR", "config_dir", p.folder_name, value="training.config"),
     Variable(_L + "CONFIG_FILE", "config_file", p.folder_name, "trainer_config.py", "training.config"),
@@ -67,34 +67,34 @@ TRAIN = (
     Variable(
         "CONF_PADDLE_PORTS_NUM",
         "ports_num",
-        p.whole(1, 100, "each one starts a parameter server"),
+        p.integer(1, 100, "each one starts a parameter server"),
         2,
         "portsNum",
     ),
-    Variable("CONF_PADDLE_PORTS_NUM_SPARSE", "ports_num_sparse", p.whole(0, 100), 2, "portsNumSparse"),
-    Variable("CONF_PADDLE_GRADIENT_NUM", "gradient_num", p.whole(1), None, "gradientNum"),
+    Variable("CONF_PADDLE_PORTS_NUM_SPARSE", "ports_num_sparse", p.integer(0, 100), 2, "portsNumSparse"),
+    Variable("CONF_PADDLE_GRADIENT_NUM", "gradient_num", p.integer(1), None, "gradientNum"),
     Variable(
-        "TRAINER_COUNT", "trainer_count", p.whole(1, 1024, "it is a number of threads"), 1, "trainerCount"
+        "TRAINER_COUNT", "trainer_count", p.integer(1, 1024, "it is a number of threads"), 1, "trainerCount"
     ),
-    Variable("JOB_COMPLETION_INDEX", "completion_index", p.whole(0), value="the Indexed Job"),
-    Variable(_L + "TRAINERS", "trainers", p.whole(1, 1000, "it is a number of pods"), value="trainers"),
+    Variable("JOB_COMPLETION_INDEX", "completion_index", p.integer(0), value="the Indexed Job"),
+    Variable(_L + "TRAINERS", "trainers", p.integer(1, 1000, "it is a number of pods"), value="trainers"),
     Variable(_L + "SERVICE", "service", p.dns_label, value="the headless Service"),
     Variable(_L + "START_FROM_SCRATCH", "start_from_scratch", p.text, "", "startFromScratch"),
     Variable(_L + "PROGRAM_SHA256", "program_sha256", p.sha256, "", "training.programSha256"),
     Variable(_L + "RUNTIME", "runtime", p.choice("fleet", "v1"), "fleet", "runtime"),
     Variable(_L + "RENDEZVOUS", "rendezvous", p.choice("dns", "api"), "dns", "rendezvous"),
-    Variable(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.whole(1), 900, "rendezvousSeconds"),
+    Variable(_L + "RENDEZVOUS_SECONDS", "rendezvous_seconds", p.integer(1), 900, "rendezvousSeconds"),
     Variable(_L + "PEER_PORT", "peer_port", _PORT, None, "peerPort"),
     Variable(_L + "MODE", "mode", p.choice("sync", "async", "geo"), "async", "training.mode"),
-    Variable(_L + "PASSES", "passes", p.whole(1, 100_000), 10, "training.passes"),
-    Variable(_L + "BATCH_SIZE", "batch_size", p.whole(1), 256, "training.batchSize"),
-    Variable(_L + "LOG_PERIOD", "log_period", p.whole(1), 50, "training.logPeriod"),
-    Variable(_L + "DOT_PERIOD", "dot_period", p.whole(1), 10, "training.dotPeriod"),
-    Variable(_L + "SAVING_PERIOD", "saving_period", p.whole(1), 1, "training.savingPeriod"),
+    Variable(_L + "PASSES", "passes", p.integer(1, 100_000), 10, "training.passes"),
+    Variable(_L + "BATCH_SIZE", "batch_size", p.integer(1), 256, "training.batchSize"),
+    Variable(_L + "LOG_PERIOD", "log_period", p.integer(1), 50, "training.logPeriod"),
+    Variable(_L + "DOT_PERIOD", "dot_period", p.integer(1), 10, "training.dotPeriod"),
+    Variable(_L + "SAVING_PERIOD", "saving_period", p.integer(1), 1, "training.savingPeriod"),
     Variable(
         _L + "CHECKPOINT_EVERY_BATCHES",
         "checkpoint_every_batches",
-        p.whole(0),
+        p.integer(0),
         0,
         "training.checkpointEvery.batches",
     ),
@@ -108,31 +108,31 @@ TRAIN = (
     Variable(
         _L + "KEEP_CHECKPOINTS",
         "keep_checkpoints",
-        p.whole(1, why=_NO_CHECKPOINT),
+        p.integer(1, why=_NO_CHECKPOINT),
         3,
         "training.keepCheckpoints",
     ),
     Variable(
         _L + "INCREMENTAL_CHECKPOINTS",
         "incremental_checkpoints",
-        p.whole(0, 100, _LONG_CHAIN),
+        p.integer(0, 100, _LONG_CHAIN),
         0,
         "training.incrementalCheckpoints",
     ),
     Variable(_L + "KEEP_BEST", "keep_best", p.text, "", "training.keepBest"),
-    Variable(_L + "PATIENCE", "patience", p.whole(0, 100_000), 0, "training.patience"),
+    Variable(_L + "PATIENCE", "patience", p.integer(0, 100_000), 0, "training.patience"),
     Variable(_L + "INIT_MODEL_PATH", "init_model", p.init_model, "", "training.initModelPath"),
     Variable(
         _L + "PROGRESS_DEADLINE_SECONDS",
         "progress_deadline_seconds",
-        p.whole(10, why=_NO_DEADLINE),
+        p.integer(10, why=_NO_DEADLINE),
         600,
         "training.progressDeadlineSeconds",
     ),
     Variable(_L + "EXTRA_ARGS", "extra_args", p.arguments, (), "training.extraArgs"),
-    Variable(_L + "RESTARTS", "restarts", p.whole(0), 3, "training.restarts"),
+    Variable(_L + "RESTARTS", "restarts", p.integer(0), 3, "training.restarts"),
     Variable(_L + "EXPORT_TO", "export_to", p.export_to, "", "training.exportTo"),
-    Variable(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.whole(1), 3600, "data.waitSeconds"),
+    Variable(_L + "DATA_WAIT_SECONDS", "data_wait_seconds", p.integer(1), 3600, "data.waitSeconds"),
     Variable(_L + "WEBHOOK", "webhook", p.web_address, "", "notify.webhook", secret=True),
     Variable(_L + "EVENTS", "events", p.flag, False, "notify.events"),
     Variable(_L + "WORK_DIR", "work_dir", p.absolute, Path("/work")),
@@ -141,7 +141,7 @@ TRAIN = (
 DATA = (
     Variable("OUT_DIR", "out_dir", p.absolute, None),
     Variable(
-        "SPLIT_COUNT", "split_count", p.whole(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
+        "SPLIT_COUNT", "split_count", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
     ),
     Variable(_D + "SOURCE", "source", p.filled, value="data.source"),
     Variable(_D + "SHA256", "sha256", p.sha256, "", "data.sha256"),
@@ -152,12 +152,12 @@ DATA = (
     Variable(_D + "HEADER", "header", p.flag, True, "data.header"),
     Variable(_D + "COLUMNS", "columns", p.columns, (), "data.columns"),
     Variable(_D + "ENCODING", "encoding", p.encoding, "utf-8", "data.encoding"),
-    Variable(_D + "SEED", "seed", p.whole(0, 2**63 - 1), 0, "data.seed"),
+    Variable(_D + "SEED", "seed", p.integer(0, 2**63 - 1), 0, "data.seed"),
     Variable(_D + "TEST_FRACTION", "test_fraction", _HELD_OUT, 0.1, "data.testFraction"),
     Variable(_D + "TEST_SOURCE", "test_source", p.text, "", "data.testSource"),
-    Variable(_D + "TEST_ROWS", "test_rows", p.whole(1), 200_000, "data.testRows"),
-    Variable(_D + "WORKERS", "workers", p.whole(1, 1000, "it is a number of pods"), 1, "data.workers"),
-    Variable(_D + "DEADLINE_SECONDS", "deadline_seconds", p.whole(1), None, "data.deadlineSeconds"),
+    Variable(_D + "TEST_ROWS", "test_rows", p.integer(1), 200_000, "data.testRows"),
+    Variable(_D + "WORKERS", "workers", p.integer(1, 1000, "it is a number of pods"), 1, "data.workers"),
+    Variable(_D + "DEADLINE_SECONDS", "deadline_seconds", p.integer(1), None, "data.deadlineSeconds"),
 )
 
 

@@ -202,7 +202,7 @@ def _options(
             shown = ", ".join(f"--{name}={value}" for name, value in known.items())
             raise SettingsError(
                 f"training.extraArgs has {argument!r}, but the program {path} has only these options (with their "
-                f"defaults): {shown}. Fix: {spelling.meant(key, known) or 'use one of them'}"
+                f"defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
         try:

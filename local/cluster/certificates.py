@@ -1,5 +1,4 @@
-"""Create the cluster's certificate authority, certificates and tokens; they are kept in `pki/` between
-runs."""
+"""Create the cluster's certificate authority, certificates and tokens, which `pki/` keeps between runs."""
 
 from __future__ import annotations
 

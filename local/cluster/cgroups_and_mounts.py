@@ -47,7 +47,7 @@ def pod_processes(node: Node) -> list[ProcessIdentity]:
         for file in group.rglob("cgroup.procs"):
             with contextlib.suppress(OSError):
                 pids.update(int(line) for line in file.read_text().split())
-    return [who for who in map(identify_process, pids) if who]
+    return [process for process in map(identify_process, pids) if process]
 
 
 def remove_cgroups(node: Node) -> None:
@@ -65,8 +65,10 @@ def remove_cgroups(node: Node) -> None:
 
 
 def mounts_below(folder: Path) -> list[Path]:
-    """Return the mount points in `folder`, deepest first (/proc/mounts has octal escapes for special
-    characters)."""
+    """Return the mount points in `folder`, deepest first.
+
+    /proc/mounts has octal escapes for special characters, which are decoded.
+    """
     points = [
         Path(line.split()[1].encode().decode("unicode_escape"))
         for line in Path("/proc/mounts").read_text().splitlines()

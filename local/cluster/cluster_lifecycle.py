@@ -67,8 +67,10 @@ def running_nodes() -> tuple[Node, ...]:
 
 
 def is_running(wanted: tuple[Node, ...]) -> bool:
-    """Return whether a cluster of exactly these nodes is running: daemons, networks and a ready API
-    server."""
+    """Return whether a cluster of exactly these nodes runs.
+
+    All daemons and networks must be intact, the API server and the nodes ready.
+    """
     names = [*CONTROL_PLANE, *(d for n in wanted for d in node_lifecycle.daemon_names(n))]
     return (
         running_nodes() == wanted
@@ -112,8 +114,8 @@ def start_cluster(count: int, kubernetes: Path, coredns: Path) -> bool:
         api = ApiClient()
         for n in wanted:
             node_lifecycle.start_kubelet_and_proxy(n, kubernetes)
-        for gone in set(api.list_nodes()) - {n.name for n in wanted}:
-            api.delete_node(gone)
+        for removed in set(api.list_nodes()) - {n.name for n in wanted}:
+            api.delete_node(removed)
         names = [n.name for n in wanted]
         try:
             node_lifecycle.wait_until_ready("", lambda: not api.unready_nodes(names, started), 90)
@@ -209,8 +211,7 @@ def _why_unready(unready: dict[str, str]) -> str:
 
 
 def _stop_everything(which: tuple[Node, ...]) -> None:
-    """Stop all daemons and pods of these nodes and the control plane, in the order in which each stops
-    quickly."""
+    """Stop all daemons and pods of these nodes and the control plane, in the fastest order."""
     for n in which:
         daemon_processes.stop_daemons(*node_lifecycle.daemon_names(n)[1:])
     with ThreadPoolExecutor(len(which)) as pool:
@@ -260,12 +261,14 @@ def stop_cluster(wipe: bool = False) -> list[str]:
 
 
 def find_leftovers() -> list[str]:
-    """Return a line for each process, cgroup, mount, namespace, link, route and iptables rule of the
-    cluster."""
+    """Return a line for each object of the cluster that exists on this machine.
+
+    These are processes, cgroups, mounts, network namespaces, links, routes and iptables rules.
+    """
     return [
         *(
-            f"process {who.pid} (daemon or shim of the local cluster)"
-            for who in daemon_processes.find_marked_processes()
+            f"process {process.pid} (daemon or shim of the local cluster)"
+            for process in daemon_processes.find_marked_processes()
         ),
         *(line for n in all_possible_nodes() for line in node_lifecycle.find_pod_processes(n)),
         *cgroups_and_mounts.find_cgroups_and_mounts(),
@@ -280,8 +283,8 @@ def describe_status() -> list[tuple[str, str]]:
     recorded = daemon_processes.recorded_daemons()
     lines = []
     for name in names if recorded else []:
-        who = recorded.get(name)
-        lines.append((name, f"running (pid {who.pid})" if who else "not running. Fix: make cluster"))
+        process = recorded.get(name)
+        lines.append((name, f"running (pid {process.pid})" if process else "not running. Fix: make cluster"))
     api = ApiClient()
     if wanted and api.is_ready():
         unready = api.unready_nodes([n.name for n in wanted], 0)

@@ -62,26 +62,25 @@ def identify_process(pid: int) -> ProcessIdentity | None:
 
 
 def _has_threads(pid: int) -> bool:
-    """Return whether the process has other threads than its main thread, which keep its ports and files
-    open."""
+    """Return whether the process has threads besides its main thread: they keep its ports and files open."""
     try:
         return len(os.listdir(_PROC / str(pid) / "task")) > 1  # noqa: PTH208 - only names are read; entries may vanish
     except OSError:
         return False
 
 
-def is_alive(who: ProcessIdentity) -> bool:
+def is_alive(process: ProcessIdentity) -> bool:
     """Return whether exactly this process is running, not another one with its pid."""
-    return identify_process(who.pid) == who
+    return identify_process(process.pid) == process
 
 
 def running_daemon(name: str) -> ProcessIdentity | None:
     """Return the recorded daemon `name` if it is running, else None."""
     try:
-        who = ProcessIdentity(**json.loads((RECORDS / f"{name}.json").read_text()))
+        process = ProcessIdentity(**json.loads((RECORDS / f"{name}.json").read_text()))
     except (FileNotFoundError, ValueError, TypeError):
         return None
-    return who if is_alive(who) else None
+    return process if is_alive(process) else None
 
 
 def recorded_daemons() -> dict[str, ProcessIdentity | None]:
@@ -97,8 +96,9 @@ def _process_environment(pid: int) -> list[bytes]:
 
 
 def find_marked_processes(name: str | None = None) -> list[ProcessIdentity]:
-    """Return the processes with `MARK` in their environment: daemons and their descendants (containerd's
-    shims).
+    """Return the processes with `MARK` in their environment.
+
+    These are daemons and their descendants, such as containerd's shims.
 
     Args:
         name: Only processes of this daemon; by default of all daemons.
@@ -110,15 +110,15 @@ def find_marked_processes(name: str | None = None) -> list[ProcessIdentity]:
             word == wanted if name else word.startswith(wanted)
             for word in _process_environment(int(entry.name))
         ):
-            who = identify_process(int(entry.name))
-            if who:
-                found.append(who)
+            process = identify_process(int(entry.name))
+            if process:
+                found.append(process)
     return found
 
 
-def _is_shim(who: ProcessIdentity) -> bool:
+def _is_shim(process: ProcessIdentity) -> bool:
     try:
-        return (_PROC / str(who.pid) / "exe").readlink().name.startswith("containerd-shim")
+        return (_PROC / str(process.pid) / "exe").readlink().name.startswith("containerd-shim")
     except OSError:
         return False
 
@@ -137,7 +137,7 @@ def start_daemon(name: str, argv: Sequence[str | Path], env: dict[str, str] | No
     if running_daemon(name):
         return False
     terminate_processes(
-        who for who in find_marked_processes(name) if not _is_shim(who)
+        process for process in find_marked_processes(name) if not _is_shim(process)
     )  # one whose record was lost
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{name}.log"
@@ -153,11 +153,11 @@ def start_daemon(name: str, argv: Sequence[str | Path], env: dict[str, str] | No
             env={**_clean_environment(), **(env or {}), MARK: name},
             start_new_session=True,
         )
-    who = identify_process(child.pid)
-    if who is None:
+    process = identify_process(child.pid)
+    if process is None:
         raise LocalError(f"{name} exited immediately after its start:\n{log_tail(name)}")
-    write_file_atomically(RECORDS / f"{name}.json", json.dumps(asdict(who)) + "\n")
-    _children[who.pid] = child
+    write_file_atomically(RECORDS / f"{name}.json", json.dumps(asdict(process)) + "\n")
+    _children[process.pid] = child
     return True
 
 
@@ -186,42 +186,43 @@ def check_daemon_runs(name: str) -> None:
 
 def stop_daemons(*names: str, seconds: float = 10) -> None:
     """Stop these daemons with SIGTERM, after `seconds` with SIGKILL, and delete their records."""
-    terminate_processes((who for who in map(running_daemon, names) if who), seconds)
+    terminate_processes((process for process in map(running_daemon, names) if process), seconds)
     for name in names:
         (RECORDS / f"{name}.json").unlink(missing_ok=True)
 
 
-def terminate_processes(whom: Iterable[ProcessIdentity], seconds: float = 10) -> None:
-    """Send SIGTERM to all processes, SIGKILL to those that run after `seconds`, and wait until all have
-    exited.
+def terminate_processes(processes: Iterable[ProcessIdentity], seconds: float = 10) -> None:
+    """Send SIGTERM to all processes, and SIGKILL to those that still run after `seconds`; wait for their exit.
 
     Raises:
         LocalError: A process still runs 5 s after SIGKILL, because it hangs in the kernel.
     """
-    left = list(whom)
+    left = list(processes)
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, 5.0)):
-        for who in left:
-            _send_signal(who, number)
+        for process in left:
+            _send_signal(process, number)
         deadline = time.monotonic() + patience
         while left and time.monotonic() < deadline:
-            for who in left:
-                if who.pid in _children:
-                    _children[who.pid].poll()
-            left = [who for who in left if is_alive(who)]
+            for process in left:
+                if process.pid in _children:
+                    _children[process.pid].poll()
+            left = [process for process in left if is_alive(process)]
             if left:
                 time.sleep(0.03)
     if left:
-        raise LocalError(f"processes {[who.pid for who in left]} are still running 5 s after SIGKILL.")
+        raise LocalError(
+            f"processes {[process.pid for process in left]} are still running 5 s after SIGKILL."
+        )
 
 
-def _send_signal(who: ProcessIdentity, number: int) -> None:
+def _send_signal(process: ProcessIdentity, number: int) -> None:
     """Send a signal to exactly this process: open a pidfd first, then check the identity again."""
     try:
-        handle = os.pidfd_open(who.pid)
+        handle = os.pidfd_open(process.pid)
     except OSError:
         return
     try:
-        if is_alive(who):
+        if is_alive(process):
             signal.pidfd_send_signal(handle, number)
     except ProcessLookupError:
         pass

@@ -127,4 +127,6 @@ def _remove_pods(node: Node) -> None:
 
 def find_pod_processes(node: Node) -> list[str]:
     """Return a line for each running process of the node's pods."""
-    return [f"process {who.pid} in cgroup {node.cgroup}" for who in cgroups_and_mounts.pod_processes(node)]
+    return [
+        f"process {process.pid} in cgroup {node.cgroup}" for process in cgroups_and_mounts.pod_processes(node)
+    ]

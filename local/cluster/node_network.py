@@ -87,8 +87,10 @@ def is_port_free(address: str = BRIDGE_ADDRESS, port: int = API_PORT) -> bool:
 
 
 def ensure_bridge() -> None:
-    """Create the bridge with the control plane's address, enable forwarding, and add the iptables chains for
-    pods."""
+    """Create the bridge with the control plane's address.
+
+    Forwarding is enabled, and the iptables chains for pods are added.
+    """
     if not Path(f"/sys/class/net/{BRIDGE}").exists():
         check_addresses_free()
         _run_ip("link", "add", BRIDGE, "type", "bridge")

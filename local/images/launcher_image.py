@@ -1,5 +1,7 @@
-"""Build the launcher image from `launcher/Dockerfile` and import it into the nodes; its tag is a digest of
-launcher/."""
+"""Build the launcher image from `launcher/Dockerfile`, and import it into the nodes.
+
+Its tag is a digest of launcher/.
+"""
 
 from __future__ import annotations
 

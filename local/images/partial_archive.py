@@ -1,5 +1,7 @@
-"""Write image archives without the layers that a node already has; importing a changed launcher then takes 1
-s."""
+"""Write image archives without the layers that a node already has.
+
+The import of a changed launcher then takes 1 s.
+"""
 
 from __future__ import annotations
 

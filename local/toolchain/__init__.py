@@ -1,2 +1,1 @@
-"""The pinned Go tools (pulumi, helm, Kubernetes …): their versions, installed alternatives, and their
-build."""
+"""The pinned Go tools (pulumi, helm, Kubernetes, …): versions, installed alternatives, build."""

@@ -33,8 +33,7 @@ _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_packages(tests: bool = False) -> list[str]:
-    """Return the packages whose program or file is missing; `tests` includes packages that only tests
-    need."""
+    """Return the packages whose program or file is missing, with `tests` also those for tests."""
     path = f"{os.environ.get('PATH', '')}:{_SBIN}"
     return [
         package
@@ -66,10 +65,10 @@ def ensure_packages(tests: bool = False) -> None:
     # The services of the packages (etcd, containerd) must not start: a temporary policy-rc.d forbids it,
     # unless the machine has its own policy.
     policy = Path("/usr/sbin/policy-rc.d")
-    own_policy = not policy.exists()
+    creates_policy = not policy.exists()
     with console.timed_step(f"Debian packages: {' '.join(wanted)}"):
         try:
-            if own_policy:
+            if creates_policy:
                 policy.write_text("#!/bin/sh\nexit 101\n")
                 policy.chmod(0o755)
             run_command(["apt-get", "update", "-qq"], why="updating the Debian package lists", env=quiet)
@@ -80,5 +79,5 @@ def ensure_packages(tests: bool = False) -> None:
                 seconds=1200,
             )
         finally:
-            if own_policy:
+            if creates_policy:
                 policy.unlink(missing_ok=True)

@@ -44,8 +44,10 @@ def tools_to_build(cluster: bool = True, tests: bool = False, fitting: Iterable[
 
 
 def path_folders(fitting: Iterable[str]) -> list[Path]:
-    """Return the folders of the built tools for PATH, except tools that the user's programs `fitting`
-    replace."""
+    """Return the folders of the built tools for PATH.
+
+    Tools that the user's programs `fitting` replace are left out.
+    """
     replaced = {name for program in fitting for name in _REPLACED[program]}
     return [one.folder for one in TOOLS if one.name not in replaced and one.is_built()]
 
@@ -129,8 +131,7 @@ def _source_folder() -> Path:
 
 
 def _go_environment() -> dict[str, str]:
-    """Return the environment of `go`: separate caches, a module cache that can be deleted, and no C
-    compiler."""
+    """Return the environment of `go`: no C compiler, and separate caches that can be deleted."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",
@@ -159,13 +160,13 @@ def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], li
 def _build(tools: Sequence[Tool], report: Callable[[str], None]) -> None:
     """Build the tools of each Go module with one `go build`, which links some while it compiles others."""
     for folder, packages, some in _group_by_go_module(tools):
-        made = _build_folder() / "bin"
-        made.mkdir(parents=True, exist_ok=True)
-        _compile(folder, made, packages, report)
+        output_folder = _build_folder() / "bin"
+        output_folder.mkdir(parents=True, exist_ok=True)
+        _compile(folder, output_folder, packages, report)
         for one in some:
             with create_folder_atomically(one.folder) as draft:
                 for program in one.programs:
-                    (made / program).rename(draft / program)
+                    (output_folder / program).rename(draft / program)
                 for name in one.names:
                     (draft / name).symlink_to(one.programs[0])
                 for package, path in one.copies:
@@ -174,11 +175,13 @@ def _build(tools: Sequence[Tool], report: Callable[[str], None]) -> None:
                     (draft / Path(path).name).chmod(0o755)
 
 
-def _compile(folder: Path, made: Path, packages: Sequence[str], report: Callable[[str], None]) -> None:
+def _compile(
+    folder: Path, output_folder: Path, packages: Sequence[str], report: Callable[[str], None]
+) -> None:
     variables = " ".join(f"-X {key}={value}" for key, value in VARIABLES.items())
     # nice: the training that runs at the same time has priority.
     command = ["nice", "-n", "10", "go", "build", "-v", *_FLAGS]
-    command += [f"-ldflags=-s -w {variables}", "-o", f"{made}{os.sep}", *packages]
+    command += [f"-ldflags=-s -w {variables}", "-o", f"{output_folder}{os.sep}", *packages]
     log = cache() / "logs" / "build.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with (

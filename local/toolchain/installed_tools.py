@@ -19,8 +19,8 @@ class InstalledTool:
     """A program that can replace a built tool: its version command and the check of its version."""
 
     program: str
-    ask: tuple[str, ...]
-    fits: Callable[[compatible_versions.Version], bool]
+    version_arguments: tuple[str, ...]
+    is_compatible: Callable[[compatible_versions.Version], bool]
 
 
 REPLACEABLE = (
@@ -42,22 +42,22 @@ def path_without_cache() -> str:
 
 def report_compatible_tools() -> dict[str, Path]:
     """Return the result of `find_compatible_tools` and print a line for each tool."""
-    fitting = find_compatible_tools()
-    for program, path in sorted(fitting.items()):
+    compatible = find_compatible_tools()
+    for program, path in sorted(compatible.items()):
         console.info(f"{program}: {path} has a compatible version and is used")
-    return fitting
+    return compatible
 
 
 def find_compatible_tools() -> dict[str, Path]:
     """Return the path of each program that is on PATH in a compatible version."""
-    fitting = {}
-    for own in REPLACEABLE:
-        path = shutil.which(own.program, path=path_without_cache())
+    compatible = {}
+    for tool in REPLACEABLE:
+        path = shutil.which(tool.program, path=path_without_cache())
         if path is None:
             continue
         try:
             result = subprocess.run(
-                [path, *own.ask],
+                [path, *tool.version_arguments],
                 capture_output=True,
                 text=True,
                 timeout=20,
@@ -67,8 +67,8 @@ def find_compatible_tools() -> dict[str, Path]:
         except (OSError, subprocess.TimeoutExpired):
             continue
         version = compatible_versions.parse_version(result.stdout) if result.returncode == 0 else None
-        if version is not None and own.fits(version):
-            fitting[own.program] = Path(path)
-    if "pulumi" in fitting and shutil.which("pulumi-language-python", path=path_without_cache()) is None:
-        del fitting["pulumi"]  # pulumi without its Python language host cannot run the program
-    return fitting
+        if version is not None and tool.is_compatible(version):
+            compatible[tool.program] = Path(path)
+    if "pulumi" in compatible and shutil.which("pulumi-language-python", path=path_without_cache()) is None:
+        del compatible["pulumi"]  # pulumi without its Python language host cannot run the program
+    return compatible

@@ -62,8 +62,7 @@ class Tool:
 
     @property
     def folder(self) -> Path:
-        """Folder of the built programs in the cache; its name contains a digest of everything that decides
-        them."""
+        """Folder of the built programs in the cache; its name has a digest of everything that they depend on."""
         key = hashlib.sha256(repr((sources_digest(), VARIABLES, self)).encode()).hexdigest()[:12]
         return cache() / "tools" / f"{self.name}-{key}"
 

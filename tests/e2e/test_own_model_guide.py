@@ -1,5 +1,6 @@
-"""Follow the guide docs/how-to/own-model.md: create its files and run its commands, as a user without access to
-the nodes' folder.
+"""Follow the guide docs/how-to/own-model.md: create its files and run its commands.
+
+The commands run as a user who cannot read the nodes' folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Tests of the stack `local`, the demo's choice of a cluster, example data, image archives and file
-helpers."""
+"""Tests of the stack `local`, the demo's cluster, example data, image archives and file helpers."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def pulumi(clone, *words):
 def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files(clone):
     local_stack.ensure_stack_files(clone)
     env = {**os.environ, **local_stack.tool_environment()}
-    local_stack.ensure_stack_exists(env, own_pulumi=False, clone=clone)
+    local_stack.ensure_stack_exists(env, has_pulumi=False, clone=clone)
     pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml")
     pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
     local_stack.ensure_stack_files(clone)
@@ -100,7 +99,7 @@ def test_the_users_cluster_must_have_the_context_and_an_image(tmp_path):
         demo.resolve_target(str(file), "b", None)
     with pytest.raises(LocalError, match="IMAGE="):
         demo.resolve_target(str(file), None, None)
-    assert demo.resolve_target(str(file), None, "r/i@sha256:0") == demo.Target(file, "a", own=False)
+    assert demo.resolve_target(str(file), None, "r/i@sha256:0") == demo.Target(file, "a", is_local=False)
     with pytest.raises(LocalError, match="cannot be read as a kubeconfig"):
         demo.resolve_target(str(tmp_path / "absent"), None, None)
 

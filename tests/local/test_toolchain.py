@@ -107,8 +107,7 @@ esac
 
 @pytest.fixture
 def go(monkeypatch, tmp_path):
-    """Put a fake `go` on PATH that lists one package and builds one file; it fails if the file `broken`
-    exists."""
+    """Put a fake `go` on PATH; it fails while the file `broken` exists."""
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(trimmed_modules, "create_source_folder", lambda work, _: work.mkdir(parents=True))
     fake = tmp_path / "go"

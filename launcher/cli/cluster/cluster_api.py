@@ -102,7 +102,13 @@ class Cluster:
         self.name = name
 
     def _call(self, method: str, action: str, *arguments: Any, **options: Any) -> Any:
-        """Call one of the client's API methods and return the raw answer."""
+        """Call one of the client's API methods; return the raw HTTP response.
+
+        Args:
+            method: name of the method, such as `list_namespaced_pod`.
+            action: what is attempted, for messages.
+            arguments, options: of the method.
+        """
         import urllib3
         from kubernetes import client
         from kubernetes.client.rest import ApiException
@@ -282,7 +288,7 @@ class ConflictError(CliError):
 
 
 class UnreachableError(CliError):
-    """The API server did not answer: `wait` retries for a while, other commands fail."""
+    """The API server did not answer. `wait` and `run` retry for some time; other commands fail."""
 
 
 def _short_reason(error: Exception) -> str:

@@ -82,7 +82,10 @@ class ExecStream(io.RawIOBase):
             rejected = parse_handshake_error(str(error.reason))
             if rejected:
                 raise api_error(*rejected, self._action, target.cluster) from error
-            raise CliError(f"cannot {self._action}: {error.reason}") from error
+            raise CliError(
+                f"cannot {self._action}: {error.reason}",
+                "check that the pod runs, then run the same command again",
+            ) from error
         self._socket = client.sock
         self._socket.settimeout(idle_seconds)
         self._sender: threading.Thread | None = None
@@ -150,7 +153,7 @@ class ExecStream(io.RawIOBase):
         if isinstance(self._failure, CliError):
             raise self._failure
         cause = (self._status or {}).get("message") or self._failure or "the connection was closed"
-        raise CliError(f"cannot {self._action}: {cause}")
+        raise CliError(f"cannot {self._action}: {cause}", "run the same command again")
 
     def close(self) -> None:
         """Close the websocket; the command is killed if it still runs."""

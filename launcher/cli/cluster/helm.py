@@ -200,9 +200,9 @@ def _suggest_keys(message: str, defaults: Mapping[str, Any]) -> Iterator[str]:
         known: Any = defaults
         for key in filter(None, path.split("/")):
             known = known.get(key) if isinstance(known, Mapping) else None
-        name = spelling.unknown(problem)
-        if name is not None and (meant := spelling.meant(name, known or ())):
-            yield f"{name}: {meant}"
+        name = spelling.find_unknown_name(problem)
+        if name is not None and (hint := spelling.suggest(name, known or ())):
+            yield f"{name}: {hint}"
 
 
 def _short(chart: str) -> str:

@@ -171,7 +171,7 @@ def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
         (job["metadata"].get("namespace"), object_states.name_of(job)): object_states.job_state(job)[0]
         for job in jobs
     }
-    found, own_volumes = [], []
+    found, volumes_of_claim = [], []
     for release in list_releases(cluster):
         run, state, uses_claim = release.run, UNREADABLE, False
         if run is not None:
@@ -181,9 +181,9 @@ def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
             state = next((live for live in LIVE_STATES if live in job_states), "over")
             uses_claim = (release.namespace, run.claim) == (cluster.namespace, claim)
         found.append((StorageUser(release, run, state), uses_claim))
-        own_volumes += [release.volume] if uses_claim and release.volume else []
+        volumes_of_claim += [release.volume] if uses_claim and release.volume else []
     return [
         user
         for user, uses_claim in found
-        if uses_claim or not own_volumes or user.release.volume in (None, *own_volumes)
+        if uses_claim or not volumes_of_claim or user.release.volume in (None, *volumes_of_claim)
     ]

@@ -72,14 +72,14 @@ def _acquire(
     seen, since = "", clock()
     while True:
         with contextlib.suppress(ConflictError, NotFoundError):  # another process was faster: try again
-            there = cluster.find("lease", name, "check whether another `run` holds the lease")
-            if there is None:
+            lease = cluster.find("lease", name, "check whether another `run` holds the lease")
+            if lease is None:
                 return cluster.create("lease", {"metadata": meta, "spec": _spec()})
-            version = str(there["metadata"]["resourceVersion"])
+            version = str(lease["metadata"]["resourceVersion"])
             if version != seen and seen:
-                raise _held_error(f"job {job}" if job else f"release {release}", there["spec"])
+                raise _held_error(f"job {job}" if job else f"release {release}", lease["spec"])
             if seen and clock() - since >= EXPIRED_SECONDS:
-                return cluster.replace("lease", {**there, "spec": _spec()})
+                return cluster.replace("lease", {**lease, "spec": _spec()})
             seen = version
         sleep(POLL_SECONDS)
 
@@ -99,10 +99,10 @@ def _now() -> str:
 
 
 def _held_error(what: str, spec: dict[str, Any]) -> OtherRunError:
-    who, _, pid = str(spec.get("holderIdentity")).rpartition(":")
+    holder, _, pid = str(spec.get("holderIdentity")).rpartition(":")
     since = str(spec.get("acquireTime")).partition(".")[0].replace("T", " ")
     return OtherRunError(
-        f"{who} (process {pid}) has been using {what} since {since}Z and holds its lease; nothing was sent",
+        f"{holder} (process {pid}) has been using {what} since {since}Z and holds its lease; nothing was sent",
         "run the same command again when that command has finished; or start another release and job now: "
         "--release NAME --set jobName=NAME",
     )
@@ -138,11 +138,11 @@ class _Renewer:
 
     def _run(self) -> None:
         while not self._end.wait(RENEW_SECONDS):
-            asked = self._clock()
+            sent = self._clock()
             try:
                 spec = {**self._lease["spec"], "renewTime": _now()}
                 self._lease = self._cluster.replace("lease", {**self._lease, "spec": spec})
-                self._renewed = asked
+                self._renewed = sent
             except (ConflictError, NotFoundError):
                 self._lost = True
                 return

@@ -15,7 +15,7 @@ from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, StorageUser, lis
 from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, confirm, say, with_session
+from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, confirm, report, with_session
 from launcher.cli.storage.run_files import OUTPUT, parse_json
 from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.cli.storage.storage_access import (
@@ -109,12 +109,12 @@ def clean(
         root = storage.sibling(".")
         candidates = _choose(root, find(), all_or_nothing=bool(job or names))
         if not candidates:
-            say("nothing to remove")
+            report("nothing to remove")
             return
         paths = ", ".join(one.path for one in candidates)
         if not yes and not confirm(f"Remove permanently: {paths}?"):
             raise UsageError(
-                f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
+                f"the removal of {paths} was not confirmed; nothing was removed", "confirm it with --yes"
             )
         _check_still_unused(candidates, find())
         check_lease()
@@ -135,14 +135,17 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     """
     for one in found:
         if one.kept:
-            say(f"kept: {one.path}: {one.kept}")
+            report(f"kept: {one.path}: {one.kept}")
     unused = [one for one in found if not one.kept]
     if all_or_nothing and len(unused) < len(found):
-        raise UsageError("nothing was removed, because a part of it is in use (see above)")
+        raise UsageError(
+            "nothing was removed, because a part of it is in use (see above)",
+            "give only names that nothing uses",
+        )
     sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}
     unused = [replace(one, size=sizes[one.path]) for one in unused]
     for one in unused:
-        say(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
+        report(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
     return unused
 
 

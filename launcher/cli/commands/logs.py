@@ -16,7 +16,7 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.shared_options import open_session, say, with_options
+from launcher.cli.shared_options import open_session, report, with_options
 from launcher.cli.storage.run_files import OUTPUT, STATUS, read_job_files
 from launcher.cli.storage.storage_access import (
     READ_SECONDS,
@@ -33,7 +33,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 class LogRole(StrEnum):
-    """The process whose log is printed."""
+    """Which process's log `logs` prints."""
 
     trainer = "trainer"
     pserver = "pserver"
@@ -81,12 +81,12 @@ class LogRequest:
 @with_options(session=open_session, request=LogRequest)
 def logs(session: Session, request: LogRequest) -> None:
     """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
-    for block in read_log(session, request, say):
+    for block in read_log(session, request, report):
         sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
 
 
-def read_log(session: Session, request: LogRequest, say: Callable[[str], None]) -> Iterator[bytes]:
+def read_log(session: Session, request: LogRequest, report: Callable[[str], None]) -> Iterator[bytes]:
     """Yield the log: without an attempt, that of a pod or of the data Job; else from the storage."""
     if (
         isinstance(session, ClusterSession)
@@ -99,7 +99,7 @@ def read_log(session: Session, request: LogRequest, say: Callable[[str], None]) 
         if pod is not None:
             yield from _stream_pod(session, pod, request.follow)
             if request.follow and rank is not None:
-                yield from _stream_replacements(session, pod, rank, say)
+                yield from _stream_replacements(session, pod, rank, report)
             return
         if rank is not None and rank >= run.trainers:
             raise UsageError(
@@ -107,7 +107,7 @@ def read_log(session: Session, request: LogRequest, say: Callable[[str], None]) 
                 f"choose one from 0 to {run.trainers - 1}",
             )
         job = run.k8s_data_job if rank is None else run.k8s_job
-        say(f"Job {job} has no pods any more; reading the storage")
+        report(f"Job {job} has no pods any more; reading the storage")
     if request.role is LogRole.data and request.attempt is None:
         yield from _describe_data(session)
         return
@@ -117,7 +117,7 @@ def read_log(session: Session, request: LogRequest, say: Callable[[str], None]) 
 def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
     """Return whether an attempt's logs were moved to their own folder; False: they are the newest logs.
 
-    Raises UsageError for an attempt without logs of this rank.
+    Raises UsageError if this rank has no logs of the attempt.
     """
     names = [_ATTEMPT.fullmatch(name) for name in list_folder(storage, OUTPUT.node(rank).as_posix())]
     moved = sorted(int(match[1]) for match in names if match)
@@ -163,7 +163,7 @@ def _stream_pod(session: ClusterSession, pod: dict[str, Any], follow: bool) -> I
 
 
 def _stream_replacements(
-    session: ClusterSession, pod: dict[str, Any], rank: int, say: Callable[[str], None]
+    session: ClusterSession, pod: dict[str, Any], rank: int, report: Callable[[str], None]
 ) -> Iterator[bytes]:
     """Yield the logs of the pods that replace `pod`, until the run is over."""
     last, deadline = object_states.name_of(pod), time.monotonic() + FOLLOW_SECONDS
@@ -173,7 +173,9 @@ def _stream_replacements(
             return
         found = _find_pod(session, session.run(), rank)
         if found is not None and object_states.name_of(found) != last and _log_container(found) is not None:
-            say(f"pod {last} has exited; continuing with {object_states.name_of(found)}, which replaces it")
+            report(
+                f"pod {last} has exited; continuing with {object_states.name_of(found)}, which replaces it"
+            )
             last = object_states.name_of(found)
             yield from _stream_pod(session, found, follow=True)
         elif found is not None and found.get("status", {}).get("phase") == "Succeeded":
@@ -192,7 +194,10 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
             return
         try:
             yield from stream_file(storage, request.stored_path, seconds, STATUS)
-        except CliError:
+        except CliError as error:
+            if "No such file" in str(error):
+                fix = "check with the command status which ranks have started, and choose one with --rank"
+                raise CliError(f"there is no log yet: {error}", fix) from error
             if not request.follow or not session.poll_view().is_over:
                 raise  # else the pod through which the storage was read has exited with the run
 

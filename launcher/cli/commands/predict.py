@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import UsageError
-from launcher.cli.shared_options import Format, OutputFormat, say
+from launcher.cli.shared_options import Format, OutputFormat, report
 from launcher.cli.views.terminal_output import print_json
 from launcher.errors import DataError
 
@@ -32,15 +32,15 @@ def predict(
     output: Format = OutputFormat.text,
 ) -> None:
     """Print the prediction for each row: the text of the program's describe(), else the predicted numbers."""
-    found = predict_rows(model, cells or [], rows)
+    predictions = predict_rows(model, cells or [], rows)
     if output is OutputFormat.json:
-        print_json(found)
+        print_json(predictions)
         return
-    for one in found:
+    for one in predictions:
         print(_prediction_text(one))
-    unknown = [f"{count} of {table}" for table, count in found[0]["unknownIds"].items() if count]
+    unknown = [f"{count} of {table}" for table, count in predictions[0]["unknownIds"].items() if count]
     if unknown:
-        say(f"ids that the model does not contain, treated as zeros: {', '.join(unknown)}")
+        report(f"ids that the model does not contain, treated as zeros: {', '.join(unknown)}")
 
 
 def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
@@ -85,11 +85,11 @@ def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[
     ]
 
 
-def _prediction_text(found: dict[str, Any]) -> str:
+def _prediction_text(predictions: dict[str, Any]) -> str:
     """Return a prediction as text: that of the program's describe(), else the predicted numbers."""
-    if found["words"] is not None:
-        return str(found["words"])
-    value = found["prediction"]
+    if predictions["words"] is not None:
+        return str(predictions["words"])
+    value = predictions["prediction"]
     return " ".join(f"{number:.6g}" for number in value) if _is_vector(value) else json.dumps(value)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
-from launcher.cli.shared_options import Format, OutputFormat, say, with_session
+from launcher.cli.shared_options import Format, OutputFormat, report, with_session
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.views.terminal_output import print_json
 
@@ -42,7 +42,7 @@ def push(
     upload = uploads.plan_source(src, name) if source else uploads.plan_program(src, name, check)
     request = StorageRequest(job=job, seconds=COPY_SECONDS, writable=True, options=("job",))
     with session.storage(request) as storage:
-        path = uploads.send(storage, upload, force, say)
+        path = uploads.send(storage, upload, force, report)
     if output is OutputFormat.json:
         print_json({"path": path, "values": upload.values})
         return

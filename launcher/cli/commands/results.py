@@ -14,7 +14,14 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, open_session, say, storage_request, with_options
+from launcher.cli.shared_options import (
+    Format,
+    OutputFormat,
+    open_session,
+    report,
+    storage_request,
+    with_options,
+)
 from launcher.cli.storage.reader_commands import move_into_place
 from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.run_history import find_run, read_runs
@@ -67,8 +74,8 @@ def results(
             folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
         found = read_results(storage, storage.where, folder)
         if to is not None and not found["has_model"]:
-            say(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
-        copied = copy_output(storage, to, force, say, folder) if to is not None else {}
+            report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
+        copied = copy_output(storage, to, force, report, folder) if to is not None else {}
     if output is OutputFormat.json:
         print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
     else:
@@ -144,7 +151,7 @@ def _print_results(
 
 
 def copy_output(
-    storage: Storage, target: Path, force: bool, say: Callable[[str], None], output: OutputPaths = OUTPUT
+    storage: Storage, target: Path, force: bool, report: Callable[[str], None], output: OutputPaths = OUTPUT
 ) -> dict[str, int]:
     """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
 
@@ -180,7 +187,7 @@ def copy_output(
         _remove_folder(target if created else hidden)
         raise
     _remove_folder(hidden)
-    say(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
+    report(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}
 
 

@@ -9,7 +9,7 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.commands.stop import find_jobs
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import require_cluster, say, with_session
+from launcher.cli.shared_options import report, require_cluster, with_session
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 
@@ -34,7 +34,7 @@ def resume(
         session.cluster.suspend_job(name, False)
         print(f"resumed: {name}")
     if follow:
-        with explain_interrupt(lambda: describe_following(session.options()), say):
-            follow_run(session, timeout, print_line, say)
+        with explain_interrupt(lambda: describe_following(session.options()), report):
+            follow_run(session, timeout, print_line, report)
     else:
         print(f"  follow it:    {command_text('wait', *session.options())}")

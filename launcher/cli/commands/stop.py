@@ -14,7 +14,7 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object, labels
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
-from launcher.cli.shared_options import confirm, require_cluster, say, with_session
+from launcher.cli.shared_options import confirm, report, require_cluster, with_session
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
@@ -49,9 +49,9 @@ def stop(
     """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
     session = require_cluster(session, "stop")
     jobs = find_jobs(session, "stop", suspended=False)
-    saved = request_checkpoint(session, timeout, say) if checkpoint else CheckpointAnswer()
+    saved = request_checkpoint(session, timeout, report) if checkpoint else CheckpointAnswer()
     if saved.problem:
-        say(
+        report(
             f"no checkpoint could be saved: {saved.problem}. If you stop now, the run resumes from its "
             "newest earlier checkpoint, or from the start; training since then is lost."
         )
@@ -60,7 +60,7 @@ def stop(
                 "nothing was stopped, because no checkpoint could be saved",
                 "try again later, or stop without a checkpoint with --yes",
             )
-    suspend_jobs(session, jobs, say)
+    suspend_jobs(session, jobs, report)
     print(f"stopped: {', '.join(object_states.name_of(job) for job in jobs)}")
     print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
     print(f"  continue:     {command_text('resume', *session.options())}")
@@ -70,12 +70,12 @@ def stop(
 
 @dataclass(frozen=True)
 class CheckpointAnswer:
-    """The outcome of a request for a checkpoint."""
+    """What `request_checkpoint` returns: the saved checkpoint, or why none was saved."""
 
     folder: str = ""
     """The checkpoint's folder; `model` if the last pass is saved already; empty if none was saved."""
     problem: str = ""
-    """Why none was saved."""
+    """Why no checkpoint was saved; empty if one was."""
 
     def __str__(self) -> str:
         """Return the checkpoint as messages show it."""
@@ -123,7 +123,7 @@ def find_jobs(session: ClusterSession, action: str, suspended: bool) -> list[Obj
 
 
 def request_checkpoint(
-    session: ClusterSession, seconds: float, say: Callable[[str], None]
+    session: ClusterSession, seconds: float, report: Callable[[str], None]
 ) -> CheckpointAnswer:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
 
@@ -141,7 +141,7 @@ def request_checkpoint(
         storage = open_through_running_pod(session.cluster, session.run(), pods)
         if storage is None:
             return CheckpointAnswer(problem="no pod of the run is running")
-        say(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
+        report(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
         stream = storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS)
         answer: dict[str, Any] = {}
         started = said_at = time.monotonic()
@@ -150,7 +150,7 @@ def request_checkpoint(
             now = time.monotonic()
             if "saved" not in answer and now - said_at >= LINE_SECONDS:
                 said_at = now
-                say(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
+                report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
         stream.result()
     except CliError as error:
         return CheckpointAnswer(problem=str(error))
@@ -167,7 +167,7 @@ def _describe_place(answer: dict[str, Any]) -> str:
     return f"{answer['state']}, pass {int(answer['pass']) + 1}, batch {answer.get('batch') or 0}"
 
 
-def suspend_jobs(session: ClusterSession, jobs: list[Object], say: Callable[[str], None]) -> None:
+def suspend_jobs(session: ClusterSession, jobs: list[Object], report: Callable[[str], None]) -> None:
     """Suspend these Jobs, and wait until their pods have exited.
 
     Raises:
@@ -191,5 +191,5 @@ def suspend_jobs(session: ClusterSession, jobs: list[Object], say: Callable[[str
             )
         if (text := ", ".join(left)) != last:
             last = text
-            say(f"waiting for pods to exit: {text}")
+            report(f"waiting for pods to exit: {text}")
         time.sleep(1.0)

@@ -21,11 +21,11 @@ from launcher.cli.job_sessions import release_options
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import check_releases_are_free, launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
-from launcher.cli.shared_options import Format, OutputFormat, say, with_options
+from launcher.cli.shared_options import Format, OutputFormat, report, with_options
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import (
     LinePrinter,
-    Say,
+    Report,
     ViewSource,
     explain_interrupt,
     open_screen,
@@ -53,17 +53,17 @@ class Trial:
 
     @property
     def state(self) -> str:
-        """The state of its run; `waiting` before it is launched."""
+        """The state of the trial's run; `waiting` before the training is launched."""
         return self.view.state if self.view else "started" if self.session else "waiting"
 
     @property
     def is_over(self) -> bool:
-        """Whether its run is complete or failed, or its Job is missing."""
+        """Whether the trial's run is complete or failed, or its Job is missing."""
         return self.view is not None and (self.view.is_over or self.view.state == "missing")
 
     @property
     def score(self) -> dict[str, Any]:
-        """The scores of its run; empty before it is complete."""
+        """The scores of the trial's run by metric; empty before the run is complete."""
         return dict(self.view.score) if self.view and self.view.state == "complete" else {}
 
     def as_json(self) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def sweep(
     options = dataclasses.replace(options, by=by)
     helm = options.helm()
     combinations = expand_grid(grid)
-    plans = plan_trainings(options, helm, say, combinations)
+    plans = plan_trainings(options, helm, report, combinations)
     folder = keep or Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
@@ -113,17 +113,17 @@ def sweep(
 
     def launch_trial(trial: Trial) -> ViewSource:
         file = folder / f"{trial.release}.values.yaml"
-        own = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], own, helm, cluster, say).session
+        options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
+        return launch(numbered[trial.release], options_of_trial, helm, cluster, report).session
 
     out, _ = consoles()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
-    print_to = say if output is OutputFormat.json else print_line
+    print_to = report if output is OutputFormat.json else print_line
     with (
-        explain_interrupt(lambda: describe_trials(trials), say),
+        explain_interrupt(lambda: describe_trials(trials), report),
         open_screen(terminal, transient=True) as draw,
     ):
-        print_between: Say = (lambda _: None) if terminal else print_to
+        print_between: Report = (lambda _: None) if terminal else print_to
         train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
     try:
         best, why = choose_best(trials, by, highest)
@@ -151,7 +151,7 @@ def train_all(
     parallel: int,
     launch_trial: Callable[[Trial], ViewSource],
     show: Callable[[], None],
-    say: Say,
+    report: Report,
     *,
     by: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -166,7 +166,7 @@ def train_all(
         LauncherError: as `launch_trial` and the sessions.
     """
     printers = {
-        trial.release: LinePrinter(functools.partial(_say_of, say, trial.release)) for trial in trials
+        trial.release: LinePrinter(functools.partial(_say_of, report, trial.release)) for trial in trials
     }
     while not all(trial.is_over for trial in trials):
         for trial in trials:
@@ -190,17 +190,17 @@ def train_all(
             sleep(PAUSE_SECONDS)
 
 
-def _say_of(say: Say, release: str, text: str) -> None:
-    say(f"{release}: {text}")
+def _say_of(report: Report, release: str, text: str) -> None:
+    report(f"{release}: {text}")
 
 
 def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:
-    """Return (the trial with the best score, why).
+    """Return (the trial with the best score, a description such as `lowest error`).
 
     Args:
         trials: the trials, which are over.
-        by: the score; None: the first one.
-        highest: whether a higher score is better; None: decided by the score's name.
+        by: the score that decides; None: the first one.
+        highest: whether a higher score is better; None: the score's name decides.
 
     Raises:
         RunFailedError: no trial has a score.
@@ -209,7 +209,10 @@ def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -
     done = [trial for trial in trials if trial.score]
     if not done:
         causes = [f"{trial.release}: {trial.view.cause or trial.state}" for trial in trials if trial.view]
-        raise RunFailedError("none of the trainings has a score. " + "; ".join(causes))
+        raise RunFailedError(
+            "none of the trainings has a score. " + "; ".join(causes),
+            "correct the causes, then run the same command again",
+        )
     name = by if by is not None else next(iter(done[0].score))
     for trial in done:
         _check_score(trial, name)

@@ -13,7 +13,7 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.check_before_upload import CHECKED_ROWS
-from launcher.cli.shared_options import Format, OutputFormat, say, with_options
+from launcher.cli.shared_options import Format, OutputFormat, report, with_options
 from launcher.cli.views.follow_run import print_line
 from launcher.cli.views.terminal_output import print_json
 from launcher.io import files
@@ -65,7 +65,7 @@ class TryOptions:
 @with_options(options=TryOptions)
 def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None:
     """Train a program in this process, write its model, and predict one row with it; no cluster."""
-    answer = train_locally(options, say if output is OutputFormat.json else print_line)
+    answer = train_locally(options, report if output is OutputFormat.json else print_line)
     if output is OutputFormat.json:
         print_json(answer)
 
@@ -76,7 +76,7 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
     return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
 
 
-def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, Any]:
+def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
     """Train, write the model, and predict the first row of the test data; `say` receives the progress.
 
     Returns:
@@ -89,7 +89,7 @@ def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, 
     if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
         raise UsageError(f"--to {options.to} contains other files and no model", "give a new folder")
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
-    say("loading Paddle")
+    report("loading Paddle")
     try:
         import paddle  # noqa: F401
     except ImportError as error:
@@ -127,7 +127,7 @@ def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, 
         program_check.check_program(
             program, batch, mode="async", batch_size=options.batch_size, incremental_checkpoints=0
         )
-        limits: dict[str, Any] = {"limit": options.rows, "report": say}
+        limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else options.held_out
         records = trial_data.write_records(program, options.data, row_format, work / "data", share, **limits)
         if options.test:
@@ -135,10 +135,10 @@ def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, 
                 program, options.test, row_format, work / "data", 1.0, **limits
             )
         train, test = records["train"], records["test"]
-        say(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
+        report(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
         trainer = SingleProcessTrainer(program)
         passes = []
-        for done in trainer.passes(train, test, options.passes, options.batch_size, say):
+        for done in trainer.passes(train, test, options.passes, options.batch_size, report):
             passes.append(done)
             rate = done["samples"] / max(done["seconds"], 1e-9)
             shown = " ".join(
@@ -146,15 +146,15 @@ def train_locally(options: TryOptions, say: Callable[[str], None]) -> dict[str, 
                 for key, value in done.items()
                 if key not in ("pass", "samples", "seconds")
             )
-            say(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
+            report(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
         score = model_writer.export_single_process(options.to, trainer, test)
         tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in trainer.tables.items())
-        say(f"model written to {options.to} ({tables or 'no tables'})")
+        report(f"model written to {options.to} ({tables or 'no tables'})")
         row = trial_data.first_usable_row(program, options.test or options.data, row_format)
     answer = Model(options.to).answer([row])
     words = answer.words[0] if answer.words else None
     values = " ".join(f"{value:.4f}" for value in answer.predictions[0].reshape(-1))
-    say(f"prediction of the first row: {words or values}")
+    report(f"prediction of the first row: {words or values}")
     return {
         "passes": passes,
         "model": str(options.to),

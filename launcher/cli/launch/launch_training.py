@@ -32,7 +32,7 @@ _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
 RENAME_FIX = "rename it"
 _REMOTE = ("s3://", "https://", "http://", "file://")
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class TrainingPlan:
 
     @property
     def job(self) -> str:
-        """Its jobName."""
+        """The jobName of the training."""
         return str(self.values["jobName"])
 
     def numbered(self, number: int) -> TrainingPlan:
-        """Return the same training as a job of its own, whose name ends with the number."""
+        """Return the same training with another jobName, which ends with `number`."""
         end = f"-{number}"
         name = self.job[: training_values.JOB_NAME_LENGTH - len(end)].rstrip("-") + end
         return dataclasses.replace(self, values={**self.values, "jobName": name})
@@ -56,7 +56,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The outcome of `launch`."""
+    """What `launch` returns."""
 
     session: ClusterSession
     changed: bool
@@ -84,7 +84,7 @@ class CheckedLaunch:
 
 
 def plan_trainings(
-    options: LaunchOptions, helm: Helm, say: Say, grid: Sequence[tuple[str, ...]] = ((),)
+    options: LaunchOptions, helm: Helm, report: Report, grid: Sequence[tuple[str, ...]] = ((),)
 ) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
@@ -110,7 +110,7 @@ def plan_trainings(
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
             checked = check_program(config, complete["training"], file, complete["data"], options.by)
-            say(f"{' '.join(['program', str(folder), *settings])}: {checked}")
+            report(f"{' '.join(['program', str(folder), *settings])}: {checked}")
         plans.append(TrainingPlan([program, *([source] if source and not plans else [])], chosen))
     return plans
 
@@ -145,7 +145,7 @@ def _compute_values(
 
 
 def launch(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, say: Say
+    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, report: Report
 ) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
@@ -162,7 +162,7 @@ def launch(
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )
-    session = ClusterSession(cluster, options.release, say)
+    session = ClusterSession(cluster, options.release, report)
     with (
         run_lease.hold_lease(cluster, options.release) as check_release,
         run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
@@ -170,7 +170,7 @@ def launch(
         checked = _check(plan, options, helm, session, keep)
         _confirm_replacement(checked, options, session, plan.job)
         files.write_atomically(keep, checked.values)
-        _upload(plan, checked.base_session, options.yes, say)
+        _upload(plan, checked.base_session, options.yes, report)
         check_release()
         check_job()
         _apply(checked, helm, session, keep)
@@ -181,7 +181,12 @@ def launch(
 def _check(
     plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: ClusterSession, keep: Path
 ) -> CheckedLaunch:
-    """Check that the values can be applied; nothing is changed."""
+    """Check that helm and the cluster accept the plan's values; change nothing.
+
+    Raises:
+        UsageError: the values are rejected, the job's name is taken, or this training is stopped.
+        CliError: no release has the image and storage, or the cluster cannot be reached.
+    """
     release = options.release
     current = session.run_if_installed()
     base_session = session if current else _choose_base_release(session, options.base_release)
@@ -201,9 +206,9 @@ def _check(
 
 
 def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
-    """Upgrade the release."""
+    """Print the equivalent helm command, and upgrade the release to the checked values."""
     base = command_text("base", *checked.base_session.options())
-    session.say(f"{base} |\n  {shlex.join(helm.upgrade(session.release, keep))}")
+    session.report(f"{base} |\n  {shlex.join(helm.upgrade(session.release, keep))}")
     description = f"run by {run_lease.user_and_host()}"
     helm.run(session.release, checked.base, checked.values, keep, description)
     if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
@@ -211,7 +216,10 @@ def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Pa
 
 
 def _find_stopped_jobs(session: ClusterSession) -> frozenset[str]:
-    """Return the release's suspended Jobs that `resume` must start; a Kueue queue starts others by itself."""
+    """Return the names of the release's suspended Jobs that `resume` must start.
+
+    Jobs with a Kueue queue are left out: the queue starts them.
+    """
     jobs = session.cluster.list_objects("job", "list the release's Jobs", labels(session.release))
     suspended = (job for job in jobs if object_states.job_state(job)[0] == "suspended")
     return frozenset(object_states.name_of(job) for job in suspended if not object_states.queue_of(job))
@@ -263,10 +271,10 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
     """Return the release whose image and storage a new one uses: the given, the only or the default one."""
     cluster = session.cluster
     if given is not None:
-        return ClusterSession(cluster, given, session.say)
+        return ClusterSession(cluster, given, session.report)
     known = [release.name for release in list_releases(cluster, all_namespaces=False)]
     if len(known) == 1 or CHART in known:
-        return ClusterSession(cluster, CHART if CHART in known else known[0], session.say)
+        return ClusterSession(cluster, CHART if CHART in known else known[0], session.report)
     place = f"namespace {cluster.namespace} on {cluster.name}"
     if not known:
         raise CliError(
@@ -305,7 +313,7 @@ def _check_job_name_is_free(session: ClusterSession, base: str, values: Values) 
 def _confirm_replacement(
     checked: CheckedLaunch, options: LaunchOptions, session: ClusterSession, job: str
 ) -> None:
-    """Ask before another training of the release is stopped. Raises UsageError if the answer is no."""
+    """Ask the user before another training of the release is stopped. Raises UsageError for the answer no."""
     current = checked.current_job
     if current in (None, checked.k8s_job) or current in checked.stopped_jobs or options.replace:
         return
@@ -337,13 +345,13 @@ def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
             )
 
 
-def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, say: Say) -> None:
+def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Report) -> None:
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
     with session.storage(request) as storage:
         for upload in plan.uploads:
             replace = yes or not upload.is_source  # the program is used by this job only
             try:
-                uploads.send(storage, upload, replace, say)
+                uploads.send(storage, upload, replace, report)
             except uploads.OtherContentError as error:
                 problem = f"sources/{upload.name} on the storage has other content"
                 if not confirm(f"{problem}. Replace it?"):
@@ -351,7 +359,7 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, say: Say) ->
                         f"{problem}, which other jobs may train on; it was not replaced",
                         "replace it with --yes, or rename the file",
                     ) from error
-                uploads.send(storage, upload, True, say)
+                uploads.send(storage, upload, True, report)
 
 
 def describe_next_steps(session: ClusterSession, keep: Path) -> str:

@@ -16,10 +16,10 @@ Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
 
 
-def merge_values(base: Mapping[str, Any], own: Mapping[str, Any]) -> Values:
+def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Values:
     """Return `base` with the values of `own`, as helm merges them: objects by key, all else replaced."""
     both = dict(base)
-    for key, value in own.items():
+    for key, value in overrides.items():
         old = both.get(key)
         both[key] = (
             merge_values(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
@@ -60,10 +60,10 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults:
         if first in defaults:
             changed = merge_values(changed, nest_keys({key: _parse(key, text, defaults)}))
         elif "." in key:
-            meant = spelling.meant(first, defaults)
+            hint = spelling.suggest(first, defaults)
             raise UsageError(
                 f"--set {setting}: the chart has no value {first}, and options of a program contain no dot"
-                f"{'; ' + meant if meant else ''}",
+                f"{'; ' + hint if hint else ''}",
                 f"choose a value of the chart: {', '.join(sorted(defaults))}",
             )
         else:

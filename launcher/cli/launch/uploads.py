@@ -32,13 +32,13 @@ class Upload:
     """A program or a data file to upload."""
 
     name: str
-    """Its name on the storage."""
+    """Name of the folder or file on the storage."""
     entries: tuple[tuple[str, Path], ...]
-    """(name in the archive, file)."""
+    """(name in the archive, file) of each file."""
     values: dict[str, str]
-    """The chart values that refer to it."""
+    """The chart values that refer to the upload."""
     is_source: bool
-    """Whether it is a data file, which belongs to `sources/` and not to the job's folder."""
+    """Whether the upload is a data file, which belongs to `sources/` and not to the job's folder."""
 
     @property
     def size(self) -> int:
@@ -130,19 +130,26 @@ def plan_source(file: Path, name: str | None, option: str = "--source", fix: str
     return Upload(chosen, ((chosen, file),), values, is_source=True)
 
 
-def send(storage: Storage, upload: Upload, replace: bool, say: Callable[[str], None]) -> str:
-    """Send an upload; return its path on the storage. It gets its name there after every sha256 was verified.
+def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str], None]) -> str:
+    """Send an upload to the storage, unless the storage has the same content; return its path on the storage.
 
-    Nothing is sent if the storage has the same content already.
+    The upload gets its name on the storage after every sha256 was verified.
+
+    Args:
+        storage: the job's folder.
+        upload: what to send.
+        replace: whether to replace other content with the same name.
+        report: receives progress messages.
 
     Raises:
         OtherContentError: the storage has other content with that name, and `replace` is False.
+        CliError: the storage is full, or the connection failed; the storage was not changed.
     """
     root = storage.sibling(SOURCES) if upload.is_source else storage
     path, size = str(root.job / upload.name), ("--bytes", str(upload.size))
     if stored := run_json_command(root, "sums", *size, upload.name):
         if stored == {name: sha256_file(file) for name, file in upload.entries}:
-            say(f"{path} is on the storage already, with the same sha256: nothing to send")
+            report(f"{path} is on the storage already, with the same sha256: nothing to send")
             return path
         if not replace:
             raise OtherContentError(
@@ -168,5 +175,5 @@ def send(storage: Storage, upload: Upload, replace: bool, say: Callable[[str], N
             raise CliError(f"{failure[0]}; the storage was not changed") from error
         raise
     count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
-    say(f"{path}: {sum(saved.values()):,} bytes in {count}; every sha256 matches")
+    report(f"{path}: {sum(saved.values()):,} bytes in {count}; every sha256 matches")
     return path

@@ -46,7 +46,7 @@ class UnschedulableError(CliError):
 def build_pod(
     run: ReleaseRun, name: str, owner: str, *, seconds: int, writable: bool, template: Object | None
 ) -> Object:
-    """Return the Pod object.
+    """Return the Kubernetes object of a reader pod.
 
     Args:
         run: the run whose image, user and claim the pod has.
@@ -147,7 +147,7 @@ def open_reader_pod(
     run: ReleaseRun,
     seconds: int,
     writable: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
@@ -177,7 +177,7 @@ def open_reader_pod(
     with _signals_as_exceptions():
         try:
             cluster.create("pod", pod)
-            _await_running(cluster, run, name, say)
+            _await_running(cluster, run, name, report)
             yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
         finally:
             _delete(cluster, name)
@@ -214,7 +214,7 @@ def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:
     return object_states.explain_claim(claim, run.claim, cluster.list_events(run.claim) if claim else ())
 
 
-def _await_running(cluster: Cluster, run: ReleaseRun, name: str, say: Callable[[str], None]) -> None:
+def _await_running(cluster: Cluster, run: ReleaseRun, name: str, report: Callable[[str], None]) -> None:
     started = time.monotonic()
     last_reason = ""
     while True:
@@ -228,7 +228,10 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str, say: Callable[[
         events: Sequence[Any] = cluster.list_events(name) if waited > 3 else ()
         why = object_states.explain_pending(pod, events)
         if phase in ("Succeeded", "Failed"):
-            raise CliError(f"the reader pod {name} exited: {object_states.explain_failure(pod) or phase}")
+            raise CliError(
+                f"the reader pod {name} exited: {object_states.explain_failure(pod) or phase}",
+                "correct this cause, then run the same command again",
+            )
         waiting = object_states.unusual_wait(pod)
         if waiting and waiting[0] in object_states.PERMANENT_WAITS:
             raise CliError(
@@ -248,6 +251,6 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str, say: Callable[[
                 "remove that cause, then run the same command again",
             )
         if waited > 3 and why != last_reason:
-            say(f"waiting for the reader pod {name}: {why}")
+            report(f"waiting for the reader pod {name}: {why}")
             last_reason = why
         time.sleep(0.25 if waited < 5 else 1.0)

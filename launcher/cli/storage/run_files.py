@@ -24,7 +24,7 @@ _DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What a job's files say; None for a file that is absent or damaged."""
+    """The content of a job's files; None for an absent or damaged file."""
 
     status: StatusFile | None = None
     run: RunFile | None = None
@@ -37,11 +37,11 @@ class JobFiles:
     checkpoints: Sequence[str] = ()
     """The folder names of the complete checkpoints."""
     was_read: bool = True
-    """False: nothing was read, so that an absent file says nothing."""
+    """Whether the files were read; if not, None does not mean that a file is absent."""
     is_stale: bool = False
-    """Whether they were read some time ago and cannot be read now."""
+    """Whether these are earlier contents, because the files cannot be read now."""
     problem: str = ""
-    """Why they cannot be read."""
+    """Why the files cannot be read; empty if they were read."""
 
 
 def parse_json(content: bytes | None) -> dict[str, Any] | None:
@@ -71,7 +71,9 @@ def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths) -> list[di
 def read_job_files(storage: Storage, run_id: str = "") -> JobFiles:
     """Read the files that describe a job's data and its current run.
 
-    `run_id` is the run whose record is looked for in `runs/`, too; empty: none.
+    Args:
+        storage: the job's folder.
+        run_id: a run whose record is also searched in `runs/`, where another run may have moved it; empty: none.
     """
     moved = [OutputPaths(_JOB.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
     records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]

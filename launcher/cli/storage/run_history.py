@@ -21,7 +21,7 @@ CURRENT = OUTPUT.root.as_posix()
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run by its output folder: `output`, or `runs/<name>`."""
+    """A run of a job, with what `runs` and `compare` show of it. `folder` is `output`, or `runs/<name>`."""
 
     folder: str
     record: RunFile
@@ -40,17 +40,17 @@ class SavedRun:
 
     @property
     def seconds(self) -> float | None:
-        """The time from its start to its end; None while it runs."""
+        """Seconds from the run's start to its end; None while it runs."""
         return self.record.finished - self.record.started if self.record.finished else None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in which two runs may differ; digests are shortened."""
+        """The run's settings by name, as `run_settings.settings_of_run` returns them; digests are shortened."""
         return run_settings.settings_of_run(self.record.content, len(self.passes))
 
     @property
     def best(self) -> dict[str, Any]:
-        """The best pass, as `launcher.metrics.best_pass` returns it."""
+        """The run's best pass, as `launcher.metrics.best_pass` returns it."""
         return best_pass(self.record.content, self.passes)
 
     @property

@@ -125,7 +125,7 @@ def storage_of_job(storage: Storage, job: str | None) -> Storage:
 
 
 class _LocalReader(io.RawIOBase):
-    """A reader command in a thread of this process; it ends at its next write after `close`."""
+    """Runs a reader command in a thread of this process; after `close` the command ends at its next write."""
 
     def __init__(self, argv: Sequence[str], stdin: IO[bytes] | None) -> None:
         reading_end, writing_end = os.pipe()

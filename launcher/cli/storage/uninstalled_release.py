@@ -28,12 +28,12 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     others = [run for run in runs if run is not None]
     claims = cluster.list_objects("persistent_volume_claim", "list the claims")
     names = [object_states.name_of(one) for one in claims]
-    own = [
+    owned = [
         object_states.name_of(one)
         for one in claims
         if (one["metadata"].get("labels") or {}).get(RELEASE_LABEL) == release
     ]
-    candidates = [name for name in names if name == request.claim] if request.claim else own or names
+    candidates = [name for name in names if name == request.claim] if request.claim else owned or names
     listed = ", ".join(
         name + "".join(f" (of release {other.release})" for other in others if other.claim == name)
         for name in names
@@ -89,12 +89,12 @@ def find_own_job(storage: Storage, release: str, request: StorageRequest) -> Sto
     releases = {
         path.split("/", 1)[0]: (parse_json(content) or {}).get("release") for path, content in found.items()
     }
-    own = [job for job, by in releases.items() if by == release]
-    if len(own) == 1:
-        return storage.sibling(own[0])
+    owned = [job for job, by in releases.items() if by == release]
+    if len(owned) == 1:
+        return storage.sibling(owned[0])
     listed = ", ".join(f"{job} (of release {by})" for job, by in releases.items()) or "none"
     raise CliError(
-        f"release {release} is not installed, and the storage has {len(own) or 'no'} jobs that it trained. "
+        f"release {release} is not installed, and the storage has {len(owned) or 'no'} jobs that it trained. "
         f"Jobs there: {listed}",
         _fix(request, job="choose one with --job NAME"),
     )

@@ -26,7 +26,7 @@ from launcher.reporting import text_formats
 
 LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
 UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is unreachable for less
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class ViewSource(Protocol):
@@ -48,9 +48,9 @@ def print_line(text: str) -> None:
 
 @dataclass
 class LinePrinter:
-    """Prints a view as a line when it has changed enough to be worth one."""
+    """Prints the views of a run as lines, each when enough has changed since the last one."""
 
-    say: Say
+    report: Report
     clock: Callable[[], float] = time.monotonic
     _key: tuple[object, ...] = ()
     _line: str = ""
@@ -69,7 +69,7 @@ class LinePrinter:
             run, seen = self._restarts
             known = len(progress.restarts) if run != view.run_id else seen
             for count, restart in enumerate(progress.restarts[known:], known + 1):
-                self.say(restart_text(restart, count))
+                self.report(restart_text(restart, count))
             self._restarts = view.run_id, max(known, len(progress.restarts))
         key = (
             view.state,
@@ -81,13 +81,13 @@ class LinePrinter:
         text, now = status_line(view), self.clock()
         if text != self._line and (key != self._key or now - self._printed_at >= LINE_SECONDS):
             self._key, self._line, self._printed_at = key, text, now
-            self.say(text)
+            self.report(text)
 
 
 def poll_until_over(
     poll: Callable[[], RunView],
     show: Callable[[RunView], None],
-    say: Say,
+    report: Report,
     timeout: float,
     *,
     clock: Callable[[], float] = time.monotonic,
@@ -121,14 +121,14 @@ def poll_until_over(
             lost = clock() if lost is None else lost
             if clock() - lost > UNREACHABLE_SECONDS or view is None:
                 raise
-            say(f"{error}. Retrying.")
+            report(f"{error}. Retrying.")
         except ReleaseNotFoundError as error:
             if view is not None:
                 raise RunFailedError(f"the release was removed while waiting: {error}") from error
             raise
         if view is not None and lost is None:
             if run_id is not None and view.run_id != run_id:
-                say(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
+                report(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
             run_id = view.run_id
             show(view)
             check_not_failed(view)
@@ -151,7 +151,7 @@ def check_not_failed(view: RunView) -> None:
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
-def follow_run(session: ViewSource, timeout: float, print_to: Say, say: Say) -> RunView:
+def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Report) -> RunView:
     """Show a run until it is complete; return its last view, with the score.
 
     Args:
@@ -172,7 +172,7 @@ def follow_run(session: ViewSource, timeout: float, print_to: Say, say: Say) -> 
             draw(status_screen(view)) if drawn else lines.print_view(view)
 
         def say_between(text: str) -> None:
-            out.print(Text(text)) if drawn else say(text)
+            out.print(Text(text)) if drawn else report(text)
 
         try:
             view = poll_until_over(lambda: session.poll_view(log=drawn), show, say_between, timeout)
@@ -209,18 +209,21 @@ def open_screen(
 
 
 @contextlib.contextmanager
-def explain_interrupt(describe: Callable[[], str], say: Say) -> Iterator[None]:
+def explain_interrupt(describe: Callable[[], str], report: Report) -> Iterator[None]:
     """After Ctrl-C or a signal inside the block, print with `say` what `describe` returns, and exit."""
     try:
         yield
     except SystemExit as end:
         if isinstance(end.code, int) and end.code > 128:
-            say(f"\n{describe()}")
+            report(f"\n{describe()}")
         raise
 
 
 def describe_following(options: Sequence[str]) -> str:
-    """Return how to show, follow and stop a training that continues; `options` select its release."""
+    """Return how to show, follow and stop a training that continues.
+
+    `options` select its release in the suggested commands.
+    """
     return (
         f"the training continues on the cluster. Show it: {command_text('status', *options)}; "
         f"follow it: {command_text('wait', *options)}; stop it: {command_text('stop', *options)} "

@@ -1,4 +1,4 @@
-"""What `status`, `wait` and `run` show of a run, as data classes, and the pure functions that build them."""
+"""Data classes of what `status`, `wait` and `run` show of a run, and pure functions that build them from pods."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ DATA_FAILED = "the data Job failed: "
 
 @dataclass(frozen=True)
 class JobView:
-    """A Job. `state` is missing, suspended, waiting, running, complete, failed or none (it has no Job)."""
+    """The state of a Kubernetes Job.
+
+    `state` is missing, suspended, waiting, running, complete, failed, or none (the release has no such Job).
+    """
 
     name: str
     state: str
@@ -92,7 +95,7 @@ def rank_of(pod: Object) -> int | None:
 
 
 def owned_by(job: str) -> Callable[[Object], bool]:
-    """Return a predicate: does a pod belong to the Job with that name?"""
+    """Return a function that returns whether a pod belongs to the Job with the name `job`."""
     return lambda pod: any(
         owner.get("kind") == "Job" and owner.get("name") == job
         for owner in pod.get("metadata", {}).get("ownerReferences", [])
@@ -199,8 +202,8 @@ def describe_culprit(pods: Sequence[Object]) -> str:
     if pod is None:
         return ""
     rank = rank_of(pod)
-    who = object_states.name_of(pod) + ("" if rank is None else f" (rank {rank})")
-    return f"{who}: {object_states.explain_failure(pod)}"
+    pod_name = object_states.name_of(pod) + ("" if rank is None else f" (rank {rank})")
+    return f"{pod_name}: {object_states.explain_failure(pod)}"
 
 
 def _failed_at(pod: Object) -> str:

@@ -1,4 +1,4 @@
-"""Build the view of a run from Jobs, pods, events and the files on the storage. Pure functions."""
+"""Build the view of a run from Jobs, pods, events and the files on the storage. All functions are pure."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _describe_other_run(seen: ClusterSnapshot) -> str:
 
 
 def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
-    """Return what users must know in addition to state and cause."""
+    """Return sentences that users must know in addition to state and cause, such as a lost data set with its fix."""
     run, files, notes = seen.run, seen.files, []
     if seen.is_namespace_terminating:
         notes.append(
@@ -150,7 +150,10 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     if data.state in ("running", "waiting"):
         notes.append(describe_running_data(data))
     if state == "missing":
-        notes.append(f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired")
+        notes.append(
+            f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired. Fix: to train "
+            "again, upgrade the release with another runId"
+        )
     if files.status and not has_progress and state not in FINAL_STATES:
         notes.append(
             f"output/ still contains run {files.status.run_id}; this run moves it to runs/ when it starts"
@@ -169,7 +172,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
 
 
 def describe_running_data(data: JobView) -> str:
-    """Return that the data Job still runs, and why."""
+    """Return the sentence that the data Job still runs, with the reason if there is one."""
     return f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else "")
 
 

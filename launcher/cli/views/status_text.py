@@ -108,7 +108,7 @@ def _describe_block(view: RunView) -> str:
     """Return what keeps a run from training, by its pods and by rank 0; empty if nothing does."""
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
-        return "; ".join(f"{who}{reason}" for who, reason in _group_by_reason(pending))
+        return "; ".join(f"{prefix}{reason}" for prefix, reason in _group_by_reason(pending))
     if view.state in _PAUSED:
         queue = view.training.queue if view.training and view.state == "suspended" else ""
         return f"queue {queue} (Kueue) to start the suspended Job" if queue else _PAUSED[view.state]
@@ -176,7 +176,7 @@ def status_screen(view: RunView, now: float | None = None) -> RenderableType:
 
 
 def remarks(view: RunView) -> list[str]:
-    """Return what `status` says in addition to state and cause, each problem once.
+    """Return what `status` prints in addition to state and cause; each problem is in one remark only.
 
     The failure of a data Job, for example, is reported by the Job, by its record and by every waiting pod.
     """
@@ -190,12 +190,12 @@ def remarks(view: RunView) -> list[str]:
         *of_jobs,
     ]
     known, found = [view.cause.removeprefix(DATA_FAILED)], []
-    for who, text in candidates:
+    for prefix, text in candidates:
         start = text.strip()[:COMPARED_CHARACTERS]
         repeated = any(start in other or (other and other[:COMPARED_CHARACTERS] in text) for other in known)
         if start and not repeated:
             known.append(text)
-            found.append(who + text)
+            found.append(prefix + text)
     return found
 
 
@@ -204,7 +204,7 @@ def _group_by_reason(ranks: Sequence[RankView]) -> list[tuple[str, str]]:
     grouped: dict[str, list[str]] = {}
     for rank in ranks:
         grouped.setdefault(rank.reason, []).append(f"rank {rank.rank} ({rank.pod})")
-    return [(f"{', '.join(who)}: ", reason) for reason, who in grouped.items()]
+    return [(f"{', '.join(prefix)}: ", reason) for reason, prefix in grouped.items()]
 
 
 def _restart_table(restarts: Sequence[RestartRecord]) -> RenderableType:

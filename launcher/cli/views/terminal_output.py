@@ -18,14 +18,14 @@ def text_table(
     columns: Sequence[str], rows: Sequence[Sequence[RenderableType]], title: str | None = None
 ) -> Table:
     """Return a table without borders; a column whose heading begins with '>' is right-aligned."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(
+        table.add_column(
             column.removeprefix(">"), justify="right" if column.startswith(">") else "left", overflow="fold"
         )
     for row in rows:
-        made.add_row(*row)
-    return made
+        table.add_row(*row)
+    return table
 
 
 def spark_line(values: Sequence[float]) -> str:
@@ -47,7 +47,7 @@ def consoles() -> tuple[Console, Console]:
 
 
 def print_json(value: Any) -> None:
-    """Print an answer for scripts as JSON on stdout."""
+    """Print a value as JSON on stdout, with null for NaN and infinity."""
     print(json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
