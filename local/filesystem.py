@@ -86,11 +86,11 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
                 holder = stream.read().strip() or "unknown"
                 if time.monotonic() > deadline:
                     raise LocalError(
-                        f"{what} is still locked by process {holder} after {seconds:.0f} s ({path}); "
+                        f"{what} is still locked by process {holder} after {seconds:.0f} s ({path}). "
                         "Fix: wait until that process has finished, or stop it, and try again."
                     ) from None
                 if not reported:
-                    from local import console  # noqa: PLC0415 - say imports rich, which bootstrap does not have
+                    from local import console  # noqa: PLC0415 - console imports rich, which bootstrap does not have
 
                     console.info(f"waiting for {what}: process {holder} holds the lock {path}")
                     reported = True

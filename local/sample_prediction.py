@@ -93,6 +93,7 @@ def _send_request(port: int, method: str, path: str, body: Mapping[str, Any] | N
         connection.close()
     if answer.status != 200:
         raise LocalError(
-            f"{method} {path} of the served model returned HTTP status {answer.status}: {content}"
+            f"{method} {path} of the served model returned HTTP status {answer.status}: {content}. "
+            f"Fix: correct the program's parse() or describe()"
         )
     return content

@@ -207,7 +207,7 @@ def _why_unready(unready: dict[str, str]) -> str:
         f"{name}: {reason}; the end of its kubelet's log:\n{daemon_processes.log_tail(name + '-kubelet')}"
         for name, reason in unready.items()
     ]
-    return "These nodes were not ready after 90 s:\n" + "\n".join(lines)
+    return "These nodes were not ready after 90 s. Fix: make down, then make cluster:\n" + "\n".join(lines)
 
 
 def _stop_everything(which: tuple[Node, ...]) -> None:

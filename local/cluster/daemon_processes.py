@@ -155,7 +155,10 @@ def start_daemon(name: str, argv: Sequence[str | Path], env: dict[str, str] | No
         )
     process = identify_process(child.pid)
     if process is None:
-        raise LocalError(f"{name} exited immediately after its start:\n{log_tail(name)}")
+        raise LocalError(
+            f"{name} exited immediately after its start. Fix: correct the cause in its log, then run make cluster:\n"
+            f"{log_tail(name)}"
+        )
     write_file_atomically(RECORDS / f"{name}.json", json.dumps(asdict(process)) + "\n")
     _children[process.pid] = child
     return True
@@ -181,7 +184,10 @@ def log_tail(name: str) -> str:
 def check_daemon_runs(name: str) -> None:
     """Raise LocalError with the end of the log if the daemon is not running."""
     if running_daemon(name) is None:
-        raise LocalError(f"{name} has exited; the end of {LOGS / (name + '.log')}:\n{log_tail(name)}")
+        raise LocalError(
+            f"{name} has exited. Fix: correct the cause in {LOGS / (name + '.log')}, then run make cluster:\n"
+            f"{log_tail(name)}"
+        )
 
 
 def stop_daemons(*names: str, seconds: float = 10) -> None:
@@ -211,7 +217,8 @@ def terminate_processes(processes: Iterable[ProcessIdentity], seconds: float = 1
                 time.sleep(0.03)
     if left:
         raise LocalError(
-            f"processes {[process.pid for process in left]} are still running 5 s after SIGKILL."
+            f"processes {[process.pid for process in left]} still run 5 s after SIGKILL, because they hang in the "
+            "kernel. Fix: restart this machine"
         )
 
 

@@ -39,8 +39,10 @@ def wait_until_ready(
         if watched:
             daemon_processes.check_daemon_runs(watched)
         if time.monotonic() > deadline:
-            log = f"; the end of its log:\n{daemon_processes.log_tail(watched)}" if watched else ""
-            raise LocalError(f"{what} was not ready after {seconds:.0f} s{log}")
+            log = f". The end of its log:\n{daemon_processes.log_tail(watched)}" if watched else ""
+            raise LocalError(
+                f"{what} was not ready after {seconds:.0f} s. Fix: make down, then make cluster{log}"
+            )
         time.sleep(0.1)
 
 

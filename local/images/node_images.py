@@ -84,8 +84,8 @@ def _import_layers(node: Node, archive: Path, image: str, present: set[str]) -> 
         # archive.
         if (code or broken) and not present:
             raise LocalError(
-                f"Importing {image} into {node.name} failed with "
-                f"{code}:\n{indent_last_lines(output.read().decode(errors='replace'))}"
+                f"Importing {image} into {node.name} failed with {code}. Fix: correct the cause in the output of ctr, "
+                f"then run the same command again:\n{indent_last_lines(output.read().decode(errors='replace'))}"
             )
 
 

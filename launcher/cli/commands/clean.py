@@ -114,7 +114,7 @@ def clean(
         paths = ", ".join(one.path for one in candidates)
         if not yes and not confirm(f"Remove permanently: {paths}?"):
             raise UsageError(
-                f"the removal of {paths} was not confirmed; nothing was removed", "confirm it with --yes"
+                f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
             )
         _check_still_unused(candidates, find())
         check_lease()
