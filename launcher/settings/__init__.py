@@ -1,8 +1,8 @@
 """The settings of a pod: frozen dataclasses that are read once from the environment variables of the pod.
 
-No other module of the launcher reads them from the environment. `variables.py` has the table of variables,
-`parsers.py` their parsers, `consistency.py` the checks between settings. All faults are reported at once, one
-line each, before anything is made (exit code 64).
+No other module of the launcher reads them from the environment. Each field has its variable, parser, default and
+chart value. `parsers.py` has the parsers, `consistency.py` the checks between settings. All faults are reported at
+once, one line each, before anything is created (exit code 64).
 """
 
 from __future__ import annotations
@@ -16,35 +16,51 @@ from types import MappingProxyType
 from launcher.errors import SettingsError, setting_message
 from launcher.paths import JobPaths, WorkPaths
 from launcher.settings import consistency
-from launcher.settings.variables import DATA, POD, TRAIN, read_variables
+from launcher.settings import parsers as p
+from launcher.settings.variables import read_variables, secret_names, variable
 
 __all__ = ["DataSettings", "PodSettings", "TrainSettings", "termination_log"]
+
+
+_MINUTES = p.number(
+    0, 10_080, "it counts minutes, and a week without a checkpoint could lose a week of training"
+)
+_NO_CHECKPOINT = "without a checkpoint every failure starts the training from scratch"
+_LONG_CHAIN = "a restore loads all of them, one after the other"
+_NO_DEADLINE = (
+    "a slow batch is not a hang, and the detection of hangs cannot be turned off: a hung run would hold its "
+    "machines until the Job's deadline"
+)
+_HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
+_PORT = p.integer(1, p.PORT_MAX, "it is a TCP port")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
     """Settings of every pod."""
 
-    job_name: str
+    job_name: str = variable("JOB_NAME", p.job_name, value="jobName")
     """The value jobName: the job's folder on the shared storage."""
-    job_path: Path
+    job_path: Path = variable("JOB_PATH", p.absolute, Path("/home/jobpath"))
     """Where the shared storage is mounted."""
-    namespace: str
-    release: str
-    k8s_job: str
+    namespace: str = variable("JOB_NAMESPACE", p.dns_label, value="the release's namespace")
+    release: str = variable("PADDLE_LAUNCHER_RELEASE", p.filled, value="the release's name")
+    k8s_job: str = variable("PADDLE_LAUNCHER_K8S_JOB", p.dns_label, value="jobName")
     """Name of the pod's Kubernetes Job; the run id of a training."""
-    data_digest: str
+    data_digest: str = variable("PADDLE_LAUNCHER_DATA_DIGEST", p.filled, value="data")
     """Digest of all values that determine the data; the manifest has the same one."""
-    pod_name: str
-    pod_ip: str
-    node_name: str
-    k8s_job_uid: str
+    pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", p.text, "")
+    pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", p.text, "")
+    node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", p.text, "")
+    k8s_job_uid: str = variable("PADDLE_LAUNCHER_K8S_JOB_UID", p.text, "")
     """The Kubernetes Job's uid; empty outside a cluster."""
-    termination_log: Path
+    termination_log: Path = variable(
+        "PADDLE_LAUNCHER_TERMINATION_LOG", p.absolute, Path("/dev/termination-log")
+    )
     """File for the pod's termination message."""
-    chart_run_id: str
+    chart_run_id: str = variable("PADDLE_LAUNCHER_RUN_ID", p.text, "", "runId")
     """The value runId: a new text makes a new Job from the same values."""
-    log_format: str
+    log_format: str = variable("PADDLE_LAUNCHER_LOG_FORMAT", p.choice("text", "json"), "text", "logFormat")
     """`text` or `json`: the form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
@@ -59,81 +75,111 @@ class PodSettings:
 class TrainSettings(PodSettings):
     """Settings of a training pod and of its init container. Comments name the chart's values."""
 
-    config_dir: str
+    config_dir: str = variable("TRAIN_CONFIG_DIR", p.folder_name, value="training.config")
     """Folder of the training program (training.config)."""
-    config_file: str
+    config_file: str = variable(
+        "PADDLE_LAUNCHER_CONFIG_FILE", p.folder_name, "trainer_config.py", "training.config"
+    )
     """File of the training program in that folder (training.config)."""
-    nic: str
+    nic: str = variable("CONF_PADDLE_NIC", p.filled, "eth0", "nic")
     """Network interface that the processes communicate over."""
-    port: int
+    port: int = variable("CONF_PADDLE_PORT", _PORT, 7164, "port")
     """First port of the pod's parameter servers."""
-    ports_num: int
+    ports_num: int = variable(
+        "CONF_PADDLE_PORTS_NUM", p.integer(1, 100, "each one starts a parameter server"), 2, "portsNum"
+    )
     """Dense ports; runtime fleet starts one parameter server on each."""
-    ports_num_sparse: int
-    gradient_num: int
+    ports_num_sparse: int = variable("CONF_PADDLE_PORTS_NUM_SPARSE", p.integer(0, 100), 2, "portsNumSparse")
+    gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", p.integer(1), None, "gradientNum")
     """Trainers that a synchronous step waits for; equal to `trainers`."""
-    trainer_count: int
+    trainer_count: int = variable(
+        "TRAINER_COUNT", p.integer(1, 1024, "it is a number of threads"), 1, "trainerCount"
+    )
     """Worker threads of one trainer."""
-    completion_index: int
+    completion_index: int = variable("JOB_COMPLETION_INDEX", p.integer(0), value="the Indexed Job")
     """This pod's rank, from 0."""
-    trainers: int
+    trainers: int = variable(
+        "PADDLE_LAUNCHER_TRAINERS", p.integer(1, 1000, "it is a number of pods"), value="trainers"
+    )
     """Training pods."""
-    service: str
+    service: str = variable("PADDLE_LAUNCHER_SERVICE", p.dns_label, value="the headless Service")
     """The headless Service that gives each rank a DNS name."""
-    start_from_scratch: str
+    start_from_scratch: str = variable("PADDLE_LAUNCHER_START_FROM_SCRATCH", p.text, "", "startFromScratch")
     """A new text discards the output and starts from scratch (startFromScratch)."""
-    program_sha256: str
+    program_sha256: str = variable("PADDLE_LAUNCHER_PROGRAM_SHA256", p.sha256, "", "training.programSha256")
     """sha256 that the program must have; empty: any program."""
-    runtime: str
+    runtime: str = variable("PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1"), "fleet", "runtime")
     """`fleet` or `v1`."""
-    rendezvous: str
+    rendezvous: str = variable("PADDLE_LAUNCHER_RENDEZVOUS", p.choice("dns", "api"), "dns", "rendezvous")
     """`dns` or `api`: how ranks find rank 0."""
-    rendezvous_seconds: int
+    rendezvous_seconds: int = variable(
+        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS", p.integer(1), 900, "rendezvousSeconds"
+    )
     """Deadline for all ranks to join."""
-    peer_port: int
+    peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
-    mode: str
+    mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async", "geo"), "async", "training.mode")
     """`sync`, `async` or `geo` (training.mode)."""
-    passes: int
-    batch_size: int
+    passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), 10, "training.passes")
+    batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""
-    log_period: int
+    log_period: int = variable("PADDLE_LAUNCHER_LOG_PERIOD", p.integer(1), 50, "training.logPeriod")
     """Batches between two lines of the trainer's log."""
-    dot_period: int
+    dot_period: int = variable("PADDLE_LAUNCHER_DOT_PERIOD", p.integer(1), 10, "training.dotPeriod")
     """Batches between two dots of the trainer's log."""
-    saving_period: int
+    saving_period: int = variable("PADDLE_LAUNCHER_SAVING_PERIOD", p.integer(1), 1, "training.savingPeriod")
     """Passes between two checkpoints."""
-    checkpoint_every_batches: int
+    checkpoint_every_batches: int = variable(
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES", p.integer(0), 0, "training.checkpointEvery.batches"
+    )
     """Batches between two checkpoints inside a pass; 0: none."""
-    checkpoint_every_minutes: float
+    checkpoint_every_minutes: float = variable(
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", _MINUTES, 0.0, "training.checkpointEvery.minutes"
+    )
     """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
     0: none."""
-    keep_checkpoints: int
+    keep_checkpoints: int = variable(
+        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS", p.integer(1, why=_NO_CHECKPOINT), 3, "training.keepCheckpoints"
+    )
     """Newest checkpoints that are kept."""
-    incremental_checkpoints: int
+    incremental_checkpoints: int = variable(
+        "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS",
+        p.integer(0, 100, _LONG_CHAIN),
+        0,
+        "training.incrementalCheckpoints",
+    )
     """Most incremental checkpoints after a full one; 0: all are full."""
-    keep_best: str
+    keep_best: str = variable("PADDLE_LAUNCHER_KEEP_BEST", p.text, "", "training.keepBest")
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
-    patience: int
+    patience: int = variable("PADDLE_LAUNCHER_PATIENCE", p.integer(0, 100_000), 0, "training.patience")
     """Training stops after so many passes without a better score; 0: never."""
-    init_model: str
+    init_model: str = variable("PADDLE_LAUNCHER_INIT_MODEL_PATH", p.init_model, "", "training.initModelPath")
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, or empty
     (training.initModelPath)."""
-    progress_deadline_seconds: int
+    progress_deadline_seconds: int = variable(
+        "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS",
+        p.integer(10, why=_NO_DEADLINE),
+        600,
+        "training.progressDeadlineSeconds",
+    )
     """Seconds without a batch after which a trainer counts as hung."""
-    extra_args: tuple[str, ...]
+    extra_args: tuple[str, ...] = variable(
+        "PADDLE_LAUNCHER_EXTRA_ARGS", p.arguments, (), "training.extraArgs"
+    )
     """Options for the training program, each `--key=value`."""
-    restarts: int
+    restarts: int = variable("PADDLE_LAUNCHER_RESTARTS", p.integer(0), 3, "training.restarts")
     """Restarts without a new checkpoint between them before the run fails."""
-    export_to: str
+    export_to: str = variable("PADDLE_LAUNCHER_EXPORT_TO", p.export_to, "", "training.exportTo")
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
-    data_wait_seconds: int
+    data_wait_seconds: int = variable(
+        "PADDLE_LAUNCHER_DATA_WAIT_SECONDS", p.integer(1), 3600, "data.waitSeconds"
+    )
     """Seconds that training pods wait for a data Job that shows no progress."""
-    webhook: str = field(repr=False)
+    webhook: str = variable("PADDLE_LAUNCHER_WEBHOOK", p.web_address, "", "notify.webhook", secret=True)
     """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
-    events: bool
+    events: bool = variable("PADDLE_LAUNCHER_EVENTS", p.flag, False, "notify.events")
     """Whether Kubernetes Events are written on the Job."""
-    work_dir: Path
+    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, Path("/work"))
     """Folder on the pod's own disk."""
 
     @property
@@ -160,7 +206,7 @@ class TrainSettings(PodSettings):
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> TrainSettings:
         """Read and check all settings. Raises `SettingsError` with one line for each fault."""
         environ = dict(os.environ if environ is None else environ)
-        values, faults = read_variables((*POD, *TRAIN), environ)
+        values, faults = read_variables(cls, environ)
         if not faults:
             if values["gradient_num"] is None:
                 values["gradient_num"] = values["trainers"]
@@ -169,8 +215,7 @@ class TrainSettings(PodSettings):
             faults = [setting_message(*fault) for fault in consistency.training_faults(values)]
         if faults:
             raise SettingsError("\n".join(faults))
-        secrets = {variable.name for variable in TRAIN if variable.secret}
-        passed = {name: value for name, value in environ.items() if name not in secrets}
+        passed = {name: value for name, value in environ.items() if name not in secret_names(cls)}
         return cls(**values, environ=MappingProxyType(passed))
 
 
@@ -178,40 +223,46 @@ class TrainSettings(PodSettings):
 class DataSettings(PodSettings):
     """Settings of a pod of the data Job (the chart's values below `data`)."""
 
-    out_dir: Path
+    out_dir: Path = variable("OUT_DIR", p.absolute, None)
     """The job's folder; always JOB_PATH/JOB_NAME."""
-    split_count: int
+    split_count: int = variable(
+        "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
+    )
     """Shards."""
-    source: str
-    sha256: str
+    source: str = variable("PADDLE_LAUNCHER_DATA_SOURCE", p.filled, value="data.source")
+    sha256: str = variable("PADDLE_LAUNCHER_DATA_SHA256", p.sha256, "", "data.sha256")
     """sha256 that the source must have; empty: any."""
-    member: str
+    member: str = variable("PADDLE_LAUNCHER_DATA_MEMBER", p.text, "", "data.member")
     """Path of the text inside the source's archive; empty: the source is the text."""
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] = variable("PADDLE_LAUNCHER_DATA_TABLES", p.texts, (), "data.tables")
     """Further members of the archive, which are copied unchanged."""
-    format: str
+    format: str = variable("PADDLE_LAUNCHER_DATA_FORMAT", p.choice("lines", "csv"), "lines", "data.format")
     """`lines` or `csv`."""
-    delimiter: str
-    header: bool
-    columns: tuple[str | int, ...]
-    encoding: str
-    seed: int
-    test_fraction: float
+    delimiter: str = variable("PADDLE_LAUNCHER_DATA_DELIMITER", p.delimiter, ",", "data.delimiter")
+    header: bool = variable("PADDLE_LAUNCHER_DATA_HEADER", p.flag, True, "data.header")
+    columns: tuple[str | int, ...] = variable("PADDLE_LAUNCHER_DATA_COLUMNS", p.columns, (), "data.columns")
+    encoding: str = variable("PADDLE_LAUNCHER_DATA_ENCODING", p.encoding, "utf-8", "data.encoding")
+    seed: int = variable("PADDLE_LAUNCHER_DATA_SEED", p.integer(0, 2**63 - 1), 0, "data.seed")
+    test_fraction: float = variable("PADDLE_LAUNCHER_DATA_TEST_FRACTION", _HELD_OUT, 0.1, "data.testFraction")
     """Fraction of the lines that is held out as the test set, 0 to 0.5."""
-    test_source: str
+    test_source: str = variable("PADDLE_LAUNCHER_DATA_TEST_SOURCE", p.text, "", "data.testSource")
     """A test set of your own, instead of held-out lines; empty: none."""
-    test_rows: int
+    test_rows: int = variable("PADDLE_LAUNCHER_DATA_TEST_ROWS", p.integer(1), 200_000, "data.testRows")
     """Most rows of the test set."""
-    workers: int
+    workers: int = variable(
+        "PADDLE_LAUNCHER_DATA_WORKERS", p.integer(1, 1000, "it is a number of pods"), 1, "data.workers"
+    )
     """Pods of the data Job."""
-    deadline_seconds: int | None
+    deadline_seconds: int | None = variable(
+        "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS", p.integer(1), None, "data.deadlineSeconds"
+    )
     """Deadline of the data Job; None: derived from the size of the source."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
         """Read and check all settings. Raises `SettingsError` with one line for each fault."""
         environ = dict(os.environ if environ is None else environ)
-        values, faults = read_variables((*POD, *DATA), environ)
+        values, faults = read_variables(cls, environ)
         if not faults:
             faults = [setting_message(*fault) for fault in consistency.data_faults(values)]
             values["out_dir"] = values["job_path"] / values["job_name"]
