@@ -34,7 +34,7 @@ plan: venv ## estimate pods, memory, disk, hours, $ of ROWS=1e9 GB=250 PASSES=3 
 destroy: venv ## list what is removed and kept of STACK=dev, ask, and destroy it; YES=1 does not ask
 	@$(RUN) -m aws destroy --stack "$(STACK)" $(if $(YES),--yes)
 
-kept: venv ## list the resources with the tags of STACK=dev; after a destroy, those that it kept
+kept: venv ## list the resources with the tags or names of STACK=dev; after a destroy, those that it kept
 	@$(RUN) -m aws kept --stack "$(STACK)"
 
 iam-policy: venv ## write IAM policy documents to IAM=iam-policies, for WHO=deployer or WHO=preview (role that previews pull requests)

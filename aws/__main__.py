@@ -274,10 +274,10 @@ def remove(stack: StackName, yes: Yes = False) -> None:
 
 @app.command("kept")
 def show_kept(stack: StackName) -> None:
-    """List the resources with this stack's tags; after a destroy, those that it kept."""
+    """List the resources with this stack's tags or names; after a destroy, those that it kept."""
     target = read_stack(stack)
     left = smoke_test.find_leftovers(target, make_clients(target.region))
-    out.print("\n".join(left) if left else f"no resource has the tags of stack {stack}")
+    out.print("\n".join(left) if left else f"no resource has the tags or names of stack {stack}")
 
 
 @app.command("preview-comment")

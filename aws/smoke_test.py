@@ -1,18 +1,20 @@
 """`make aws-smoke`: one complete cycle in a real AWS account, which costs money: the price is shown first.
 
-doctor → up → push → up with the release → training → results → destroy → search for leftovers by tag. When a
-step fails, destroy and the search still run, unless `--keep` was given.
+doctor → up → push → up with the release → training → results → destroy → search for leftovers by
+tag and by name. When a step fails, destroy and the search still run, unless `--keep` was given.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from aws import destroy_plan
 from aws.stack_access import AwsStack, Client, run_command
+from infra import naming
+from infra.settings_errors import PROJECT
 
 # The training takes some minutes; an hour leaves time for nodes to start.
 TRAINING_SECONDS = 3600
@@ -20,15 +22,37 @@ UP = ("up", "--yes", "--skip-preview")
 
 
 def find_leftovers(stack: AwsStack, client: Client) -> list[str]:
-    """Return the ARNs of resources with the stack's tags that still exist.
+    """Return the ARNs of resources with the stack's tags or names that still exist.
 
     Not included: KMS keys whose deletion is scheduled (they cost nothing), and terminated instances and
     deleted NAT gateways, which AWS lists for a while.
     """
     filters = [{"Key": key, "Values": [value]} for key, value in stack.tags.items()]
     pages = client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=filters)
-    arns = pages.search("ResourceTagMappingList[].ResourceARN")
-    return sorted(arn for arn in arns if not _gone(arn, client))
+    tagged = (arn for arn in pages.search("ResourceTagMappingList[].ResourceARN") if not _gone(arn, client))
+    return sorted({*tagged, *_named(stack, client)})
+
+
+def _named(stack: AwsStack, client: Client) -> Iterator[str]:
+    """Yield the ARNs of roles, instance profiles and log groups with the stack's prefix in their names.
+
+    The tagging API returns no IAM resources, and log groups that AWS creates have no tags. The name of a
+    role may also begin with this prefix when it belongs to another stack (dev, dev-eu): its tags decide.
+    """
+    prefix, iam = naming.prefix(PROJECT, stack.name), client("iam")
+    for kind in ("Role", "InstanceProfile"):
+        noun = {"Role": "role", "InstanceProfile": "instance_profile"}[kind]
+        for found in iam.get_paginator(f"list_{noun}s").paginate().search(f"{kind}s[]"):
+            name = found[f"{kind}Name"]
+            if name.startswith(f"{prefix}-"):
+                about = getattr(iam, f"get_{noun}")(**{f"{kind}Name": name})[kind]
+                owner = {tag["Key"]: tag["Value"] for tag in about.get("Tags", ())}.get("Stack", stack.name)
+                if owner == stack.name:
+                    yield about["Arn"]
+    groups = client("logs").get_paginator("describe_log_groups")
+    for folder in ("/aws/eks", "/aws/containerinsights"):
+        for arn in groups.paginate(logGroupNamePrefix=f"{folder}/{prefix}/").search("logGroups[].arn"):
+            yield arn.removesuffix(":*")
 
 
 def _gone(arn: str, client: Client) -> bool:
@@ -72,6 +96,6 @@ def run_smoke_test(
             if not keep:
                 say("destroy")
                 stack.pulumi(*destroy_plan.ARGUMENTS)
-                say("leftovers by tag")
+                say("leftovers by tag and name")
                 left = find_leftovers(stack, client)
     return left

@@ -57,9 +57,9 @@ SERVICES: dict[str, str] = {
     "iam": """
         AddRoleToInstanceProfile AttachRolePolicy CreateInstanceProfile CreateRole CreateServiceLinkedRole
         DeleteInstanceProfile DeleteRole DeleteRolePermissionsBoundary DeleteRolePolicy DetachRolePolicy
-        GetInstanceProfile GetRole GetRolePolicy GetUser ListAttachedRolePolicies
-        ListInstanceProfilesForRole ListRolePolicies PassRole PutRolePermissionsBoundary PutRolePolicy
-        RemoveRoleFromInstanceProfile SimulatePrincipalPolicy TagInstanceProfile TagRole
+        GetInstanceProfile GetRole GetRolePolicy GetUser ListAttachedRolePolicies ListInstanceProfiles
+        ListInstanceProfilesForRole ListRolePolicies ListRoles PassRole PutRolePermissionsBoundary
+        PutRolePolicy RemoveRoleFromInstanceProfile SimulatePrincipalPolicy TagInstanceProfile TagRole
         UntagInstanceProfile UntagRole UpdateAssumeRolePolicy UpdateRole UpdateRoleDescription
     """,
     "kms": """

@@ -171,3 +171,29 @@ def test_leftovers_have_stack_tags_and_are_not_being_deleted(account, client, de
     ec2.create_vpc(CidrBlock="10.1.0.0/16")
     left = smoke_test.find_leftovers(stack, client)
     assert [arn.rpartition("/")[2] for arn in left] == [mine["Vpc"]["VpcId"], keys[1]["KeyId"]]
+
+
+def test_leftovers_without_tags_are_found_by_name(account, client, dev) -> None:
+    """The tagging API returns no IAM resources, and EKS and CloudWatch create log groups without tags."""
+    stack, iam, logs = dev(), client("iam"), client("logs")
+    trust = '{"Version": "2012-10-17", "Statement": []}'
+
+    def role(name: str, **tags: str) -> str:
+        given = [{"Key": key, "Value": value} for key, value in tags.items()]
+        about = iam.create_role(RoleName=name, Path="/teams/", AssumeRolePolicyDocument=trust, Tags=given)
+        return str(about["Role"]["Arn"])
+
+    mine = [role("paddle-training-dev-nodes-0123456"), role("paddle-training-dev-pods-1", **stack.tags)]
+    role("paddle-training-dev-eu-nodes-0123456", Project="paddle-training", Stack="dev-eu")
+    role("paddle-training-development")
+    profile = iam.create_instance_profile(InstanceProfileName="paddle-training-dev-bastion-1")
+    groups = [
+        "/aws/containerinsights/paddle-training-dev/application",
+        "/aws/eks/paddle-training-dev/cluster",
+    ]
+    for group in [*groups, "/aws/eks/paddle-training-dev-eu/cluster", "/aws/lambda/other"]:
+        logs.create_log_group(logGroupName=group)
+    logs.tag_log_group(logGroupName=groups[1], tags=stack.tags)
+    left = smoke_test.find_leftovers(stack, client)
+    arns = [f"arn:aws:logs:us-west-2:123456789012:log-group:{group}" for group in groups]
+    assert left == sorted([*mine, profile["InstanceProfile"]["Arn"], *arns])
