@@ -170,7 +170,7 @@ def show_plan(
 def push_image(
     stack: StackName,
     base: Base = BASE,
-    upon: Annotated[
+    custom: Annotated[
         Path | None, typer.Option("--from", help="Folder with a Dockerfile based on the launcher image.")
     ] = None,
 ) -> None:
@@ -180,7 +180,7 @@ def push_image(
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet. Fix: pulumi up --stack {stack}")
     kind, ecr = target.settings.nodes.instance_types[0], make_clients(target.region)("ecr")
-    image = image_push.push_image(url, FOLDER / "launcher", kind, base=base, ecr=ecr, upon=upon)
+    image = image_push.push_image(url, FOLDER / "launcher", kind, base=base, ecr=ecr, custom=custom)
     target.pulumi("config", "set", "paddle-training:image", image)
     out.print(f"image {image}\nnext: pulumi up --stack {stack}")
 
@@ -247,7 +247,7 @@ def try_all(
     if bad:
         raise CommandError("\n".join(f"{finding.what}\n  → {finding.fix}" for finding in bad))
     left = smoke_test.run_smoke_test(
-        target, client, base=base, results=results.resolve(), say=out.rule, keep=keep
+        target, client, base=base, results=results.resolve(), show_step=out.rule, keep=keep
     )
     if left:
         raise CommandError("resources that still exist after destroy:\n" + "\n".join(left))

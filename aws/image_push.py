@@ -35,11 +35,11 @@ def find_builder() -> str:
     )
 
 
-def image_tag(context: Path, arch: str, base: str, upon: Path | None = None) -> str:
+def image_tag(context: Path, arch: str, base: str, custom: Path | None = None) -> str:
     """Return a tag that identifies one image by launcher, architecture, base image and custom Dockerfile."""
     digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
-    own = "" if upon is None else f"-{naming.folder_digest(upon)[: naming.SHORT_DIGEST]}"
-    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}{own}"
+    suffix = "" if custom is None else f"-{naming.folder_digest(custom)[: naming.SHORT_DIGEST]}"
+    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}{suffix}"
 
 
 def build_image(tool: str, context: Path, reference: str, arch: str, base: str) -> None:
@@ -75,7 +75,7 @@ def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
     return found and str(found["imageDetails"][0]["imageDigest"])
 
 
-def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, upon: Path | None = None) -> str:
+def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, custom: Path | None = None) -> str:
     """Return the image reference with its digest; build and push the image unless the registry has it.
 
     Args:
@@ -84,15 +84,15 @@ def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, upon:
         kind: instance type of the nodes.
         base: base image of the launcher image.
         ecr: boto3 client in the registry's region.
-        upon: folder with a custom Dockerfile (`FROM localhost/paddle-training:launcher`), or None.
+        custom: folder with your own Dockerfile (`FROM localhost/paddle-training:launcher`), or None.
 
     Raises:
-        CommandError: `url` is not an ECR repository, `upon` has no Dockerfile, no builder is on PATH, or a
+        CommandError: `url` is not an ECR repository, the folder `custom` has no Dockerfile, no builder is on PATH, or a
             step failed.
     """
-    if upon is not None and not (upon / "Dockerfile").is_file():
+    if custom is not None and not (custom / "Dockerfile").is_file():
         raise CommandError(
-            f"FROM={upon} has no Dockerfile. Fix: add one there whose first line is FROM {LAUNCHER}"
+            f"FROM={custom} has no Dockerfile. Fix: add one there whose first line is FROM {LAUNCHER}"
         )
     found = re.fullmatch(ECR, url)
     if found is None:
@@ -100,13 +100,13 @@ def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, upon:
             f"the stack's output registry is {url!r}, which is not an ECR repository. Fix: run pulumi up"
         )
     arch = "arm64" if node_capacity.is_arm(kind) else "amd64"
-    wanted = image_tag(context, arch, base, upon)
+    wanted = image_tag(context, arch, base, custom)
     digest = digest_in_registry(ecr, found[2], wanted)
     if digest is None:
         tool, reference = find_builder(), f"{url}:{wanted}"
-        build_image(tool, context, LAUNCHER if upon else reference, arch, base)
-        if upon is not None:
-            build_image(tool, upon, reference, arch, LAUNCHER)
+        build_image(tool, context, LAUNCHER if custom else reference, arch, base)
+        if custom is not None:
+            build_image(tool, custom, reference, arch, LAUNCHER)
         # The ECR password is valid for 12 hours. Request it after the build, which may take long.
         token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]
         upload_image(tool, reference, token)

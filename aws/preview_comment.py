@@ -86,7 +86,7 @@ def run_preview(stack: str) -> tuple[int, str, str]:
         CommandError: pulumi is not on PATH.
     """
     if shutil.which("pulumi") is None:
-        raise CommandError("pulumi is not on PATH")
+        raise CommandError("pulumi is not on PATH. Fix: install it")
     try:
         known = read_stack(stack).outputs()
     except (CommandError, SettingsError):

@@ -70,7 +70,7 @@ def _gone(arn: str, client: Client) -> bool:
 
 
 def run_smoke_test(
-    stack: AwsStack, client: Client, *, base: str, results: Path, say: Callable[[str], None], keep: bool
+    stack: AwsStack, client: Client, *, base: str, results: Path, show_step: Callable[[str], None], keep: bool
 ) -> list[str]:
     """Run the cycle and return the ARNs that are left (with `keep`, nothing is removed or searched for).
 
@@ -81,21 +81,21 @@ def run_smoke_test(
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
         access = ["--kubeconfig", f"{made}/kubeconfig"]
         try:
-            say("everything but the release")
+            show_step("everything but the release")
             stack.pulumi(*UP)
-            say("image")
+            show_step("image")
             run_command([*python, "aws", "push", "--stack", stack.name, "--base", base])
-            say("release")
+            show_step("release")
             stack.pulumi(*UP)
-            say("train")
+            show_step("train")
             Path(access[1]).write_text(stack.outputs()["kubeconfig"], encoding="utf-8")
             run_command([*python, "launcher", "wait", "--timeout", str(TRAINING_SECONDS), *access])
-            say("results")
+            show_step("results")
             run_command([*python, "launcher", "results", "--to", str(results), *access])
         finally:
             if not keep:
-                say("destroy")
+                show_step("destroy")
                 stack.pulumi(*destroy_plan.ARGUMENTS)
-                say("leftovers by tag and name")
+                show_step("leftovers by tag and name")
                 left = find_leftovers(stack, client)
     return left

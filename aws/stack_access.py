@@ -63,7 +63,7 @@ class AwsStack:
         return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
     def pulumi(self, *arguments: str, capture: bool = False) -> str:
-        """Run a pulumi command for this stack without prompts; see `run`."""
+        """Run a pulumi command for this stack without prompts; see `run_command`."""
         return run_command(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
 
     def outputs(self) -> dict[str, Any]:
@@ -72,8 +72,8 @@ class AwsStack:
         Raises:
             CommandError: the state backend has no such stack.
         """
-        told = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
-        found: dict[str, Any] = json.loads(told or "{}")
+        text = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
+        found: dict[str, Any] = json.loads(text or "{}")
         return found
 
 
@@ -90,7 +90,10 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
     config = stack_config.read_stack_config(FOLDER, stack, changes)
     settings = load_settings(config)
     if settings.target != "aws":
-        raise CommandError(f"stack {stack} has target {settings.target}; this command is for target aws")
+        raise CommandError(
+            f"stack {stack} has target {settings.target}, and this command needs target aws. Fix: give the "
+            "name of an AWS stack (make: STACK=dev)"
+        )
     if config.get("aws:profile"):
         os.environ["AWS_PROFILE"] = config["aws:profile"]
         for name in _OTHER_CREDENTIALS:

@@ -107,22 +107,22 @@ class FinishedRun:
     network_share: float
 
 
-def read_rates(own: Path | None = None) -> dict[str, float]:
-    """Return the rates of `rates.yaml`, overridden by the file `own`.
+def read_rates(overrides: Path | None = None) -> dict[str, float]:
+    """Return the rates of `rates.yaml`, overridden by the file `overrides`.
 
     Raises:
         CommandError: the file cannot be read, has an unknown key, or a value that is not a number above 0.
     """
     found: dict[str, float] = yaml.safe_load(Path(__file__).with_name("rates.yaml").read_text("utf-8"))
     try:
-        given = {} if own is None else yaml.safe_load(own.read_text("utf-8")) or {}
+        given = {} if overrides is None else yaml.safe_load(overrides.read_text("utf-8")) or {}
         mine = {str(key): float(value) for key, value in given.items()}
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise CommandError(f"RATES={own} cannot be read: {' '.join(str(error).split())}") from error
+        raise CommandError(f"RATES={overrides} cannot be read: {' '.join(str(error).split())}") from error
     wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
         known = f"known keys are {', '.join(found)}, and each value is a number above 0"
-        raise CommandError(f"RATES={own}: invalid entries {', '.join(wrong)}; {known}")
+        raise CommandError(f"RATES={overrides}: invalid entries {', '.join(wrong)}; {known}")
     return found | mine
 
 

@@ -1,4 +1,4 @@
-"""A Kubernetes API server on loopback (HTTPS) that lists and watches the pods of one namespace and takes Events."""
+"""Run a Kubernetes API server on loopback (HTTPS) that lists and watches pods and accepts Events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def make_pod(
 
 
 class FakeApiServer:
-    """An API server with the pods of one namespace, whose attributes decide what it answers."""
+    """An API server with the pods of one namespace.
+
+    Tests set `pods`, `changes`, `answers` and `hangs` to decide what it answers, and read the requests from
+    `asked` (a watch was answered), `queries`, `tokens` and `posted`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.pods: list[dict[str, Any]] = []

@@ -44,7 +44,7 @@ def run_checked(
     )
     if check and ended.returncode:
         raise AssertionError(
-            f"{' '.join(argv)} ended with {ended.returncode}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
+            f"{' '.join(argv)} exited with code {ended.returncode}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
         )
     return ended
 
@@ -62,6 +62,7 @@ class Cluster:
         return run_checked(["kubectl", *words], self.env, check=check, given=given, seconds=seconds).stdout
 
     def get(self, kind: str, namespace: str, *words: str) -> list[dict[str, Any]]:
+        """Return the objects of a kind in a namespace; `words` are further arguments of `kubectl get`."""
         text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
         return list(json.loads(text)["items"])
 
@@ -83,13 +84,13 @@ class Training:
 
     @property
     def job(self) -> Path:
-        """The job's folder on the shared storage, as a path on this machine."""
+        """Return the job's folder on the shared storage, as a path on this machine."""
         folder = self.values.get("storage", {}).get("hostPath", {}).get("path", self.cluster.shared)
         return Path(folder) / str(self.values["jobName"])
 
     @property
     def output(self) -> Path:
-        """The job's output folder."""
+        """Return the job's output folder."""
         return self.job / "output"
 
     def upgrade(
@@ -108,9 +109,8 @@ class Training:
         """Remove all releases of the namespace, the namespace and the job's folder; fail if the pods do not terminate.
 
         The releases are removed first: in a terminating namespace a Job with a limit per index never
-        completes. It keeps the finalizer of its last failed pod until the next pod is created, which is
-        rejected.
-
+        completes. It keeps the finalizer of its last failed pod until the next pod is created, and the API
+        server rejects that pod.
         """
         there = ("-n", self.namespace)
         releases = run_checked(["helm", "list", "--all", "--short", *there], self.cluster.env).stdout.split()
@@ -199,7 +199,7 @@ class Training:
 
 @dataclass
 class Serving:
-    """A release of the serving chart next to a training: it serves the model from the same claim over HTTP."""
+    """A release of the serving chart in the namespace of a training, with the model from the same claim."""
 
     training: Training
     release: str = "model"

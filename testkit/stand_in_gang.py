@@ -1,4 +1,4 @@
-"""Launchers of a small job on loopback; a substitute script replaces Paddle's pservers and trainers."""
+"""Start the launchers of a small job on loopback; a script replaces Paddle's pservers and trainers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ else:
     print("Pass=0", flush=True)
 time.sleep(3600)
 """
-"""The program `paddle` of runtime v1: a pserver listens on its ports, a trainer reports its first pass."""
+"""Source of a program `paddle` for runtime v1: as pserver it listens on its ports, as trainer it prints its first
+pass; both then sleep."""
 
 
 def write_small_job(job: Path, shards: int, digest: str) -> None:
@@ -56,7 +57,7 @@ def write_small_job(job: Path, shards: int, digest: str) -> None:
 
 
 class StandInGang(LauncherGang):
-    """Launchers with runtime v1 and the stand-in; the trainers never finish."""
+    """A gang of launchers with runtime v1 that start the program `STAND_IN`; its trainers never finish."""
 
     def __init__(self, folder: Path, trainers: int, **environ: str) -> None:
         """Write the job and the stand-in to `folder`; `environ` is added to all launchers' environment."""

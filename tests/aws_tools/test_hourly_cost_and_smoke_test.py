@@ -133,7 +133,7 @@ def test_smoke_step_fails_still_destroys_and_searches(failing, dev, monkeypatch)
         ran.clear()
         results, said = Path("/results"), []
         return smoke_test.run_smoke_test(
-            dev(), None, base="base", results=results, say=said.append, keep=keep
+            dev(), None, base="base", results=results, show_step=said.append, keep=keep
         )
 
     if failing is None:

@@ -79,7 +79,7 @@ def test_tag_depends_on_custom_dockerfile(context: Path, tmp_path: Path) -> None
 
 def test_push_folder_without_dockerfile_raises(context: Path, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=f"has no Dockerfile.* FROM {image_push.LAUNCHER}"):
-        image_push.push_image(URL, context, "m6i.large", base=BASE, ecr=None, upon=tmp_path)
+        image_push.push_image(URL, context, "m6i.large", base=BASE, ecr=None, custom=tmp_path)
 
 
 def test_push_without_builder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,13 +110,13 @@ def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatc
     own = context.parent / "own"
     own.mkdir()
     (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}")
-    for upon, steps in ((None, 2), (own, 3)):
-        first = image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
+    for custom, steps in ((None, 2), (own, 3)):
+        first = image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, custom=custom)
         assert first.startswith(f"{URL}@sha256:")
-        assert first == image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, upon=upon)
+        assert first == image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, custom=custom)
         assert len(ran) == steps
-        assert ran[-1][-1] == f"{URL}:{image_push.image_tag(context, 'arm64', BASE, upon)}"
-        if upon is not None:
+        assert ran[-1][-1] == f"{URL}:{image_push.image_tag(context, 'arm64', BASE, custom)}"
+        if custom is not None:
             about = [(argv[-1], argv[argv.index("--tag") + 1]) for argv in ran[:-1]]
             assert about == [(str(context), image_push.LAUNCHER), (str(own), ran[-1][-1])]
             assert f"BASE={image_push.LAUNCHER}" in ran[1]
