@@ -139,7 +139,9 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
         policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
-        account = (inputs.effective_values.get("serviceAccount") or {}).get("name") or settings.release.name
+        values = inputs.effective_values
+        account = (values.get("serviceAccount") or {}).get("name") or values.get("fullnameOverride")
+        account = account or settings.release.name
         identity = cluster.add_pod_identity("pods", settings.namespace.name, account, policy, cluster)
         nodes, ready = create_nodes(context, inputs, network, key=key, storage=storage, cluster=cluster)
         after = [*ready, storage.allow_nfs("nodes", cluster.security_group_id), identity]

@@ -72,7 +72,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             raise StorageError(
                 f"cannot read or write {where}: {error.strerror}. This process runs as "
                 f"{os.getuid()}:{os.getgid()}; {_describe_owner(path)}. Fix: on the storage, chown that folder "
-                f"to {os.getuid()}:{os.getgid()} (the chart's securityContext.runAsUser and fsGroup), and "
+                f"to {os.getuid()}:{os.getgid()} (the chart's podSecurityContext.runAsUser and fsGroup), and "
                 "check that the volume is not mounted read-only."
             ) from error
         if error.errno in _MISPLACED:

@@ -64,6 +64,9 @@ def test_api_server_accepts_each_scenario_without_a_warning(files, namespaces):
     host_ports = files[-1].stem == "host-ports"
     namespace = namespaces["privileged" if host_ports else "restricted"]
     manifests = render(*files, namespace=namespace)
+    for item in manifests:
+        if item["kind"] == "Pod":
+            item["spec"]["serviceAccountName"] = "default"
     body = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*manifests, *pods(manifests)]})
     done = kubectl("create", "--dry-run=server", "-f", "-", stdin=body)
     assert done.returncode == 0, done.stderr

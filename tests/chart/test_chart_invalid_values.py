@@ -192,7 +192,10 @@ BAD = [
         {"extraVolumeMounts": [{"name": "a", "mountPath": "/home/jobpath/a"}]},
         *("extraVolumeMounts", '"/home/jobpath/a"', "outside /home/jobpath", "Set another mount path"),
     ),
-    ({"scheduling": {"queue": "q"}}, "scheduling.suspend", "false", "true with scheduling.queue", "to true"),
+    (
+        {"monitoring": {"podMonitor": {"enabled": True}}},
+        *("networkPolicy.metricsFrom", "[]", "given with monitoring.podMonitor.enabled", "Prometheus' pods"),
+    ),
     (
         {"serviceAccount": {"create": False}},
         "serviceAccount.name",
@@ -252,6 +255,29 @@ BAD_ALONE = [
     ({"podLabels": {"a": "b c"}}, "podLabels/a", "'b c' does not match"),
     ({"podAnnotations": {"a b": ""}}, None, "'a b'"),
     ({"scheduling": {"queue": "a b"}}, "scheduling/queue", "'a b' does not match"),
+    ({"scheduling": {"architecture": "x86_64"}}, "scheduling/architecture", "'amd64', 'arm64'"),
+    (
+        {"scheduling": {"topologySpreadConstraints": [{}]}},
+        "scheduling/topologySpreadConstraints/0",
+        "maxSkew",
+    ),
+    ({"extraEnvFrom": [{"prefix": "A_"}]}, "extraEnvFrom/0", "configMapRef"),
+    ({"fullnameOverride": "A"}, "fullnameOverride", "'A' does not match"),
+    ({"securityContext": {"runAsUser": 5}}, "securityContext", "'runAsUser' not allowed"),
+    ({"securityContext": {"capabilities": {"drop": None}}}, "securityContext/capabilities", "'drop'"),
+    (
+        {"podSecurityContext": {"seccompProfile": {"type": "x"}}},
+        "podSecurityContext/seccompProfile/type",
+        "one of",
+    ),
+    ({"workDir": {"sizeLimit": "10GB"}}, "workDir/sizeLimit", "'10GB' does not match"),
+    ({"monitoring": {"podMonitor": {"interval": "30"}}}, "monitoring/podMonitor/interval", "does not match"),
+    ({"monitoring": {"alerts": {"noBatchMinutes": 0}}}, "monitoring/alerts/noBatchMinutes", "got 0"),
+    (
+        {"monitoring": {"dashboard": {"labels": {"a": "b c"}}}},
+        "monitoring/dashboard/labels/a",
+        "does not match",
+    ),
 ]
 
 

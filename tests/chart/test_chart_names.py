@@ -7,6 +7,8 @@ import shutil
 import pytest
 from chart_tools import CHART, ONE_MACHINE, one, render, run_json
 
+ZONES = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+
 
 def names(values=None, **where):
     return run_json(render(ONE_MACHINE, values=values, **where))
@@ -48,7 +50,15 @@ def test_run_json_has_the_names_of_the_created_objects():
         ({"training": {"programSha256": "a" * 64}}, {"k8sJob"}),
         ({"rendezvousSeconds": 700}, {"k8sJob"}),
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
-        ({"securityContext": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
+        ({"podSecurityContext": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
+        ({"securityContext": {"readOnlyRootFilesystem": False}}, {"k8sJob", "k8sDataJob"}),
+        ({"extraEnvFrom": [{"secretRef": {"name": "store"}}]}, {"k8sJob", "k8sDataJob"}),
+        ({"fullnameOverride": "other"}, {"k8sJob", "k8sDataJob"}),
+        ({"workDir": {"sizeLimit": "20Gi"}}, {"k8sJob"}),
+        ({"scheduling": {"architecture": "arm64"}}, {"k8sJob", "k8sDataJob"}),
+        ({"scheduling": {"topologySpreadConstraints": [ZONES]}}, {"k8sJob"}),
+        # Kueue does not allow another queue for a running Job.
+        ({"scheduling": {"queue": "research"}}, {"k8sJob", "k8sDataJob"}),
         ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
         # A proxy does not decide the data: the new data Job finds existing data.
         ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
@@ -73,13 +83,15 @@ def test_run_json_has_the_names_of_the_created_objects():
         ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),
+        # The size of a claim cannot be changed.
+        ({"storage": {"size": "1Gi"}}, {"k8sJob", "k8sDataJob", "claim"}),
         # Mutable fields of a Job, and values that are in no pod, rename nothing.
         ({"training": {"deadlineSeconds": 5}}, set()),
         ({"ttlSecondsAfterFinished": 100}, set()),
         ({"scheduling": {"suspend": True}}, set()),
         ({"networkPolicy": {"enabled": False}}, set()),
         ({"extraEnv": []}, set()),
-        ({"storage": {"size": "1Gi"}}, set()),
+        ({"monitoring": {"alerts": {"enabled": True}}}, set()),
         ({"storage": {"nfs": {"server": "unused"}}}, set()),
         # Different text with the same meaning.
         ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from chart_tools import CHART, ONE_MACHINE, render
+from chart_tools import CHART, ONE_MACHINE, one, render
 
 OWN = {"app.kubernetes.io/name": "paddle-training", "app.kubernetes.io/instance": "demo"}
 TRAINING = OWN | {"app.kubernetes.io/component": "training"}
+HELM_TEST = {
+    "from": [{"podSelector": {"matchLabels": OWN | {"app.kubernetes.io/component": "test"}}}],
+    "ports": [{"port": 7168, "protocol": "TCP"}],
+}
 
 
 def policies(*files, values=None):
     made = render(*(files or (ONE_MACHINE,)), values=values)
     found = {item["metadata"]["name"]: item["spec"] for item in made if item["kind"] == "NetworkPolicy"}
-    return found["demo-training"], found["demo-data"]
+    name = one(made, "Service")["metadata"]["name"]
+    return found[f"{name}-training"], found[f"{name}-data"]
 
 
 def matches(selector, labels):
@@ -34,7 +39,7 @@ def ports(policy):
 def test_exactly_one_policy_selects_each_pod_of_the_release():
     """This includes the command line's reader pod."""
     training, data = policies()
-    for component in ("training", "data", "reader"):
+    for component in ("training", "data", "reader", "test"):
         labels = OWN | {"app.kubernetes.io/component": component}
         under = [matches(policy["podSelector"], labels) for policy in (training, data)]
         assert under == [component == "training", component != "training"], component
@@ -45,14 +50,23 @@ def test_exactly_one_policy_selects_each_pod_of_the_release():
 def test_only_training_pods_of_the_release_may_connect_to_training_pods():
     training, _ = policies()
     assert set(training["policyTypes"]) == {"Ingress", "Egress"}
-    assert training["ingress"] == [{"from": [{"podSelector": {"matchLabels": TRAINING}}]}]
+    assert training["ingress"] == [{"from": [{"podSelector": {"matchLabels": TRAINING}}]}, HELM_TEST]
+
+
+def test_helm_test_pod_may_connect_to_peer_port_of_training_pods_and_accepts_no_connection():
+    _, data = policies()
+    [rule] = [rule for rule in data["egress"] if any("podSelector" in peer for peer in rule.get("to", []))]
+    assert rule == {"to": [{"podSelector": {"matchLabels": TRAINING}}], "ports": HELM_TEST["ports"]}
+    pod = one(render(ONE_MACHINE), "Pod")
+    assert matches(data["podSelector"], pod["metadata"]["labels"])
+    assert matches(HELM_TEST["from"][0]["podSelector"], pod["metadata"]["labels"])
 
 
 def test_metrics_from_admits_its_peers_on_peer_port_only():
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     values = {"networkPolicy": {"metricsFrom": [prometheus]}, "peerPort": 9000}
     training, data = policies(values=values)
-    assert training["ingress"][1:] == [{"from": [prometheus], "ports": [{"port": 9000, "protocol": "TCP"}]}]
+    assert training["ingress"][2:] == [{"from": [prometheus], "ports": [{"port": 9000, "protocol": "TCP"}]}]
     assert "ingress" not in data
 
 

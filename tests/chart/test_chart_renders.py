@@ -144,7 +144,7 @@ def test_unknown_key_is_rejected_by_name(values):
         {"training": {"batchSize": 1.5}},
         {"data": {"testFraction": 0.6}},
         {"data": {"format": "json"}},
-        {"securityContext": {"runAsUser": 0}},
+        {"podSecurityContext": {"runAsUser": 0}},
         {"storage": {"type": "efs"}},
         {"storage": {"size": "many"}},
         {"nic": "eth 0"},

@@ -99,19 +99,23 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     kubectl("delete", "namespace", made.namespace, "--wait=false", "--ignore-not-found")
 
 
-def test_upgrade_without_changes_keeps_pods_and_does_not_suspend_again(
-    release: Release,
-) -> None:
+def test_upgrade_without_changes_keeps_pods_and_leaves_suspend_to_kueue(release: Release) -> None:
     queued = {"scheduling": {"queue": "research", "suspend": True}}
     assert not release.upgrade(queued)
-    assert release.training()["spec"]["suspend"] is True
     name = release.training()["metadata"]["name"]
-    # Kueue admits a Job in this way.
-    kubectl("patch", "job", name, "-n", release.namespace, "-p", '{"spec":{"suspend":false}}')
+
+    def suspend(wanted: bool) -> None:
+        """Suspend or admit the Job as Kueue does."""
+        patch = json.dumps({"spec": {"suspend": wanted}})
+        kubectl("patch", "job", name, "-n", release.namespace, "-p", patch)
+
+    suspend(True)
+    assert not release.upgrade(queued)
+    assert release.training()["spec"]["suspend"] is True, "an upgrade does not start a Job before its queue"
+    suspend(False)
     before = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
     for unchanged in (
         {},
-        {"storage": {"size": "7Gi"}},
         {"networkPolicy": {"enabled": False}},
         {"training": {"deadlineSeconds": 5000}, "ttlSecondsAfterFinished": 100},
         {},
@@ -119,13 +123,62 @@ def test_upgrade_without_changes_keeps_pods_and_does_not_suspend_again(
         assert not release.upgrade({**queued, **unchanged}), unchanged
         assert release.training()["spec"]["suspend"] is False, unchanged
         assert release.pods() == before, unchanged
-    (claim,) = release.items("pvc")
-    assert claim["spec"]["resources"]["requests"]["storage"] == "100Gi"
 
     assert not release.upgrade({**queued, "training": {"passes": 3}})
     assert release.training()["metadata"]["name"] != name
-    assert release.training()["spec"]["suspend"] is True, "another training waits for its own admission"
     assert len(release.volumes()) == 1
+
+
+def test_suspend_true_without_a_queue_suspends_and_false_starts(release: Release) -> None:
+    waiting = {"scheduling": {"suspend": True}}
+    assert not release.upgrade(waiting)
+    assert release.training()["spec"]["suspend"] is True
+    name = release.training()["metadata"]["name"]
+    assert not release.upgrade()
+    assert release.training()["spec"]["suspend"] is False
+    assert release.training()["metadata"]["name"] == name
+    assert not release.upgrade(waiting)
+    assert release.training()["spec"]["suspend"] is True
+
+
+def test_another_size_of_the_storage_makes_a_claim_of_that_size(release: Release) -> None:
+    """The size of an existing claim cannot be changed."""
+    assert not release.upgrade()
+    (volume,) = release.volumes()
+    assert not release.upgrade({"storage": {"size": "7Gi"}})
+    until(lambda: len(release.volumes() - {volume}) == 1 == len(release.volumes()), "one volume", 60, 0.3)
+    until(lambda: len(release.items("pvc")) == 1, "the old claim is gone", 60, 0.3)
+    (claim,) = release.items("pvc")
+    assert claim["spec"]["resources"]["requests"]["storage"] == "7Gi"
+    until(lambda: release.items("pvc")[0]["status"]["phase"] == "Bound", "the claim is bound", 60, 0.3)
+
+
+def test_manifests_rendered_without_a_cluster_change_nothing_in_a_running_release(release: Release) -> None:
+    """Argo CD and Flux render like this, and apply on the server."""
+    queued = {"scheduling": {"queue": "research"}}
+    assert not release.upgrade(queued)
+    name = release.training()["metadata"]["name"]
+    values = json.dumps(merge_values(VALUES, queued))
+    argv = [tool("helm"), "template", "demo", str(CHART), "-n", release.namespace, "--skip-tests", "-f", "-"]
+    alone, asking = (run(*argv, *words, stdin=values) for words in ((), ("--dry-run=server",)))
+    assert alone.returncode == asking.returncode == 0, alone.stderr + asking.stderr
+    assert alone.stdout == asking.stdout
+
+    def state() -> dict[str, Any]:
+        found = {
+            kind: release.items(kind) for kind in ("job", "pvc", "service", "configmap", "networkpolicy")
+        }
+        return {f"{kind} {one['metadata']['name']}": one.get("spec") for kind in found for one in found[kind]}
+
+    for suspended in (True, False):  # as Kueue sets it
+        patch = json.dumps({"spec": {"suspend": suspended}})
+        kubectl("patch", "job", name, "-n", release.namespace, "-p", patch)
+        before = state()
+        for _ in range(2):
+            apply = ("apply", "--server-side", "--force-conflicts", "--field-manager=argocd-controller")
+            kubectl(*apply, "-n", release.namespace, "-f", "-", stdin=alone.stdout)
+        assert state() == before
+        assert before[f"job {name}"]["suspend"] is suspended
 
 
 def test_failed_upgrade_can_be_reverted_and_its_leftovers_are_removed(release: Release) -> None:

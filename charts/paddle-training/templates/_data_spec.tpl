@@ -20,7 +20,7 @@ template:
     {{- end }}
     containers:
       - name: prepare
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" "prepare") | nindent 8 }}
+        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 8 }}
         env:
           {{- include "paddle-training.commonEnv" . | nindent 10 }}
           {{- range $name, $value := dict

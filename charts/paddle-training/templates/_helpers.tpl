@@ -1,6 +1,12 @@
+{{/* Name of the Service, and first part of the other objects' names. The ConfigMap <release>-run keeps the release's name,
+     because the command line looks it up by release. */}}
+{{- define "paddle-training.fullname" -}}
+{{- .Values.fullnameOverride | default .Release.Name -}}
+{{- end -}}
+
 {{/* Name of the service account of all pods. */}}
 {{- define "paddle-training.serviceAccount" -}}
-{{- .Values.serviceAccount.name | default .Release.Name -}}
+{{- .Values.serviceAccount.name | default (include "paddle-training.fullname" .) -}}
 {{- end -}}
 
 {{/* Whether training pods talk to the API server: "true" or "false". */}}
@@ -24,6 +30,14 @@ app.kubernetes.io/component: {{ . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* Label of both Jobs for Kueue, which suspends a Job with it until the queue admits it. The pods do not get it: Kueue
+     would queue each of them as well. */}}
+{{- define "paddle-training.queueLabel" -}}
+{{- with .Values.scheduling.queue -}}
+kueue.x-k8s.io/queue-name: {{ . | quote }}
+{{- end -}}
 {{- end -}}
 
 {{/* peerPort; by default the first port after those of the parameter servers. */}}

@@ -25,30 +25,37 @@ immutable in it: other values make a new Job, the same values change nothing.
   | toJson | sha256sum -}}
 {{- end -}}
 
-{{/* Name of the training Job. The digest is of the parsed spec, so that comments and the order of keys do not matter. */}}
+{{/* Digest of a Job: of its parsed spec, so that comments and the order of keys do not matter, and of its queue, which
+     Kueue does not allow to change while the Job runs. Takes (list $ <name of the template with the spec>). */}}
+{{- define "paddle-training.jobDigest" -}}
+{{- $spec := include (index . 1) (index . 0) | fromYaml -}}
+{{- with (index . 0).Values.scheduling.queue -}}{{- $_ := set $spec "queue" . -}}{{- end -}}
+{{- $spec | toJson | sha256sum | trunc 8 -}}
+{{- end -}}
+
+{{/* Name of the training Job. */}}
 {{- define "paddle-training.trainingJob" -}}
-{{- printf "%s-%s" .Values.jobName (include "paddle-training.trainingSpec" . | fromYaml | toJson | sha256sum | trunc 8) -}}
+{{- printf "%s-%s" .Values.jobName (include "paddle-training.jobDigest" (list . "paddle-training.trainingSpec")) -}}
 {{- end -}}
 
 {{/* Name of the data Job. It depends on runId too, so that a new runId also repeats a failed data Job. */}}
 {{- define "paddle-training.dataJob" -}}
-{{- printf "%s-data-%s" .Values.jobName (include "paddle-training.dataSpec" . | fromYaml | toJson | sha256sum | trunc 8) -}}
+{{- printf "%s-data-%s" .Values.jobName (include "paddle-training.jobDigest" (list . "paddle-training.dataSpec")) -}}
 {{- end -}}
 
 {{/* The values that belong to the cluster and not to one training; with a values file over them they are complete. */}}
 {{- define "paddle-training.base" -}}
-{{- pick .Values "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "storage" "extraEnv" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
+{{- pick .Values "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
 {{- end -}}
 
-{{/* Name of volume and claim: a volume's source and a claim's volume are immutable, and volumes have no namespace.
-     Namespace and release are in the digest as well, because "a-b" + "c" and "a" + "b-c" are two releases. The size is
-     not, because shared file systems do not enforce it. */}}
+{{/* Name of volume and claim: a volume's source and a claim's size and volume are immutable, and volumes have no
+     namespace. Namespace and release are in the digest as well, because "a-b" + "c" and "a" + "b-c" are two releases. */}}
 {{- define "paddle-training.volume" -}}
 {{- $own := dict
   "efs-csi" .Values.storage.efsCsi "nfs" .Values.storage.nfs "hostPath" .Values.storage.hostPath -}}
 {{- $what := dict
   "namespace" .Release.Namespace "release" .Release.Name "type" .Values.storage.type
-  "source" (get $own .Values.storage.type) -}}
+  "size" .Values.storage.size "source" (get $own .Values.storage.type) -}}
 {{- $prefix := printf "%s-%s" .Release.Namespace .Release.Name | trunc 200 | trimSuffix "-" -}}
 {{- printf "%s-%s" $prefix ($what | toJson | sha256sum | trunc 8) -}}
 {{- end -}}
@@ -60,10 +67,4 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{- else -}}
 {{- include "paddle-training.volume" . -}}
 {{- end -}}
-{{- end -}}
-
-{{/* Size in volume and claim. It cannot be changed in an existing claim, which therefore keeps its own. */}}
-{{- define "paddle-training.size" -}}
-{{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace (include "paddle-training.volume" .) -}}
-{{- dig "spec" "resources" "requests" "storage" .Values.storage.size ($claim | default dict) -}}
 {{- end -}}

@@ -1,4 +1,4 @@
-{{/* Environment of every pod. */}}
+{{/* Environment of every pod. A variable in env overrides one of envFrom. */}}
 {{- define "paddle-training.commonEnv" -}}
 - name: JOB_NAME
   value: {{ .Values.jobName | quote }}
@@ -33,12 +33,13 @@
 {{- end }}
 {{- end -}}
 
-{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "training" "annotations" <more of them>). */}}
+{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "training" "annotations" <these override
+     podAnnotations> "defaults" <podAnnotations override these>). */}}
 {{- define "paddle-training.podMetadata" -}}
 labels:
   {{- include "paddle-training.selectorLabels" . | nindent 2 }}
   {{- with .root.Values.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.podAnnotations }}
+{{- with merge (dict) (.annotations | default dict) .root.Values.podAnnotations (.defaults | default dict) }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
@@ -49,17 +50,13 @@ restartPolicy: Never
 serviceAccountName: {{ include "paddle-training.serviceAccount" . }}
 # Without this, Services of the namespace become PADDLE_…_PORT variables, which Paddle reads.
 enableServiceLinks: false
-securityContext:
-  runAsNonRoot: true
-  runAsUser: {{ .Values.securityContext.runAsUser | int64 }}
-  runAsGroup: {{ .Values.securityContext.runAsGroup | int64 }}
-  fsGroup: {{ .Values.securityContext.fsGroup | int64 }}
-  fsGroupChangePolicy: OnRootMismatch
-  seccompProfile: {type: RuntimeDefault}
+securityContext: {{- toYaml .Values.podSecurityContext | nindent 2 }}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.scheduling.nodeSelector }}
+{{- $architecture := dict -}}
+{{- with .Values.scheduling.architecture -}}{{- $architecture = dict "kubernetes.io/arch" . -}}{{- end -}}
+{{- with merge (dict) .Values.scheduling.nodeSelector $architecture }}
 nodeSelector: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.scheduling.priorityClassName }}
@@ -67,17 +64,17 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end -}}
 
-{{/* Common part of all containers. Takes (dict "root" $ "command" "train"). */}}
+{{/* Common part of all containers. Takes (dict "root" $ "command" (list "python" …)). */}}
 {{- define "paddle-training.containerCommon" -}}
 image: {{ .root.Values.image | quote }}
 imagePullPolicy: {{ .root.Values.imagePullPolicy }}
-command: ["python", "-m", "launcher", {{ .command | quote }}]
+command: {{ .command | toJson }}
 # The launcher writes the termination message itself; if it is killed, Kubernetes uses the last log lines.
 terminationMessagePolicy: FallbackToLogsOnError
-securityContext:
-  allowPrivilegeEscalation: false
-  capabilities: {drop: [ALL]}
-  readOnlyRootFilesystem: {{ .root.Values.securityContext.readOnlyRootFilesystem }}
+securityContext: {{- toYaml .root.Values.securityContext | nindent 2 }}
+{{- with .root.Values.extraEnvFrom }}
+envFrom: {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Volumes of a pod: the shared storage, scratch folders, and extraVolumes. */}}

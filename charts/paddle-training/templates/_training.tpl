@@ -11,7 +11,7 @@
   "CONF_PADDLE_GRADIENT_NUM" (include "paddle-training.gradientNum" .)
   "TRAINER_COUNT" (int64 $v.trainerCount)
   "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
-  "PADDLE_LAUNCHER_SERVICE" .Release.Name
+  "PADDLE_LAUNCHER_SERVICE" (include "paddle-training.fullname" .)
   "PADDLE_LAUNCHER_START_FROM_SCRATCH" $v.startFromScratch
   "PADDLE_LAUNCHER_PROGRAM_SHA256" $v.training.programSha256
   "PADDLE_LAUNCHER_RUNTIME" $v.runtime
@@ -58,6 +58,21 @@
 {{- end }}
 {{- end -}}
 
+{{/* Annotations with which autoscalers do not move a training pod: each move costs all pods the work since the newest
+     checkpoint. podAnnotations override them. */}}
+{{- define "paddle-training.stayAnnotations" -}}
+cluster-autoscaler.kubernetes.io/safe-to-evict: "false"
+karpenter.sh/do-not-disrupt: "true"
+{{- end -}}
+
+{{/* Requests and limits of a training pod. workDir.sizeLimit is also its ephemeral-storage, unless resources has one. */}}
+{{- define "paddle-training.trainingResources" -}}
+{{- $disk := dict -}}
+{{- with .Values.workDir.sizeLimit -}}{{- $disk = dict "ephemeral-storage" . -}}{{- end -}}
+{{- $parts := dict "requests" $disk "limits" $disk -}}
+{{- include "paddle-training.resources" (merge (deepCopy .Values.resources) $parts) -}}
+{{- end -}}
+
 {{/* Ports of a training pod: dense, sparse, and peerPort. */}}
 {{- define "paddle-training.ports" -}}
 {{- $root := . -}}
@@ -93,17 +108,18 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Placement of training pods: they prefer different nodes; only host ports require it. */}}
+{{/* Placement of training pods: by default they prefer different nodes; only host ports require it. A constraint without
+     labelSelector counts this release's training pods. */}}
 {{- define "paddle-training.placement" -}}
 {{- with .Values.scheduling.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- $hosts := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" -}}
+{{- $pods := dict "matchLabels" (include "paddle-training.selectorLabels" (dict "root" . "component" "training") | fromYaml) }}
 topologySpreadConstraints:
-  - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{- include "paddle-training.selectorLabels" (dict "root" . "component" "training") | nindent 8 }}
+{{- range .Values.scheduling.topologySpreadConstraints | default (list $hosts) }}
+  - {{- hasKey . "labelSelector" | ternary . (merge (dict "labelSelector" $pods) .) | toYaml | nindent 4 }}
+{{- end }}
 {{- with .Values.scheduling.schedulerName }}
 schedulerName: {{ . | quote }}
 {{- end }}

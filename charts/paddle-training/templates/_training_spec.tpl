@@ -15,9 +15,9 @@ podReplacementPolicy: Failed
 {{ include "paddle-training.podFailurePolicy" . }}
 template:
   metadata:
-    {{- include "paddle-training.podMetadata" (dict "root" . "component" "training" "annotations" .Values.scheduling.annotations) | nindent 4 }}
+    {{- include "paddle-training.podMetadata" (dict "root" . "component" "training" "annotations" .Values.scheduling.annotations "defaults" (include "paddle-training.stayAnnotations" . | fromYaml)) | nindent 4 }}
   spec:
-    subdomain: {{ .Release.Name }}
+    subdomain: {{ include "paddle-training.fullname" . }}
     automountServiceAccountToken: {{ include "paddle-training.needsApi" . | eq "true" }}
     terminationGracePeriodSeconds: {{ .Values.training.terminationGracePeriodSeconds | int64 }}
     {{- include "paddle-training.podCommon" . | nindent 4 }}
@@ -25,17 +25,17 @@ template:
     {{- include "paddle-training.placement" . | trim | nindent 4 }}
     initContainers:
       - name: await-data
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" "await-data") | nindent 8 }}
+        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "await-data")) | nindent 8 }}
         env: &env
           {{- include "paddle-training.commonEnv" . | nindent 10 }}
           {{- include "paddle-training.trainingEnv" . | trim | nindent 10 }}
-        {{- include "paddle-training.resources" .Values.resources | nindent 8 }}
+        {{- include "paddle-training.trainingResources" . | nindent 8 }}
         volumeMounts: &mounts
           - {name: work, mountPath: /work}
           {{- include "paddle-training.mounts" . | nindent 10 }}
     containers:
       - name: train
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" "train") | nindent 8 }}
+        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "train")) | nindent 8 }}
         env: *env
         ports:
           {{- include "paddle-training.ports" . | trim | nindent 10 }}
@@ -46,7 +46,7 @@ template:
           periodSeconds: 10
           timeoutSeconds: 10
           failureThreshold: 6
-        {{- include "paddle-training.resources" .Values.resources | nindent 8 }}
+        {{- include "paddle-training.trainingResources" . | nindent 8 }}
         volumeMounts: *mounts
     volumes:
       - name: work

@@ -195,8 +195,8 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "extraVolumes" .name "a name other than jobpath, work and tmp" "the pods have volumes of these names" "Give the volume another name") -}}
 {{- end -}}
 {{- end -}}
-{{- if and .Values.scheduling.queue (not .Values.scheduling.suspend) -}}
-{{- include "paddle-training.fault" (list "scheduling.suspend" .Values.scheduling.suspend "true with scheduling.queue" "pods would start before the queue admits them" "Set scheduling.suspend to true; the queue resumes the Job") -}}
+{{- if and .Values.monitoring.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}
+{{- include "paddle-training.fault" (list "networkPolicy.metricsFrom" .Values.networkPolicy.metricsFrom "given with monitoring.podMonitor.enabled" "the NetworkPolicy would reject Prometheus" "Set it to Prometheus' pods, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]") -}}
 {{- end -}}
 {{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
 {{- include "paddle-training.fault" (list "serviceAccount.name" .Values.serviceAccount.name "given with serviceAccount.create false" "the chart creates no service account then" "Set it to a service account in this namespace, or set serviceAccount.create to true") -}}

@@ -1,0 +1,129 @@
+"""The pod of `helm test`: its checks of storage, DNS and rank 0, and its place in the release."""
+
+from __future__ import annotations
+
+import http.server
+import importlib.util
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, env, one, render, run_json
+
+JOB = "moods-0123abcd"
+
+
+@pytest.fixture(scope="module")
+def checks():
+    spec = importlib.util.spec_from_file_location("helm_test", CHART / "files" / "helm_test.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def rank_0():
+    """Serve `/healthz`; yield its URL."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/healthz"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def lock(tmp_path):
+    file = tmp_path / "run.lock"
+    file.write_text(json.dumps({"runId": JOB, "beat": 1}))
+    return file
+
+
+@pytest.fixture
+def renewed(lock):
+    """Renew the lock, as a running rank 0 does."""
+    stopped = threading.Event()
+
+    def renew():
+        beat = 1
+        while not stopped.wait(0.05):
+            beat += 1
+            temporary = lock.with_suffix(".new")
+            temporary.write_text(json.dumps({"runId": JOB, "beat": beat}))
+            temporary.replace(lock)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    yield lock
+    stopped.set()
+    thread.join()
+
+
+def test_pod_runs_the_script_with_the_names_of_this_release():
+    manifests = render(ONE_MACHINE, values={"fullnameOverride": "gang", "peerPort": 9000})
+    pod, run = one(manifests, "Pod"), run_json(manifests)
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    [container] = pod["spec"]["containers"]
+    script = (CHART / "files" / "helm_test.py").read_text(encoding="utf-8")
+    assert container["command"] == ["python", "-c", script]
+    assert env(container) == {
+        "JOB_PATH": run["jobPath"],
+        "JOB_NAME": run["jobName"],
+        "K8S_JOB": run["k8sJob"],
+        "RANK_0": f"http://{run['k8sJob']}-0.gang:9000/healthz",
+    }
+    [claim] = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if v["name"] == "jobpath"]
+    assert claim == {"claimName": run["claim"]}
+
+
+def test_storage_check_leaves_no_file_and_fails_for_a_missing_folder(checks, tmp_path):
+    assert "can be written and read" in checks.check_storage(tmp_path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(OSError, match="No such file"):
+        checks.check_storage(tmp_path / "absent")
+
+
+def test_dns_check_fails_for_a_name_that_does_not_exist(checks):
+    assert "127.0.0.1" in checks.check_dns("127.0.0.1")
+    with pytest.raises(OSError, match=r"\w"):
+        checks.check_dns("name.invalid")
+
+
+def test_running_rank_0_is_reached(checks, renewed, rank_0):
+    assert checks.check_rank_0(renewed, JOB, rank_0, 5, 5) == f"rank 0: {rank_0} answered 200"
+
+
+def test_running_rank_0_that_does_not_answer_fails(checks, renewed):
+    with pytest.raises(OSError, match="did not answer for 0 s"):
+        checks.check_rank_0(renewed, JOB, "http://127.0.0.1:1/healthz", 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "no training runs"), ({"runId": JOB}, "has not changed"), ({"runId": "b"}, "another run than")],
+)
+def test_rank_0_is_not_requested_without_a_training(checks, lock, content, said):
+    lock.unlink() if content is None else lock.write_text(json.dumps(content))
+    assert said in checks.check_rank_0(lock, JOB, "http://127.0.0.1:1/healthz", 0.3, 0)
+
+
+def test_failed_check_is_printed_with_its_fix_and_the_others_still_run(checks, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(checks, "check_dns", lambda name: f"DNS: {name} is fine")
+    environ = {"JOB_PATH": str(tmp_path / "absent"), "JOB_NAME": "a", "K8S_JOB": JOB, "RANK_0": ""}
+    assert checks.main(environ) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("storage failed: ")
+    assert "Fix: " in lines[0]
+    assert lines[1:] == ["DNS: kubernetes.default.svc is fine", "rank 0: no training runs"]
+    Path(environ["JOB_PATH"]).mkdir()
+    assert checks.main(environ) == 0

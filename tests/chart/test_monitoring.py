@@ -1,0 +1,115 @@
+"""PodMonitor, alerts and dashboard use labels, ports and metrics that a training really has."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, ROOT, one, render, run_json
+
+from launcher.supervisor.coordinator.status import render_metrics
+
+PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+ALL = {
+    "networkPolicy": {"metricsFrom": PROMETHEUS},
+    "monitoring": {
+        "podMonitor": {"enabled": True, "labels": {"release": "stack"}, "interval": "1m"},
+        "alerts": {"enabled": True, "labels": {"role": "rules"}, "noBatchMinutes": 45, "restartsPerHour": 4},
+        "dashboard": {"enabled": True, "labels": {"folder": "ml"}},
+    },
+}
+KUBELET = {"kubelet_volume_stats_available_bytes", "kubelet_volume_stats_capacity_bytes"}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return render(ONE_MACHINE, values=ALL)
+
+
+def served() -> dict[str, set[str]]:
+    """Return the metrics of rank 0's page with their labels, from the code that writes it."""
+    status = {"attempt": 1, "pass": 2, "batch": 3, "samplesPerSecond": 4.0, "loss": 0.5, "etaSeconds": 6.0}
+    status |= {"restarts": [{"cause": "x"}], "ranks": [{"rank": 0, "samplesPerSecond": 4.0}]}
+    found: dict[str, set[str]] = {}
+    for line in render_metrics(status, 7.0).decode().splitlines():
+        if not line.startswith("#"):
+            name, labels = re.match(r"(\w+)(\{.*\})?", line).groups()
+            found.setdefault(name, set()).update(re.findall(r"(\w+)=", labels or ""))
+    return found
+
+
+def rules(made):
+    [group] = one(made, "PrometheusRule")["spec"]["groups"]
+    return {rule["alert"]: rule for rule in group["rules"]}
+
+
+def dashboard(made):
+    [found] = [item for item in made if item["metadata"]["name"] == "demo-dashboard"]
+    return found["metadata"]["labels"], json.loads(found["data"]["paddle-training.json"])
+
+
+def test_nothing_is_created_by_default():
+    kinds = {item["kind"] for item in render(ONE_MACHINE)}
+    assert not kinds & {"PodMonitor", "PrometheusRule"}
+    assert [item["kind"] for item in render(ONE_MACHINE)].count("ConfigMap") == 1
+
+
+def test_pod_monitor_selects_rank_0_and_a_port_that_it_has(made):
+    monitor = one(made, "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "stack"
+    template = one(made, "Job", "training")["spec"]["template"]
+    by_kubernetes = {"batch.kubernetes.io/job-completion-index": "0"}
+    labels = template["metadata"]["labels"] | by_kubernetes
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    assert by_kubernetes.items() <= monitor["spec"]["selector"]["matchLabels"].items()
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "peers", "path": "/metrics", "interval": "1m"}
+    [container] = template["spec"]["containers"]
+    assert endpoint["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_alerts_use_served_metrics_of_this_runs_rank_0_and_claim(made):
+    assert one(made, "PrometheusRule")["metadata"]["labels"]["role"] == "rules"
+    found = rules(made)
+    assert set(found) == {
+        "PaddleTrainingNoBatch",
+        "PaddleTrainingRestarts",
+        "PaddleTrainingStorageAlmostFull",
+    }
+    names = {
+        name for rule in found.values() for name in re.findall(r"\b((?:paddle|kubelet)_\w+)\{", rule["expr"])
+    }
+    assert names <= set(served()) | KUBELET
+    run = run_json(made)
+    for rule in found.values():
+        assert rule["annotations"].keys() == {"summary", "description"}
+        for selector in re.findall(r"\{(.*?)\}", rule["expr"]):
+            assert selector in (
+                f'namespace="paddle", pod=~"{run["k8sJob"]}-0-.*"',
+                f'namespace="paddle", persistentvolumeclaim="{run["claim"]}"',
+            )
+    assert "[45m]" in found["PaddleTrainingNoBatch"]["expr"]
+    assert "45 minutes" in found["PaddleTrainingNoBatch"]["annotations"]["summary"]
+    assert found["PaddleTrainingRestarts"]["expr"].endswith(">= 4")
+    assert found["PaddleTrainingStorageAlmostFull"]["expr"].endswith("* 100 < 10")
+
+
+def test_dashboard_uses_every_served_metric_and_no_other(made):
+    labels, board = dashboard(made)
+    assert labels["folder"] == "ml"
+    assert board == json.loads((CHART / "dashboards" / "training.json").read_text(encoding="utf-8"))
+    targets = [target for panel in board["panels"] for target in panel["targets"]]
+    metrics = served()
+    used = {name for target in targets for name in re.findall(r"paddle_training_\w+", target["expr"])}
+    assert used == {name for name in metrics if not name.endswith("_created")}
+    documented = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in documented for name in used)
+    own = {"namespace", "pod"}  # Prometheus adds them to every metric of a PodMonitor
+    for target in targets:
+        [name] = re.findall(r"paddle_training_\w+", target["expr"])
+        assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= metrics[name] | own
+    variables = {item["name"] for item in board["templating"]["list"]}
+    assert set(re.findall(r"\$\{?(\w+)", json.dumps(board))) == variables
+    places = [tuple(panel["gridPos"].values()) for panel in board["panels"]]
+    assert len({place[:2] for place in places}) == len(places)
