@@ -64,11 +64,11 @@ class Helm:
     kubeconfig: Path | None = None
     context: str | None = None
 
-    def defaults(self) -> dict[str, Any]:
+    def read_defaults(self) -> dict[str, Any]:
         """Return the default values of the chart."""
         return dict(yaml.safe_load(self._run(["show", "values", self.chart])))
 
-    def upgrade(self, release: str, values: Path) -> list[str]:
+    def upgrade_command(self, release: str, values: Path) -> list[str]:
         """Return the helm command line (argv) that installs or upgrades a release.
 
         helm reads the values that describe the cluster from stdin; those in the file `values` override them.
@@ -95,7 +95,7 @@ class Helm:
         except HelmConflictError:
             raise
         except CliError as error:
-            hints = "".join(f"\n{line}" for line in _suggest_keys(str(error), self.defaults()))
+            hints = "".join(f"\n{line}" for line in _suggest_keys(str(error), self.read_defaults()))
             raise UsageError(
                 f"helm rejects the values of release {release}; nothing was changed. {error}{hints}"
             ) from error
@@ -107,7 +107,7 @@ class Helm:
             )
         return run_json
 
-    def run(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+    def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
         """Install or upgrade a release with helm.
 
         Args:
@@ -127,7 +127,7 @@ class Helm:
             private = Path(folder) / keep.name
             private.write_text(values, "utf-8")
             try:
-                return self._run([*self.upgrade(release, private)[1:], *more], base)
+                return self._run([*self.upgrade_command(release, private)[1:], *more], base)
             except CliError as error:
                 text = str(error).replace(str(private), str(keep))
                 if any(part in text for part in _CONFLICTS):
@@ -141,12 +141,12 @@ class Helm:
                 error.args = (text,)
                 raise
 
-    def history(self, release: str) -> list[dict[str, Any]]:
+    def list_revisions(self, release: str) -> list[dict[str, Any]]:
         """Return a release's revisions, newest first: `revision`, `updated`, `status` and `description`."""
         words = ["history", release, "-n", self.namespace, *self._options(), "-o", "json"]
         return list(reversed(json.loads(self._run(words))))
 
-    def claim(self, release: str, revision: int) -> str:
+    def read_claim(self, release: str, revision: int) -> str:
         """Return the name of the PersistentVolumeClaim in a revision; empty if it is not of this chart."""
         words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
         return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -179,51 +179,43 @@ def find_earlier_runs(
     best = None if best_by is None else best_run(runs, best_by)
     used = find_runs_used_by_pods(session, runs)
     return [
-        Candidate(
-            f"{storage.job.name}/{run.folder}",
-            text_formats.scores(run.record.score),
-            reason,
-        )
-        for run, reason in explain_kept_runs(runs, keep, older_than, used, best=best)
+        Candidate(f"{storage.job.name}/{run.folder}", text_formats.scores(run.record.score), reason)
+        for run, reason in explain_kept_runs(runs, keep, older_than, used, best)
     ]
 
 
 def explain_kept_runs(
     runs: Sequence[SavedRun],
     keep: int,
-    older_than_days: float,
-    used: Iterable[str],
-    *,
-    now: float | None = None,
+    older_than: float,
+    used: Collection[str],
     best: SavedRun | None = None,
 ) -> list[tuple[SavedRun, str]]:
     """Return each earlier run with the reason why it stays, which is empty if it may be removed.
 
-    `used` are the names of runs that pods use, `now` is the time in unix seconds.
+    Args:
+        runs: the runs of a job, newest first.
+        keep: how many of the newest earlier runs stay.
+        older_than: runs that finished within so many days stay.
+        used: names of the runs that pods use.
+        best: a run that stays because of its score; None: no run.
     """
-    now = time.time() if now is None else now
-    in_use = set(used)
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}
     # Earlier launchers wrote initFrom.
     initial_model = str(fingerprint.get("initModelPath") or fingerprint.get("initFrom") or "")
     found = []
     for place, run in enumerate(run for run in runs if run.folder != CURRENT):
-        age = (now - (run.record.finished or run.record.started)) / 86400
-        reason = ""
-        if run.is_locked:
-            reason = "a run writes to it (it has a run.lock)"
-        elif run.name in in_use:
-            reason = "a pod uses it"
-        elif run.folder in initial_model:
-            reason = "the current run started from its model (training.initModelPath)"
-        elif run is best:
-            reason = "it has the best score (--keep-best)"
-        elif place < keep:
-            reason = f"it is one of the newest {keep} (--keep)"
-        elif age < older_than_days:
-            reason = f"it is {age:.1f} days old, less than {older_than_days:g} (--older-than)"
-        found.append((run, reason))
+        days = (time.time() - (run.record.finished or run.record.started)) / 86400
+        rules = (
+            (run.is_locked, "a run writes to it (it has a run.lock)"),
+            (run.name in used, "a pod uses it"),
+            (run.folder in initial_model, "the current run started from its model (training.initModelPath)"),
+            (run is best, "it has the best score (--keep-best)"),
+            (place < keep, f"it is one of the newest {keep} (--keep)"),
+            (days < older_than, f"it is {days:.1f} days old, less than {older_than:g} (--older-than)"),
+        )
+        found.append((run, next((reason for holds, reason in rules if holds), "")))
     return found
 
 
@@ -242,15 +234,14 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
         )
     all_users = _storage_users(session)
     users = [user for user in all_users if user.run and user.run.job_name == name]
-    kept = ""
     if live := [user for user in users if user.state in LIVE_STATES]:
         state = f"the run of {live[0].release} is {live[0].state}"
         kept = f"{state}. Fix: wait until it is over, or helm uninstall it"
     elif pods := _pods_using_job(session, name):
         kept = f"these pods use it: {', '.join(pods)}"
-    elif unreadable := _explain_unreadable(all_users):
-        kept = unreadable
-    elif _is_lock_renewed(storage):
+    else:
+        kept = _explain_unreadable(all_users)
+    if not kept and _is_lock_renewed(storage):
         kept = "a run writes to it: its output/run.lock is renewed"
     return [Candidate(name, ", ".join(map(str, users)), kept)]
 

@@ -106,12 +106,11 @@ def _parse_row(cells: Sequence[str]) -> dict[str, str]:
 def _read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         content = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"--rows {path}: no such file", "give the path of a file, or - for stdin") from None
     except OSError as error:
-        raise UsageError(
-            f"--rows {path} cannot be read: {error.strerror}", "give another file, or - for stdin"
-        ) from error
+        problem = (
+            "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+        )
+        raise UsageError(f"--rows {path}: {problem}", "give the path of a file, or - for stdin") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"--rows {path} is not UTF-8 text: {error}. Fix: convert the file to UTF-8"

@@ -177,15 +177,14 @@ def copy_output(
         saved = _receive(storage, hidden, output)
         for entry in sorted((hidden / output.root).iterdir()):
             move_into_place(entry, target / entry.name, replace=force)
-    except OSError as error:
+    except BaseException as error:
         _remove_folder(target if created else hidden)
+        if not isinstance(error, OSError):
+            raise
         raise CliError(
             f"cannot write to {target}: {error.strerror or error}. No file there is incomplete",
             "free space or give another folder, then run the same command again",
         ) from error
-    except BaseException:
-        _remove_folder(target if created else hidden)
-        raise
     _remove_folder(hidden)
     report(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}

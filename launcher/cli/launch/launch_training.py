@@ -100,7 +100,7 @@ def plan_trainings(
     if options.data is not None and not options.data.startswith(_REMOTE):
         name = training_values.make_storage_name(Path(options.data).name)
         source = uploads.plan_source(Path(options.data), name, "--data", RENAME_FIX)
-    defaults = helm.defaults()
+    defaults = helm.read_defaults()
     values = _compute_values(options, program, source, defaults)
     plans: list[TrainingPlan] = []
     for settings in grid:
@@ -208,9 +208,9 @@ def _check(
 def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
     """Print the equivalent helm command, and upgrade the release to the checked values."""
     base = command_text("base", *checked.base_session.options())
-    session.report(f"{base} |\n  {shlex.join(helm.upgrade(session.release, keep))}")
+    session.report(f"{base} |\n  {shlex.join(helm.upgrade_command(session.release, keep))}")
     description = f"run by {run_lease.user_and_host()}"
-    helm.run(session.release, checked.base, checked.values, keep, description)
+    helm.upgrade(session.release, checked.base, checked.values, keep, description)
     if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
         session.cluster.suspend_job(data_job, False)  # helm leaves a Job with the same name suspended
 
@@ -234,8 +234,8 @@ def _read_base(session: ClusterSession, helm: Helm) -> str:
     try:
         return session.read_base_values()
     except MissingClaimError as error:
-        revisions = helm.history(session.release)
-        claims = ((entry, helm.claim(session.release, entry["revision"])) for entry in revisions)
+        revisions = helm.list_revisions(session.release)
+        claims = ((entry, helm.read_claim(session.release, entry["revision"])) for entry in revisions)
         earlier = next((found for found in claims if found[1] not in ("", error.claim)), None)
         if earlier is None:
             raise
@@ -257,7 +257,7 @@ def _describe_revision(entry: Mapping[str, Any]) -> str:
 def _describe_replacement(helm: Helm, release: str, job: str) -> str:
     """Return the message for a run that is followed and is not the release's run any more."""
     try:
-        by = f"revision {_describe_revision(helm.history(release)[0])} of helm"
+        by = f"revision {_describe_revision(helm.list_revisions(release)[0])} of helm"
     except CliError as error:
         by = f"an upgrade ({error})"
     return (

@@ -12,13 +12,14 @@ from launcher.cli.cluster.cluster_api import Object
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.run_files import JobFiles
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.views.run_progress import RunProgress, build_progress
 from launcher.cli.views.run_view import (
     DATA_FAILED,
     FINAL_STATES,
     JobView,
+    RunProgress,
     RunView,
     build_job,
+    build_progress,
     build_ranks,
     describe_culprit,
     owned_by,

@@ -60,14 +60,14 @@ class FakeHelm(Helm):
     def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
         return {"k8sJob": f"mine-{yaml.safe_load(values)['training']['batchSize']}"}
 
-    def run(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+    def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
         cluster, before, done = self.state  # type: ignore[attr-defined]
         before()
         job = self.check(release, base, values, keep)["k8sJob"]
         cluster.add_release(release, base="image: x\n", k8sJob=job)
         done.append((job, description))
 
-    def history(self, release: str) -> list[dict[str, Any]]:
+    def list_revisions(self, release: str) -> list[dict[str, Any]]:
         done = self.state[2]  # type: ignore[attr-defined]
         entries = [
             {"revision": number, "updated": "today", "description": description}
@@ -75,8 +75,8 @@ class FakeHelm(Helm):
         ]
         return [*reversed(entries), {"revision": 1, "updated": "before", "description": "Install complete"}]
 
-    def claim(self, release: str, revision: int) -> str:
-        return "nope" if revision == len(self.history(release)) else "paddle-training"
+    def read_claim(self, release: str, revision: int) -> str:
+        return "nope" if revision == len(self.list_revisions(release)) else "paddle-training"
 
 
 def launch(
@@ -250,8 +250,8 @@ def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pyte
     )
     cases = '"history x") cat old.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
     helm = fake_helm(here, monkeypatch, f'case "$(echo "$*" | sed "s/ -n .*//")" in\n{cases}\nesac; exit')
-    assert [entry["revision"] for entry in helm.history("x")] == [2, 1]
-    assert helm.claim("x", 1) == "shared"
+    assert [entry["revision"] for entry in helm.list_revisions("x")] == [2, 1]
+    assert helm.read_claim("x", 1) == "shared"
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
     here: Path, monkeypatch: pytest.MonkeyPatch, printed: str
 ) -> None:
     helm = fake_helm(here, monkeypatch, f"echo '{printed}' >&2; exit 1")
-    for call in (helm.check, functools.partial(helm.run, description="mine")):
+    for call in (helm.check, functools.partial(helm.upgrade, description="mine")):
         with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
             call("x", "", "", Path("kept.yaml"))
         assert raised.value.exit_code == 3, "the values are not to blame"

@@ -8,8 +8,7 @@ from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.views import follow_run
-from launcher.cli.views.run_progress import RunProgress
-from launcher.cli.views.run_view import JobView, RunView
+from launcher.cli.views.run_view import JobView, RunProgress, RunView
 from launcher.schema import RestartRecord
 
 from .fake_cluster import FakeCluster
