@@ -1,4 +1,4 @@
-"""S3 client of the launcher: requests to one bucket, with errors sorted into retry, other pod, or final.
+"""S3 client of the launcher: requests to one bucket. Each error is temporary, of this pod only, or final.
 
 Importing this module loads no library; the first `Bucket` loads boto3. Credentials come from the pod's
 environment alone (pod identity, or variables of the chart's `extraEnv`).

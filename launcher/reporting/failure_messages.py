@@ -75,16 +75,19 @@ def last_lines(path: Path, lines: int = 20, limit: int = 2500) -> str:
 
 
 def quote_last_lines(log: Path) -> str:
-    """Return the last lines of a log file as the end of a message that begins `… exited with …`."""
+    """Return the last lines of a log file, to append to a message such as `trainer exited with exit code 1`."""
     text = last_lines(log)
     return f"; the last lines of {log.name}:\n{text}" if text else f"; {log.name} is empty"
 
 
 def quote_log(log: Path) -> str:
-    """Return why a trainer or pserver exited as the end of a message that begins `… exited with …`.
+    """Return the cause of a process's exit, to append to a message such as `trainer exited with exit code 1`.
 
-    This is the text after the last line start `error: ` in its log, which the trainer writes; without one,
-    the last lines of the log.
+    The trainer writes the cause to its log, after the last line start `error: `. Without one, the last lines of
+    the log are returned.
+
+    Args:
+        log: the log file of the trainer or pserver.
     """
     _, found, cause = f"\n{last_lines(log)}".rpartition("\nerror: ")
     return f": {cause}" if found else quote_last_lines(log)

@@ -33,7 +33,10 @@ _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_packages(tests: bool = False) -> list[str]:
-    """Return the packages whose program or file is missing, with `tests` also those for tests."""
+    """Return the packages whose program or file is missing.
+
+    `tests` includes the packages that only tests need.
+    """
     path = f"{os.environ.get('PATH', '')}:{_SBIN}"
     return [
         package

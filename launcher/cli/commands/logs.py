@@ -87,7 +87,15 @@ def logs(session: Session, request: LogRequest) -> None:
 
 
 def read_log(session: Session, request: LogRequest, report: Callable[[str], None]) -> Iterator[bytes]:
-    """Yield the log: without an attempt, that of a pod or of the data Job; else from the storage."""
+    """Yield the bytes of the requested log.
+
+    Without an attempt, that is the log of the rank's or data Job's pod while the pod exists. Otherwise it is the
+    file on the storage.
+
+    Raises:
+        UsageError: the run does not have this rank or attempt.
+        CliError: there is no log yet, or the cluster or storage cannot be read.
+    """
     if (
         isinstance(session, ClusterSession)
         and request.attempt is None

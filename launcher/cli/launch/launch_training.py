@@ -268,7 +268,14 @@ def _describe_replacement(helm: Helm, release: str, job: str) -> str:
 
 
 def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:
-    """Return the release whose image and storage a new one uses: the given, the only or the default one."""
+    """Return a session on the release whose image and storage a new release uses.
+
+    That is the release `given`, else the release with the default name, else the only release of the namespace.
+
+    Raises:
+        CliError: the namespace has no release yet.
+        UsageError: the namespace has several releases, and none has the default name.
+    """
     cluster = session.cluster
     if given is not None:
         return ClusterSession(cluster, given, session.report)

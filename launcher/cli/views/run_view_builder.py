@@ -173,7 +173,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
 
 
 def describe_running_data(data: JobView) -> str:
-    """Return the sentence that the data Job still runs, with the reason if there is one."""
+    """Return the sentence `data job still running: NAME`, with the reason if there is one."""
     return f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else "")
 
 

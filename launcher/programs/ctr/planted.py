@@ -114,7 +114,14 @@ def probability(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def rows(first: int, count: int, day: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return clicks [count], categories [count, 26] and counts [count, 13] of rows from `first` on."""
+    """Generate rows: return clicks [count], categories [count, 26] and counts [count, 13].
+
+    Args:
+        first: number of the first row.
+        count: number of rows.
+        day: day of the rows, from 0; every day a quarter of the categories' values is new.
+        seed: another seed gives other rows.
+    """
     keys = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(seed) << np.uint64(48))
     keys += np.uint64(day) << np.uint64(36)
     ids = np.stack([categories(keys, column, day) for column in range(len(SIZES))], axis=1)
@@ -123,7 +130,7 @@ def rows(first: int, count: int, day: int, seed: int) -> tuple[np.ndarray, np.nd
 
 
 def text(clicks: np.ndarray, ids: np.ndarray, numbers: np.ndarray) -> str:
-    """Return the rows as lines of Criteo's file format."""
+    """Return clicks, categories and counts of rows as lines of Criteo's file format."""
     columns = [np.where(clicks, "1", "0").tolist()]
     for numbers_of_one, form in ((numbers, "{}"), (ids, "{:08x}")):
         for column in numbers_of_one.T:
@@ -153,7 +160,10 @@ def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the known model's predictions for the rows of a file, and their clicks: [rows, 1] each."""
+    """Return the best possible predictions for the rows of a file, and the clicks, each of shape [rows, 1].
+
+    The predictions are those of the known model that generated the rows.
+    """
     clicks, chances = [], []
     for clicked, ids, numbers in read(file):
         clicks.append(clicked)

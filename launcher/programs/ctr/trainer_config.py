@@ -39,7 +39,7 @@ def inputs(job: Job) -> dict:
 
 
 def parse(row: dict, job: Job) -> dict:
-    """Return the inputs of one row."""
+    """Convert one row (column → text) to the network's inputs; raise ValueError for an invalid row."""
     if row["label"] not in ("0", "1"):
         raise ValueError(f"column label is {row['label']!r}, but must be 0 or 1")
     return {
@@ -118,5 +118,5 @@ def optimizer(job):
 
 
 def describe(prediction: np.ndarray) -> str:
-    """Return one row's prediction in words."""
+    """Return the text of one row's prediction, such as `clicked with a chance of 3.2%`."""
     return f"clicked with a chance of {prediction[0]:.1%}"

@@ -19,7 +19,7 @@ def inputs(job: Job) -> dict:
 
 
 def parse(row: dict, job: Job) -> dict | None:
-    """Return the inputs of one row; None skips a neutral text."""
+    """Convert one row (column → text) to the network's inputs; return None to skip a neutral text."""
     sentiment = row["sentiment"].strip().lower()
     if sentiment in SKIPPED:
         return None
@@ -46,7 +46,7 @@ def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
 
 
 def describe(prediction: np.ndarray) -> str:
-    """Return one row's prediction in words."""
+    """Return the text of one row's prediction, such as `positive with a chance of 93.1%`."""
     probability = float(prediction[0])
     if probability > 0.5:
         return f"positive with a chance of {probability:.1%}"

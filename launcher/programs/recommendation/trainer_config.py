@@ -59,7 +59,7 @@ def inputs(job: Job) -> dict:
 
 
 def parse(row: dict, job: Job) -> dict:
-    """Return the inputs of one row."""
+    """Convert one row (column → text) to the network's inputs; raise ValueError for an invalid row."""
     for column, known, table in (
         ("user_id", job.side["users"], TABLES[0]),
         ("item_id", job.side["films"], TABLES[1]),
@@ -106,5 +106,5 @@ def optimizer(job):
 
 
 def describe(prediction: np.ndarray) -> str:
-    """Return one row's prediction in words."""
+    """Return the text of one row's prediction, such as `3.7 of 5 stars`."""
     return f"{prediction[0]:.1f} of {HIGHEST} stars"
