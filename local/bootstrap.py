@@ -68,26 +68,9 @@ def install_packages(folder: Path) -> None:
             f"{(result.stderr or result.stdout).strip()[-800:]}"
         )
     python = str(folder / "bin" / "python")
-    pip = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--require-hashes",
-    ]
-    uv = [
-        str(folder / "bin" / "uv"),
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--require-hashes",
-        "--python",
-        python,
-    ]
+    common = ("install", "--quiet", "--no-deps", "--require-hashes")
+    pip = [python, "-m", "pip", *common, "--disable-pip-version-check"]
+    uv = [str(folder / "bin" / "uv"), "pip", *common, "--python", python]
     tries = [[[*pip, "-r", str(INSTALLER_LOCK)], [*uv, "-r", str(LOCK)]], [[*pip, "-r", str(LOCK)]]]
     problem = ""
     for commands in tries:  # the second try is for package indexes that are configured only for pip
@@ -120,8 +103,7 @@ def ensure_environment() -> Path:
     free = shutil.disk_usage(final.parent).free / 1e9
     if free < NEEDED_GB:
         exit_with_error(
-            f"the Python environment needs {NEEDED_GB:.0f} GB in {final.parent}, whose disk has {free:.1f} "
-            f"GB free. "
+            f"the Python environment needs {NEEDED_GB:.0f} GB in {final.parent}, whose disk has {free:.1f} GB free. "
             "Nothing was installed. Fix: free some space, or use another disk with "
             "PADDLE_TRAINING_CACHE=FOLDER"
         )

@@ -48,8 +48,7 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
     if not kubeconfig:
         if context:
             raise LocalError(
-                f"CONTEXT={context} was specified without CLUSTER_KUBECONFIG; $KUBECONFIG and "
-                f"~/.kube/config are "
+                f"CONTEXT={context} was specified without CLUSTER_KUBECONFIG; $KUBECONFIG and ~/.kube/config are "
                 "never used. Fix: add CLUSTER_KUBECONFIG=FILE with the file that contains this context"
             )
         if (kept.get("path"), kept.get("context")) == (str(KUBECONFIG), CONTEXT):
@@ -73,8 +72,7 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
         return Target(file, chosen, is_local=True)
     if kubeconfig and not image:
         raise LocalError(
-            "IMAGE is missing: the nodes of your own cluster pull the launcher image from a registry. Fix: "
-            "build it "
+            "IMAGE is missing: the nodes of your own cluster pull the launcher image from a registry. Fix: build it "
             "with `docker build launcher`, push it, and add IMAGE=REGISTRY/NAME@sha256:…"
         )
     return Target(file, chosen, is_local=False)
@@ -209,18 +207,8 @@ def _print_best_possible_auc(job: Path) -> None:
 
 def _run_pulumi_up(env: dict[str, str]) -> None:
     # --refresh detects and repairs a wiped cluster or a release that was upgraded by hand.
-    command = [
-        "pulumi",
-        "up",
-        "--stack",
-        local_stack.STACK,
-        "--yes",
-        "--skip-preview",
-        "--refresh",
-        "--non-interactive",
-        "--color",
-        "never",
-    ]
+    command = ["pulumi", "up", "--stack", local_stack.STACK, "--yes", "--skip-preview", "--refresh"]
+    command += ["--non-interactive", "--color", "never"]
     ended = subprocess.run(
         command,
         cwd=CLONE,

@@ -72,8 +72,7 @@ def configured_example(clone: Path = CLONE) -> str:
     if len(files) == 1 and files[0] in known:
         return known[files[0]]
     raise LocalError(
-        f"valuesFiles in {settings_file(clone)} is {files or 'empty'}, but the demo trains one of the "
-        f"examples "
+        f"valuesFiles in {settings_file(clone)} is {files or 'empty'}, but the demo trains one of the examples "
         f"{', '.join(known.values())}. Fix: CONFIG=NAME to train an example and write that into the file, or "
         f'`pulumi up -s {STACK}` (after eval "$(make -s env)") to train with your values files'
     )
@@ -83,8 +82,7 @@ def check_example_exists(name: str, clone: Path = CLONE) -> None:
     """Raise LocalError unless `name` is one of the examples."""
     if name not in list_examples(clone):
         raise LocalError(
-            f"CONFIG={name} is not an example. Fix: use one of {', '.join(list_examples(clone))}; for a "
-            f"program "
+            f"CONFIG={name} is not an example. Fix: use one of {', '.join(list_examples(clone))}; for a program "
             "of your own see docs/how-to/own-model.md"
         )
 
@@ -100,8 +98,7 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
     if not PASSPHRASE.is_file():
         if (PULUMI / ".pulumi" / "stacks" / _PREFIX / f"{STACK}.json").is_file():
             raise LocalError(
-                f"{PASSPHRASE}, the passphrase of the encrypted state in {PULUMI}, is missing. Fix: restore "
-                f"it, or "
+                f"{PASSPHRASE}, the passphrase of the encrypted state in {PULUMI}, is missing. Fix: restore it, or "
                 "run `python3 local/bootstrap.py down --wipe`, which deletes the local cluster and the state"
             )
         write_file_atomically(PASSPHRASE, secrets.token_urlsafe(32) + "\n", 0o600)

@@ -152,8 +152,7 @@ def corefile(config: Path, resolvers: list[str]) -> str:
     forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
     return (
         f".:53 {{\n  bind {BRIDGE_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
-        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa "
-        "ip6.arpa\n"
+        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa ip6.arpa\n"
         f"  }}\n{forward}}}\n"
     )
 

@@ -73,8 +73,7 @@ def check_addresses_free() -> None:
             except OSError as problem:
                 raise LocalError(
                     f"Port {port} of 127.0.0.1, which the local cluster's etcd needs, is in use "
-                    f"({problem.strerror}). Fix: find the program with `ss -ltnp sport = :{port}`, stop it "
-                    f"and "
+                    f"({problem.strerror}). Fix: find the program with `ss -ltnp sport = :{port}`, stop it and "
                     "try again"
                 ) from None
 

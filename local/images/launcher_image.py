@@ -72,8 +72,7 @@ def ensure_archive() -> tuple[str, Path]:
                 if image_name() != image:
                     target.unlink()
                     raise LocalError(
-                        f"launcher/ changed while {image} was built, so the image does not match its tag "
-                        f"and was "
+                        f"launcher/ changed while {image} was built, so the image does not match its tag and was "
                         "deleted. Fix: run the command again and do not edit launcher/ meanwhile."
                     )
             _remove_old_images(image)

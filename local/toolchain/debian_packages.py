@@ -60,8 +60,7 @@ def ensure_packages(tests: bool = False) -> None:
     command = f"apt-get install {' '.join(wanted)}"
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise LocalError(
-            f"These Debian packages are missing: {', '.join(wanted)}. Fix: run `{command}` as root, or use "
-            f"your "
+            f"These Debian packages are missing: {', '.join(wanted)}. Fix: run `{command}` as root, or use your "
             "own cluster, which needs none of them: make demo CLUSTER_KUBECONFIG=FILE CONTEXT=NAME"
         )
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}

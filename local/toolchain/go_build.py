@@ -211,8 +211,7 @@ def _compile(
         raise LocalError(
             f"Building {' '.join(packages)} failed with {child.returncode} (all of it is in {log}):\n"
             f"{indent_last_lines(''.join(problems))}\n"
-            "Fix: check that the Go module proxy is reachable (`go env GOPROXY`), then run `make tools`, "
-            "which "
+            "Fix: check that the Go module proxy is reachable (`go env GOPROXY`), then run `make tools`, which "
             "continues with what is already compiled."
         )
 
