@@ -167,6 +167,7 @@ class ClusterSession:
         by_name = {object_states.name_of(job): job for job in jobs}
         state, _ = object_states.job_state(by_name.get(run.k8s_job))
         deleting = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
+        is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
         log_of, lines = self._read_log(run, pods) if log else ("", [])
         return build_cluster_view(
             ClusterSnapshot(
@@ -174,7 +175,7 @@ class ClusterSession:
                 jobs=by_name,
                 pods=pods,
                 events=self._list_events(run, pods),
-                claim=self._explain_claim(run, pods),
+                claim=claim_problem(self.cluster, run) if is_pending else "",
                 files=self._read_files(run, pods, state in reader_states),
                 is_namespace_terminating=deleting and self.cluster.is_namespace_terminating(),
                 log=lines,
@@ -204,11 +205,6 @@ class ClusterSession:
                 blocks = self.cluster.stream_log(name, container, follow=False, lines=LOG_LINES)
                 return name, b"".join(blocks).decode(errors="replace").splitlines()
         return "", []
-
-    def _explain_claim(self, run: ReleaseRun, pods: list[Object]) -> str:
-        if not any(pod.get("status", {}).get("phase") == "Pending" for pod in pods):
-            return ""
-        return claim_problem(self.cluster, run)
 
     def _read_files(self, run: ReleaseRun, pods: list[Object], with_reader: bool) -> JobFiles:
         running = open_through_running_pod(self.cluster, run, pods, or_init=True)

@@ -125,12 +125,6 @@ def newest_warning(events: Iterable[Object]) -> str:
     return ""
 
 
-def describe_exit_code(code: int) -> str:
-    """Return an exit code with its meaning: one of the launcher's own, or a signal (128 + its number)."""
-    meaning = _CODES.get(code) or _SIGNALS.get(code - 128)
-    return f"exit code {code} ({meaning})" if meaning else f"exit code {code}"
-
-
 def is_harmless_failure(pod: Object) -> bool:
     """Return whether a failed pod does not fail its Job: it was disrupted, stopped or replaced."""
     if (find_condition(pod, "DisruptionTarget") or {}).get("status") == "True":
@@ -153,7 +147,9 @@ def explain_failure(pod: Object) -> str:
             extra = "" if reason in ("Error", "Completed") else f", {reason}"
             if reason == "OOMKilled":
                 extra += ": it used more memory than its limit"
-            what = f"container {status.get('name')} exited with {describe_exit_code(code)}{extra}"
+            meaning = _CODES.get(code) or _SIGNALS.get(code - 128)  # of the launcher, or 128 + a signal
+            shown = f"exit code {code} ({meaning})" if meaning else f"exit code {code}"
+            what = f"container {status.get('name')} exited with {shown}{extra}"
             message = f"{what}: {message}" if message else what
         causes.append(message)
     if causes:

@@ -85,16 +85,13 @@ def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[
     ]
 
 
-def _prediction_text(predictions: dict[str, Any]) -> str:
-    """Return a prediction as text: that of the program's describe(), else the predicted numbers."""
-    if predictions["words"] is not None:
-        return str(predictions["words"])
-    value = predictions["prediction"]
-    return " ".join(f"{number:.6g}" for number in value) if _is_vector(value) else json.dumps(value)
-
-
-def _is_vector(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, float) for item in value)
+def _prediction_text(answer: dict[str, Any]) -> str:
+    """Return the prediction for one row as text: that of the program's describe(), else the predicted numbers."""
+    value = answer["prediction"]
+    if answer["words"] is not None:
+        return str(answer["words"])
+    is_vector = isinstance(value, list) and all(isinstance(item, float) for item in value)
+    return " ".join(f"{number:.6g}" for number in value) if is_vector else json.dumps(value)
 
 
 def _parse_row(cells: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -165,9 +164,11 @@ def train_all(
         UsageError: the first trial with scores has none with the name `by`.
         LauncherError: as `launch_trial` and the sessions.
     """
-    printers = {
-        trial.release: LinePrinter(functools.partial(_say_of, report, trial.release)) for trial in trials
-    }
+
+    def printer(release: str) -> LinePrinter:
+        return LinePrinter(lambda text: report(f"{release}: {text}"))
+
+    printers = {trial.release: printer(trial.release) for trial in trials}
     while not all(trial.is_over for trial in trials):
         for trial in trials:
             if trial.is_over:
@@ -188,10 +189,6 @@ def train_all(
             show()
         if not all(trial.is_over for trial in trials):
             sleep(PAUSE_SECONDS)
-
-
-def _say_of(report: Report, release: str, text: str) -> None:
-    report(f"{release}: {text}")
 
 
 def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:

@@ -104,11 +104,6 @@ def build_pod(
     }
 
 
-def owner_name() -> str:
-    """Return this process as `host:pid`, the value of the annotation OWNER."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def is_stale(pod: Object, host: str, alive: Callable[[int], bool]) -> bool:
     """Return whether the pod has finished, or was created by a process of this `host` that is gone."""
     if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
@@ -171,9 +166,8 @@ def open_reader_pod(
         )
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
-    pod = build_pod(
-        run, name, owner_name(), seconds=seconds, writable=writable, template=_training_template(cluster, run)
-    )
+    owner, template = f"{socket.gethostname()}:{os.getpid()}", _training_template(cluster, run)
+    pod = build_pod(run, name, owner, seconds=seconds, writable=writable, template=template)
     with _signals_as_exceptions():
         try:
             cluster.create("pod", pod)
