@@ -134,12 +134,11 @@ def show_plan(
         )
     values = chart_values.effective_values(settings, FOLDER)
     job = training_estimate.read_job(values, rows=rows, gigabytes=gigabytes, passes=passes, ids=ids)
-    room = training_estimate.usable_node(settings)
-    least = max(training_estimate.least_pods(job, room, known), int(values["trainers"]))
-    found = [training_estimate.estimate_training(job, settings, least * times, known) for times in (1, 2, 4)]
     disk, node = settings.nodes.disk_gib, training_estimate.node_type(settings)
+    least = max(training_estimate.least_pods(job, node.usable, known), int(values["trainers"]))
+    found = [training_estimate.estimate_training(job, settings, least * times, known) for times in (1, 2, 4)]
     table = Table(f"pods, one per {settings.nodes.instance_types[0]}", *(str(one.pods) for one in found))
-    memory = f"memory of a pod, GiB (of {room.memory / 2**30:.1f})"
+    memory = f"memory of a pod, GiB (of {node.usable.memory / 2**30:.1f})"
     table.add_row(memory, *(f"{one.train.memory_gib:.1f}" for one in found))
     small = [f"{one.disk_gib:.0f}{' !!' if one.disk_gib > disk else ''}" for one in found]
     table.add_row(f"disk of a node, GiB (!!: more than {disk})", *small)

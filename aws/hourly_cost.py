@@ -70,6 +70,11 @@ class Instance:
     size: node_capacity.Size
     bandwidth: float
 
+    @property
+    def usable(self) -> node_capacity.Size:
+        """Return the part of the size that is left for pods."""
+        return node_capacity.usable_size(self.size)
+
 
 @cache
 def read_prices() -> dict[str, Any]:

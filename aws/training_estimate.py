@@ -161,11 +161,6 @@ def node_type(settings: Settings) -> hourly_cost.Instance:
     return known
 
 
-def usable_node(settings: Settings) -> node_capacity.Size:
-    """Return CPU and memory that a node of the stack leaves to pods; raise CommandError as `node_type`."""
-    return node_capacity.usable_size(node_type(settings).size)
-
-
 def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
     """Return the smallest number of pods whose memory holds the tables; a pod takes its node's memory.
 
@@ -232,8 +227,9 @@ def traffic_between_zones(trained: float, pods: int, batch: float, settings: Set
 
 def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Rates) -> Estimate:
     """Estimate `job` on that many pods, one a node, on a stack that is up only for this run."""
-    cores = max(1.0, usable_node(settings).cpu)
-    train = pod_load(pods, cores, job, known, node_type(settings).bandwidth)
+    node = node_type(settings)
+    cores = max(1.0, node.usable.cpu)
+    train = pod_load(pods, cores, job, known, node.bandwidth)
     rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
     hours = {
         "data": source / (known["split_mb"] * 1e6) / job.workers / 3600,
@@ -326,7 +322,7 @@ def cost_of_run(results: Path, settings: Settings, known: Rates) -> FinishedRun:
         hours = (float(run["finished"]) - float(run["started"])) / 3600
         samples, busy = (sum(float(row[name]) for row in rows) for name in ("samples", "seconds"))
         pods = len({row["rank"] for row in rows})
-        cores = max(1.0, usable_node(settings).cpu)
+        cores = max(1.0, node.usable.cpu)
         batch = int(run["fingerprint"]["batchSize"])
         train_us = busy * cores * known["busy"] / samples * 1e6 - _messages(pods, batch, known)
         sent = samples / busy * bytes_per_row(batch, known) * (pods - 1) / pods

@@ -52,7 +52,7 @@ def test_estimate_large_batches_reduce_message_cost(dev) -> None:
 
 def test_least_pods_depends_on_table_size(dev) -> None:
     room, rates = (
-        training_estimate.usable_node(dev("nodes.instanceTypes=[m6i.large]").settings),
+        training_estimate.node_type(dev("nodes.instanceTypes=[m6i.large]").settings).usable,
         training_estimate.read_rates(),
     )
     pods = training_estimate.least_pods(JOB, room, rates)
@@ -217,7 +217,7 @@ def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
     assert [few.output.splitlines()[1].split()[n] for n in (-6, -4, -2)] == ["3", "6", "12"]
     least = training_estimate.least_pods(
         training_estimate.TrainingJob(1, 1, 1, 1e9),
-        training_estimate.usable_node(dev("nodes.instanceTypes=[m6i.large]").settings),
+        training_estimate.node_type(dev("nodes.instanceTypes=[m6i.large]").settings).usable,
         training_estimate.read_rates(),
     )
     assert str(least) in many.output.splitlines()[1].split()
