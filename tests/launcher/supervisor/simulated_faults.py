@@ -22,10 +22,11 @@ class Faults:
         self.rng = rng = world.rng
         all_kinds = kinds or (*self._mild_kinds, *(() if world.mild else self._harsh_kinds))
         chosen = rng.sample(all_kinds, rng.randint(1, len(all_kinds)))
-        for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
-            around = rng.uniform(0, FAULTS_END - 15)
+        undisturbed = 10 + world.seconds * len(world.points)  # seconds that the run takes without faults
+        for _ in range(3 if kinds else rng.choice((0, 1, 1, 2, 2, 3, 4))):
+            around = rng.uniform(0, min(undisturbed, FAULTS_END - 15))
             for _ in range(rng.choice((1, 1, 2, 3))):  # faults come in groups
-                rank = rng.choice((0, rng.randrange(self.world.ranks)))
+                rank = rng.choice((0, *[rng.randrange(world.ranks)] * (3 if kinds else 1)))
                 self.world.clock.schedule(around + rng.uniform(0, 15), self._fault(rng.choice(chosen), rank))
         if rng.random() < 0.4:
             self.world.noise = rng.choice((0.02, 0.1, 0.2, 0.4))
@@ -46,6 +47,7 @@ class Faults:
     _mild_kinds = (
         "child_killed",
         "child_hangs",
+        "starts_fail",
         "launcher_killed",
         "drained",
         "forced",
@@ -76,6 +78,11 @@ class Faults:
         """Let the pod's processes hang."""
         for child in pod.children:
             child.hung = True
+
+    def _starts_fail(self, pod: SimulatedPod) -> None:
+        """Let many processes of all pods be killed at their start, for some seconds, and restart the gang."""
+        self.world.killed_starts = self.world.now + self.rng.uniform(10, 40)
+        self._child_killed(pod)
 
     def _launcher_killed(self, pod: SimulatedPod) -> None:
         """Kill the pod's launcher."""

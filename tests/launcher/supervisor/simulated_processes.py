@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.launcher.supervisor.simulated_pod import SimulatedPod
 
 # Long periods: every event wakes a launcher, and each turn of a loop takes real time.
-T = Timings(poll=2.0, training_poll=2.0, hold=3.0, status=60.0)
+T = Timings(poll=2.0, training_poll=2.0, hold=1.5, status=60.0)
 STALL = 60  # training.progressDeadlineSeconds
 
 
@@ -76,6 +76,8 @@ class SimulatedChild:
         self.pod.children.append(self)
         with clock.outside():
             self.world.check_process_start(self)
+        if self.world.now < self.world.killed_starts and self.world.rng.random() < 0.3:
+            self._after(self.world.rng.uniform(0, 1), lambda: self.exit(-9))
         self._start()
 
     def _start(self) -> None:
@@ -96,7 +98,7 @@ class SimulatedChild:
         if signum == signal.SIGKILL:
             self.exit(-9)
         elif not self.stubborn and not self.hung:
-            self.world.clock.schedule(self.world.rng.uniform(0, 1.5), lambda: self.exit(-15))
+            self.world.clock.schedule(self.world.rng.uniform(0, 6), lambda: self.exit(-15))
 
     def exit(self, code: int) -> None:
         """Let the process exit with `code`; a frozen launcher notices it later."""

@@ -78,7 +78,7 @@ class World:
         """Attempt → ranks whose training is done."""
         self.storage_faults: list[tuple[float, float, str, SimulatedPod | None]] = []
         self.lease_holders: list[tuple[float, dict[str, Any]]] = []
-        self.noise = 0.0
+        self.noise = self.killed_starts = 0.0
         self._recorded = -1, 0
         """Attempt and number of restarts in run.json."""
         self._newest_checkpoint, self._restarts_since_checkpoint, self._restarted = -1, 0, 0

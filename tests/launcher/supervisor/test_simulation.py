@@ -65,9 +65,9 @@ def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
 
 @pytest.mark.slow
 def test_a_run_completes_although_rank_0_is_killed_sixteen_times() -> None:
-    for seed in range(3):
+    for seed in range(10):
         world = World(seed, faults=False)
-        world.restarts = 1000
+        world.restarts, world.rendezvous = 1000, 1000.0  # rank 0 may be absent for most of the time
         world.seconds = 55.0  # between two checkpoints: longer than the time between two kills
         kills: list[float] = []
 
@@ -149,29 +149,20 @@ def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
     )
 
 
-def stopped_although_other_ranks_train(patch: Patch) -> None:
-    """Let a rank 0 that exits write the state `stopped` before the other ranks have stopped."""
-    patch.setattr(Coordinator, "others_run_no_process", lambda self, now: True)
+BUGS: dict[Callable[[Patch], None], tuple[str, ...]] = {
+    do_not_wait_for_lost_pods: ("node_lost",),
+    no_stop_without_orders: ("node_lost",),
+    publish_before_recording: (),
+    lease_that_never_expires: ("storage_hangs",),
+    old_idle_report_counts_as_stopped: ("starts_fail",),
+    done_without_all_parts: ("child_killed",),
+    new_rank_0_ignores_the_run_record: (),
+}
+"""Bug of the product's code → the kinds of faults that show it soonest; empty: all kinds."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bug", "kinds"),
-    [
-        (do_not_wait_for_lost_pods, ("node_lost", "forced")),
-        (no_stop_without_orders, ("node_lost", "cut", "one_way")),
-        (publish_before_recording, ()),
-        (lease_that_never_expires, ("storage_hangs", "forced")),
-        (old_idle_report_counts_as_stopped, ()),
-        (done_without_all_parts, ()),
-        (new_rank_0_ignores_the_run_record, ()),
-        (stopped_although_other_ranks_train, ("lost_and_rank_0_drained",)),
-    ],
-    ids=lambda value: getattr(value, "__name__", "-".join(value) or "any_faults"),
-)
-def test_a_seeded_bug_is_found(
-    bug: Callable[[Patch], None], kinds: tuple[str, ...], monkeypatch: Patch
-) -> None:
-    """Every bug is one of the product's code; `kinds` are the faults that show it soonest."""
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seeded_bug_is_found(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
-    assert find_broken_run(range(400), *kinds) is not None, f"{bug.__name__} was not detected in 400 runs"
+    assert find_broken_run(range(300), *BUGS[bug]) is not None, f"{bug.__name__} was not detected in 300 runs"
