@@ -205,8 +205,12 @@ def write_policies(
     to: Annotated[Path, typer.Option(help="Folder for the documents.")] = Path("iam-policies"),
 ) -> None:
     """Write the IAM policy documents of the deployer, or of the role that previews pull requests."""
-    place = make_clients(read_stack(stack).region)("iam").meta.partition
-    documents = iam_policies.deployer() if who == "deployer" else iam_policies.preview(place)
+    target = read_stack(stack)
+    place = make_clients(target.region)("iam").meta.partition
+    if who == "deployer":
+        documents = iam_policies.deployer(target.prefix, target.settings.iam, partition=place)
+    else:
+        documents = iam_policies.preview(place)
     to.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(documents, 1):
         name = f"paddle-training-{who}-{number}"

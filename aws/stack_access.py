@@ -21,7 +21,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra import stack_config
+from infra import naming, stack_config
 from infra.settings import Settings
 from infra.settings_errors import PROJECT
 from infra.settings_loader import load_settings
@@ -57,6 +57,11 @@ class AwsStack:
     def tags(self) -> dict[str, str]:
         """Return the two tags that mark a resource as this stack's."""
         return {"Project": PROJECT, "Stack": self.name}
+
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of the names of the stack's resources."""
+        return naming.prefix(PROJECT, self.name)
 
     def setting(self, path: str, value: str) -> str:
         """Return the command that sets a setting of this stack."""

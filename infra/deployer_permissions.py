@@ -9,6 +9,26 @@ from __future__ import annotations
 
 # Services to which the program passes a role.
 PASSED_TO = ("ec2.amazonaws.com", "eks.amazonaws.com", "pods.eks.amazonaws.com")
+# Policies of AWS that the program attaches to its roles.
+ATTACHED = (
+    "AmazonEC2ContainerRegistryPullOnly",
+    "AmazonEKSClusterPolicy",
+    "AmazonEKSWorkerNodePolicy",
+    "AmazonEKS_CNI_Policy",
+    "AmazonSSMManagedInstanceCore",
+)
+# Actions that are allowed only on the stack's own roles or instance profiles; the reads are not among them.
+# With a permissions boundary, IAM compares the boundary of the role for the actions of BOUNDED and ATTACH.
+ROLES = "iam:DeleteRole iam:TagRole iam:UntagRole iam:UpdateAssumeRolePolicy iam:UpdateRole iam:UpdateRoleDescription"
+BOUNDED = "iam:CreateRole iam:DeleteRolePolicy iam:PutRolePermissionsBoundary iam:PutRolePolicy"
+ATTACH = "iam:AttachRolePolicy iam:DetachRolePolicy"
+# Not allowed with a permissions boundary.
+UNBOUND = "iam:DeleteRolePermissionsBoundary"
+PROFILES = (
+    "iam:AddRoleToInstanceProfile iam:CreateInstanceProfile iam:DeleteInstanceProfile "
+    "iam:RemoveRoleFromInstanceProfile iam:TagInstanceProfile iam:UntagInstanceProfile"
+)
+SERVICE_LINKED = "iam:CreateServiceLinkedRole"
 
 SERVICES: dict[str, str] = {
     "budgets": "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget",
@@ -64,9 +84,9 @@ SERVICES: dict[str, str] = {
     """,
     "kms": """
         CreateAlias CreateGrant CreateKey Decrypt DeleteAlias DescribeKey DisableKeyRotation
-        EnableKeyRotation Encrypt GenerateDataKey GetKeyPolicy GetKeyRotationStatus ListAliases
-        ListResourceTags PutKeyPolicy RetireGrant ScheduleKeyDeletion TagResource UntagResource UpdateAlias
-        UpdateKeyDescription
+        EnableKeyRotation Encrypt GenerateDataKey GenerateDataKeyWithoutPlaintext GetKeyPolicy
+        GetKeyRotationStatus ListAliases ListResourceTags PutKeyPolicy RetireGrant ScheduleKeyDeletion
+        TagResource UntagResource UpdateAlias UpdateKeyDescription
     """,
     "logs": """
         CreateLogGroup DeleteLogGroup DeleteRetentionPolicy DescribeLogGroups ListTagsForResource

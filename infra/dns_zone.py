@@ -34,12 +34,12 @@ class Dns(AwsComponent):
     ) -> None:
         super().__init__("paddle:infra:Dns", context, "dns")
         zone_name = settings.zone
+        # Without force_destroy: all records are the program's own, and others must not be lost unnoticed.
         zone = aws.route53.Zone(
             context.named("zone"),
             name=zone_name,
             comment=f"{context.prefix}: names inside the network",
             vpcs=[aws.route53.ZoneVpcArgs(vpc_id=vpc_id)],
-            force_destroy=True,
             opts=self.child,
         )
         names = {f"efs.{zone_name}": (zone.zone_id, file_system_host)}

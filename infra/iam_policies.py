@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from infra import deployer_permissions
+from infra.settings import IamSettings
 
 VERSION = "2012-10-17"
 
@@ -169,11 +170,46 @@ STATE_ALIAS = "alias/paddle-training-state"
 STATE_BUCKETS = "paddle-training-state-"
 
 
-def deployer() -> list[str]:
-    """Return policy documents that let a user create, change and remove a stack; each fits one policy."""
-    names = [action for action in deployer_permissions.actions() if action != "iam:PassRole"]
-    to_services = {"StringEquals": {"iam:PassedToService": list(deployer_permissions.PASSED_TO)}}
-    return _packed([*_by_service(names), _allow(["iam:PassRole"], "*", Condition=to_services)])
+def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: str = "*") -> list[str]:
+    """Return policy documents that let a user create, change and remove a stack; each fits one policy.
+
+    The user can change only roles whose path and name are the stack's, and pass only these to services. That
+    alone would still allow any inline policy on these roles: only a permissions boundary limits their rights.
+
+    Args:
+        prefix: prefix of the stack's names.
+        iam: path and permissions boundary of the stack's roles.
+        partition: AWS partition.
+        account: AWS account id, or `*`: an IAM policy applies only in its own account.
+    """
+    own = f"arn:{partition}:iam::{account}"
+    roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"
+    policies = [f"arn:{partition}:iam::aws:policy/{name}" for name in deployer_permissions.ATTACHED]
+    boundary = iam.permissions_boundary
+    bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary != "" else {}
+    unbound = "" if bounded else deployer_permissions.UNBOUND
+    limited = [
+        _allow(f"{deployer_permissions.ROLES} {unbound}".split(), roles),
+        _allow(deployer_permissions.BOUNDED.split(), roles, **({"Condition": bounded} if bounded else {})),
+        _allow(
+            deployer_permissions.ATTACH.split(),
+            roles,
+            Condition={"ArnEquals": {"iam:PolicyARN": policies}, **bounded},
+        ),
+        _allow(deployer_permissions.PROFILES.split(), profiles),
+        # Only the service itself can assume such a role, and AWS defines its rights.
+        _allow([deployer_permissions.SERVICE_LINKED], f"{own}:role/aws-service-role/*"),
+        _allow(
+            ["iam:PassRole"],
+            roles,
+            Condition={"StringEquals": {"iam:PassedToService": list(deployer_permissions.PASSED_TO)}},
+        ),
+    ]
+    scoped = {action for statement in limited for action in statement["Action"]} | {
+        deployer_permissions.UNBOUND
+    }
+    others = [action for action in deployer_permissions.actions() if action not in scoped]
+    return _packed([*_by_service(others), *limited])
 
 
 def preview(partition: str) -> list[str]:

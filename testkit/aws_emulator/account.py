@@ -17,6 +17,7 @@ from pathlib import Path
 
 import yaml
 
+from testkit.aws_emulator import authorization
 from testkit.aws_emulator.property_values import Props, all_strings
 
 _SCHEMA = """
@@ -142,20 +143,26 @@ class Account:
 
     def grant(self, policies: Iterable[str]) -> None:
         """Allow the caller only what these IAM documents allow (default: everything)."""
-        statements = [s for text in policies for s in json.loads(text)["Statement"]]
-        allowed = sorted({action for s in statements for action in s["Action"]})
-        (self.folder / "granted.json").write_text(json.dumps(allowed), encoding="utf-8")
+        text = json.dumps(authorization.statements(policies))
+        (self.folder / "granted.json").write_text(text, encoding="utf-8")
 
-    def _authorize(self, kind: str) -> None:
+    def authorize(self, actions: Iterable[str], resource: str = "", **context: str) -> None:
+        """Raise the error of AWS if the caller lacks a right.
+
+        Args:
+            actions: IAM actions. resource: ARN of the resource; without it, any resource of a statement will do.
+            context: condition keys of the service `iam`, without their prefix.
+        """
         try:
-            allowed = set(json.loads((self.folder / "granted.json").read_text(encoding="utf-8")))
+            granted = json.loads((self.folder / "granted.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
-        missing = required_actions(kind) - allowed
+        keys = {f"iam:{key}": value for key, value in context.items()}
+        missing = [each for each in actions if not authorization.is_allowed(granted, each, resource, keys)]
         if missing:
-            raise AwsError(
-                f"AccessDenied: the caller is not authorized to perform: {', '.join(sorted(missing))}"
-            )
+            on = f" on resource: {resource}" if resource else ""
+            listed = ", ".join(sorted(missing))
+            raise AwsError(f"AccessDenied: the caller is not authorized to perform: {listed}{on}")
 
     # --- faults
 
@@ -196,7 +203,7 @@ class Account:
 
     def enter(self, kind: str, operation: str, urn: str) -> None:
         """Count a call; raise or wait if permissions or injected faults require it."""
-        self._authorize("every preview" if operation == "invoke" else kind)
+        self.authorize(required_actions("every preview" if operation == "invoke" else kind))
         with self._database() as database:
             database.execute("begin immediate")
             database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))

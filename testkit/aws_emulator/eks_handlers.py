@@ -82,7 +82,7 @@ class Cluster(Handler):
                 f"{network['subnetIds']} are all in one"
             )
         require_fitting_network(cloud, p, subnets)
-        require_role(cloud, p["roleArn"])
+        require_role(cloud, p["roleArn"], "eks.amazonaws.com")
         made = _eks(cloud).create_cluster(
             name=p["name"],
             roleArn=p["roleArn"],
@@ -169,7 +169,7 @@ class NodeGroup(Handler):
         cluster, name = p["clusterName"], p["nodeGroupName"]
         require_cluster(cloud, cluster)
         require_not_newer(cloud, p)
-        require_role(cloud, p["nodeRoleArn"])
+        require_role(cloud, p["nodeRoleArn"], "ec2.amazonaws.com")
         cloud.client("ec2").describe_subnets(SubnetIds=p["subnetIds"])
         addons = [record.inputs for record in cloud.account.all(ADDON)]
         if not any(a["clusterName"] == cluster and a["addonName"] == "vpc-cni" for a in addons):
@@ -331,7 +331,7 @@ class AccessPolicyAssociation(OfCluster):
 class PodIdentityAssociation(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         require_cluster(cloud, p["clusterName"])
-        require_role(cloud, p["roleArn"])
+        require_role(cloud, p["roleArn"], "pods.eks.amazonaws.com")
         token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
         same = ("clusterName", "namespace", "serviceAccount")
         if any(all(r.inputs[key] == p[key] for key in same) for r in cloud.account.all(token)):

@@ -18,8 +18,9 @@ _NO_CONTROL_PLANE = ("use1-az3", "usw1-az2", "cac1-az3")
 _SCHEMAS = Path(__file__).with_name("addons")
 
 
-def require_role(cloud: MotoCloud, arn: str) -> None:
-    """Raise the error of EKS if IAM has no role with this ARN."""
+def require_role(cloud: MotoCloud, arn: str, service: str) -> None:
+    """Raise the error of EKS if IAM has no role with this ARN, or the caller may not pass it to the service."""
+    cloud.account.authorize(["iam:PassRole"], arn, PassedToService=service)
     try:
         cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
     except cloud.client("iam").exceptions.NoSuchEntityException as error:

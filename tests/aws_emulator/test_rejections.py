@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from testkit.aws_emulator import invokes
-from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.account import Account, AwsError, required_actions
 from testkit.aws_emulator.resource_model import Model
 from tests.aws_emulator.test_resource_model import (
     ADDON,
@@ -154,3 +154,68 @@ def test_import_omits_values_that_aws_does_not_return(model: Model) -> None:
     found = model.read("aws:kms/key:Key", "urn", key, {})
     assert found is not None
     assert "deletionWindowInDays" not in found[0]
+
+
+def _grant(account: Account, **more: Any) -> None:
+    """Allow everything that these tests call, with `more` limits on IAM actions."""
+    names = (
+        "CreateRole",
+        "DeleteRole",
+        "PassRole",
+        "PutRolePolicy",
+        "AttachRolePolicy",
+        "UpdateAssumeRolePolicy",
+    )
+    rows = (
+        ROLE,
+        CLUSTER,
+        "aws:iam/rolePolicy:RolePolicy",
+        "aws:iam/rolePolicyAttachment:RolePolicyAttachment",
+    )
+    rows = (*rows, VPC, "aws:route53/zone:Zone", SUBNET)
+    limited = {f"iam:{name}" for name in names}
+    others = set().union(*(required_actions(row) for row in rows)) - limited
+    limits = {"Action": sorted(limited), "Resource": "arn:aws:iam::123456789012:role/own-*", **more}
+    account.grant([json.dumps({"Statement": [{"Action": sorted(others), "Resource": "*"}, limits]})])
+
+
+def test_foreign_role_rejects_create_policy_and_pass(model: Model, account: Account) -> None:
+    _, subnets, _ = _cluster(model)
+    _grant(account)
+    _make(model, ROLE, name="own-1", assumeRolePolicy=TRUST)
+    with pytest.raises(AwsError, match=r"iam:CreateRole on resource: .*role/Other"):
+        _make(model, ROLE, name="Other", assumeRolePolicy=TRUST)
+    model.cloud.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=TRUST)
+    with pytest.raises(AwsError, match="iam:PutRolePolicy on resource"):
+        _make(model, "aws:iam/rolePolicy:RolePolicy", role="Other", name="x", policy=TRUST)
+    with pytest.raises(AwsError, match="iam:PassRole on resource"):
+        arn = "arn:aws:iam::123456789012:role/Other"
+        _make(model, CLUSTER, name="d", roleArn=arn, vpcConfig={"subnetIds": subnets})
+
+
+def test_role_without_required_boundary_or_with_other_policy_rejects(model: Model, account: Account) -> None:
+    boundary = "arn:aws:iam::123456789012:policy/Boundary"
+    _grant(account, Condition={"StringEquals": {"iam:PermissionsBoundary": boundary}})
+    with pytest.raises(AwsError, match="iam:CreateRole"):
+        _make(model, ROLE, name="own-1", assumeRolePolicy=TRUST)
+    _grant(account, Condition={"ArnEquals": {"iam:PolicyARN": "arn:aws:iam::aws:policy/One"}})
+    model.cloud.client("iam").create_role(RoleName="own-2", AssumeRolePolicyDocument=TRUST)
+    with pytest.raises(AwsError, match="iam:AttachRolePolicy"):
+        _make(
+            model,
+            "aws:iam/rolePolicyAttachment:RolePolicyAttachment",
+            role="own-2",
+            policyArn="arn:aws:iam::aws:policy/AdministratorAccess",
+        )
+
+
+def test_zone_with_force_destroy_requires_dnssec_right(model: Model, account: Account) -> None:
+    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
+    made = [
+        _make(model, "aws:route53/zone:Zone", name=name, vpcs=[{"vpcId": vpc}], forceDestroy=forced)[0]
+        for name, forced in (("a.internal", False), ("b.internal", True))
+    ]
+    _grant(account)
+    model.delete("aws:route53/zone:Zone", "urn", made[0], {})
+    with pytest.raises(AwsError, match="route53:GetDNSSEC"):
+        model.delete("aws:route53/zone:Zone", "urn", made[1], {})

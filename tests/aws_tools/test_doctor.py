@@ -27,6 +27,7 @@ class Iam:
 
     def __init__(self, denied=(), error=None, **roles):
         self.denied, self.error, self.asked, self.roles = set(denied), error, [], roles or {"Admin": "/"}
+        self.simulated = {}
 
     def get_role(self, RoleName):  # noqa: N803 - boto3's names
         if RoleName not in self.roles:
@@ -37,12 +38,14 @@ class Iam:
         assert name == "simulate_principal_policy"
         return self
 
-    def paginate(self, PolicySourceArn, ActionNames):  # noqa: N803
+    def paginate(self, PolicySourceArn, ActionNames, ResourceArns=(), ContextEntries=()):  # noqa: N803
         if self.error:
             raise self.error
         assert PolicySourceArn.startswith("arn:aws:iam::123456789012:role/")
         assert len(ActionNames) <= 100
         self.asked += ActionNames
+        keys = {entry["ContextKeyName"]: entry["ContextKeyValues"][0] for entry in ContextEntries}
+        self.simulated |= {name: (list(ResourceArns), keys) for name in ActionNames}
         decided = [(a, "implicitDeny" if a in self.denied else "allowed") for a in ActionNames]
         results = [{"EvalActionName": a, "EvalDecision": d} for a, d in decided]
         return SimpleNamespace(search=lambda what: jmespath.search(what, {"EvaluationResults": results}))
@@ -94,8 +97,18 @@ def test_doctor_ready_account_warns_only_about_image(dev, world) -> None:
         "pulumi config set --path 'cluster.publicCidrs[0]' YOUR.ADDRESS/32 --stack dev",
         "pulumi up --stack dev, then make push STACK=dev, then pulumi up again",
     ]
-    statements = [s for text in iam_policies.deployer() for s in json.loads(text)["Statement"]]
-    assert {a for s in statements for a in s["Action"]} - set(iam.asked) == {"iam:PassRole"}
+    documents = iam_policies.deployer("paddle-training-dev", dev().settings.iam)
+    statements = [s for text in documents for s in json.loads(text)["Statement"]]
+    assert {a for s in statements for a in s["Action"]} == set(iam.asked)
+
+
+def test_doctor_simulates_rights_on_own_roles_with_their_conditions(dev, world) -> None:
+    iam, boundary = Iam(), "arn:aws:iam::123456789012:policy/Boundary"
+    doctor.run_checks(dev("iam.path=/teams/", f"iam.permissionsBoundary={boundary}"), world(iam=iam))
+    role = ["arn:aws:iam::123456789012:role/teams/paddle-training-dev-doctor"]
+    assert iam.simulated["iam:CreateRole"] == (role, {"iam:PermissionsBoundary": boundary})
+    assert iam.simulated["iam:PassRole"] == (role, {"iam:PassedToService": "ec2.amazonaws.com"})
+    assert iam.simulated["iam:GetRole"] == ([], {})
 
 
 SSO = "AWSReservedSSO_AdministratorAccess_0123456789abcdef"

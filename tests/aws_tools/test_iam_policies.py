@@ -12,6 +12,7 @@ from aws import doctor, smoke_test, state_backend
 from aws.__main__ import app
 from aws.stack_access import make_clients
 from infra import iam_policies
+from infra.settings import IamSettings
 from testkit.aws_emulator.account import required_actions
 from tests.aws_tools.conftest import REGION
 
@@ -57,7 +58,11 @@ def test_iam_policy_command_writes_valid_documents(who, account, tmp_path) -> No
     done = CliRunner().invoke(app, ["iam-policy", "--stack", "dev", "--for", who, "--to", str(tmp_path)])
     assert done.exit_code == 0, done.output
     written = sorted(tmp_path.iterdir())
-    expected = iam_policies.deployer() if who == "deployer" else iam_policies.preview("aws")
+    expected = (
+        iam_policies.deployer("paddle-training-dev", IamSettings())
+        if who == "deployer"
+        else iam_policies.preview("aws")
+    )
     assert [json.loads(path.read_text()) for path in written] == [json.loads(text) for text in expected]
     for path in written:
         assert f"--policy-name {path.stem} --policy-document file://{path}" in done.output

@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 
-from infra import iam_policies
+from infra import deployer_permissions, iam_policies
+from infra.settings import IamSettings
+from testkit.aws_emulator import authorization
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 
 from .recording_mocks import EVERYTHING, Recorder, default, everything
+
+PREFIX = "paddle-training-dev"
+DEPLOYER = iam_policies.deployer(PREFIX, IamSettings())
+BOUNDARY = EVERYTHING["iam"]["permissionsBoundary"]
+BOUNDED = iam_policies.deployer(PREFIX, IamSettings(path="/teams/", permissions_boundary=BOUNDARY))
 
 
 def test_roles_have_path_and_boundary() -> None:
@@ -32,8 +39,8 @@ def test_roles_are_used() -> None:
 
 
 def test_roles_have_no_full_access_policy() -> None:
-    attached = [a.inputs["policyArn"] for a in everything().of("RolePolicyAttachment")]
-    assert attached
+    attached = {a.inputs["policyArn"] for a in everything().of("RolePolicyAttachment")}
+    assert attached == {f"arn:aws:iam::aws:policy/{name}" for name in deployer_permissions.ATTACHED}
     assert not [arn for arn in attached if "FullAccess" in arn or "Administrator" in arn]
 
 
@@ -52,22 +59,23 @@ def _actions(documents: list[str]) -> list[str]:
 def test_deployer_policy_has_exactly_the_needed_actions() -> None:
     used = _types(everything()) | _types(default())
     needed = set().union(*(required_actions(row) for row in (*used, "every preview", "tools")))
-    given = _actions(iam_policies.deployer())
+    given = _actions(DEPLOYER)
     assert set(given) == needed
     assert len(given) == len(set(given))
     assert not [action for action in given if "*" in action]
+    assert needed - set(_actions(BOUNDED)) == {deployer_permissions.UNBOUND}
 
 
 def test_deployer_without_one_action_is_denied(tmp_path: Path) -> None:
     account, kind = Account.create(tmp_path, moto=""), "aws:efs/mountTarget:MountTarget"
-    account.grant(iam_policies.deployer())
+    account.grant(DEPLOYER)
     account.enter(kind, "delete", "")
-    account.grant(text.replace("ec2:DeleteNetworkInterface", "ec2:Other") for text in iam_policies.deployer())
+    account.grant(text.replace("ec2:DeleteNetworkInterface", "ec2:Other") for text in DEPLOYER)
     with pytest.raises(AwsError, match="not authorized to perform: ec2:DeleteNetworkInterface"):
         account.enter(kind, "delete", "")
 
 
-@pytest.mark.parametrize("documents", [iam_policies.deployer(), iam_policies.preview("aws")])
+@pytest.mark.parametrize("documents", [DEPLOYER, BOUNDED, iam_policies.preview("aws")])
 def test_policy_documents_fit_managed_policies(documents: list[str]) -> None:
     assert [len("".join(text.split())) for text in documents if len("".join(text.split())) > 6144] == []
     assert len(documents) <= 10
@@ -86,11 +94,49 @@ def test_preview_policy_is_read_only() -> None:
 
 
 def test_deployer_policy_passes_roles_only_to_used_services() -> None:
-    passing = [s for s in _statements(iam_policies.deployer()) if "iam:PassRole" in s["Action"]]
+    passing = [s for s in _statements(DEPLOYER) if "iam:PassRole" in s["Action"]]
     assert [s["Action"] for s in passing] == [["iam:PassRole"]]
     services = {json.loads(r.inputs["assumeRolePolicy"])["Statement"][0]["Principal"]["Service"]
                 for r in everything().of("aws:iam/role:Role")}  # fmt: skip
     assert set(passing[0]["Condition"]["StringEquals"]["iam:PassedToService"]) == services
+
+
+OWN, FOREIGN = (
+    f"arn:aws:iam::123456789012:role/teams/{PREFIX}-nodes-1",
+    "arn:aws:iam::123456789012:role/Admin",
+)
+CHANGES = (
+    *("AttachRolePolicy", "CreateRole", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "PassRole"),
+    *("PutRolePermissionsBoundary", "PutRolePolicy", "UpdateAssumeRolePolicy"),
+)
+
+
+@pytest.mark.parametrize("action", CHANGES)
+def test_deployer_policy_changes_and_passes_only_own_roles(action: str) -> None:
+    request = {
+        "iam:PermissionsBoundary": BOUNDARY,
+        "iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy",
+        "iam:PassedToService": "eks.amazonaws.com",
+    }
+    granted = authorization.statements(BOUNDED)
+    assert authorization.is_allowed(granted, f"iam:{action}", OWN, request)
+    assert not authorization.is_allowed(granted, f"iam:{action}", FOREIGN, request)
+
+
+@pytest.mark.parametrize("action", f"{deployer_permissions.BOUNDED} {deployer_permissions.ATTACH}".split())
+def test_deployer_policy_with_boundary_requires_it(action: str) -> None:
+    policy = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"}
+    granted = authorization.statements(BOUNDED)
+    assert not authorization.is_allowed(granted, action, OWN, policy)
+    assert not authorization.is_allowed(granted, action, OWN, policy | {"iam:PermissionsBoundary": "other"})
+
+
+def test_deployer_policy_attaches_no_administrator_policy() -> None:
+    request = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AdministratorAccess"}
+    own = OWN.replace("/teams", "")
+    assert not authorization.is_allowed(
+        authorization.statements(DEPLOYER), "iam:AttachRolePolicy", own, request
+    )
 
 
 def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from infra import iam_policies
+from infra import iam_policies, naming
+from infra.settings import IamSettings
 from testkit import program_copy
 from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.pulumi_engine import Engine
@@ -20,12 +21,17 @@ __all__ = ["account", "dev_stack", "moto"]  # fixtures of the emulator that test
 def dev_stack(account: Account, tmp_path: Path) -> Callable[..., Engine]:
     """Return a function that creates a stack with the settings of `dev` and `key=value` changes.
 
-    The emulated account allows only what the deployer's policy allows.
+    The emulated account allows only what the deployer's policies of these stacks allow.
     """
     project = program_copy.copy_program(tmp_path / "project")
-    account.grant(iam_policies.deployer())
+    granted: list[str] = []
 
     def make(name: str = "dev", *changes: str) -> Engine:
+        given = dict(change.split("=", 1) for change in changes)
+        boundary, path = given.get("iam.permissionsBoundary", ""), given.get("iam.path", "/")
+        iam = IamSettings(permissions_boundary=boundary, path=path)
+        granted.extend(iam_policies.deployer(naming.prefix("paddle-training", name), iam))
+        account.grant(granted)
         program_copy.add_dev_stack(project, name)
         engine = Engine(project, name, tmp_path / "home", account.folder).init()
         if changes:

@@ -1,0 +1,61 @@
+"""The part of IAM's evaluation that the generated policies use: actions, resources and string conditions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+# Operators of a condition, and whether the value may contain wildcards.
+_OPERATORS = {"StringEquals": False, "StringLike": True, "ArnEquals": True, "ForAnyValue:StringEquals": False}
+
+
+def statements(policies: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the statements of IAM documents."""
+    return [statement for text in policies for statement in json.loads(text)["Statement"]]
+
+
+def is_allowed(
+    granted: Iterable[Mapping[str, Any]],
+    action: str,
+    resource: str = "",
+    context: Mapping[str, str] | None = None,
+) -> bool:
+    """Return whether a statement allows the action.
+
+    Args:
+        granted: statements with the effect Allow.
+        action: `service:Name`.
+        resource: ARN of the resource; without it, resources and conditions are not compared.
+        context: the condition keys of the request.
+
+    Raises:
+        KeyError: a statement has an operator that this function does not know.
+    """
+    return any(
+        action in statement["Action"]
+        and (resource == "" or (_names(statement, resource) and _meets(statement, context or {})))
+        for statement in granted
+    )
+
+
+def _names(statement: Mapping[str, Any], resource: str) -> bool:
+    return any(fnmatchcase(resource, pattern) for pattern in _list(statement["Resource"]))
+
+
+def _meets(statement: Mapping[str, Any], context: Mapping[str, str]) -> bool:
+    for operator, keys in statement.get("Condition", {}).items():
+        wild = _OPERATORS[operator]
+        for key, values in keys.items():
+            given = context.get(key)
+            # A condition on a key that the request lacks is not met.
+            if given is None or not any(
+                fnmatchcase(given, value) if wild else given == value for value in _list(values)
+            ):
+                return False
+    return True
+
+
+def _list(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
