@@ -28,6 +28,7 @@ from infra.eks_cluster import EksCluster, Logs
 from infra.eks_nodes import Nodes
 from infra.image_registry import Registry
 from infra.kms_key import Key
+from infra.live_cluster import LiveCluster, read_live_cluster
 from infra.network_selection import SelectedNetwork
 from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs
@@ -98,6 +99,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
     else:
         zones = network_selection.select_zones(settings)
         network = network_selection.create_network(context, settings, zones)
+    live = read_live_cluster(context.prefix) if settings.compute == "on" else LiveCluster()
     # All checks are done: from here on, resources are created.
     key = Key(context, settings.kms.key_arn)
     storage = EfsStorage(
@@ -134,6 +136,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             service_cidr=settings.network.service_cidr,
             key_arn=key.arn,
             settings=settings.cluster,
+            live_version=live.version,
             logs=logs.group,
         )
         api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
@@ -143,7 +146,9 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         account = (values.get("serviceAccount") or {}).get("name") or values.get("fullnameOverride")
         account = account or settings.release.name
         identity = cluster.add_pod_identity("pods", settings.namespace.name, account, policy, cluster)
-        nodes, ready = create_nodes(context, inputs, network, key=key, storage=storage, cluster=cluster)
+        nodes, ready = create_nodes(
+            context, inputs, network, key=key, storage=storage, cluster=cluster, live=live
+        )
         after = [*ready, storage.allow_nfs("nodes", cluster.security_group_id), identity]
         outputs |= create_release(
             context, inputs, cluster, nodes, storage=storage, bucket=bucket, after=after
@@ -177,6 +182,7 @@ def create_nodes(
     key: Key,
     storage: EfsStorage,
     cluster: EksCluster,
+    live: LiveCluster,
 ) -> tuple[Nodes, list[pulumi.Resource]]:
     """Create the nodes and the add-ons that run on them.
 
@@ -192,6 +198,7 @@ def create_nodes(
         key_arn=key.arn,
         settings=settings.nodes,
         version=settings.cluster.version,
+        live=live,
         wait_for_storage=uses_efs,
         after=[*cluster.before_nodes, *cluster.entries, *network.ready],
     )
@@ -253,7 +260,7 @@ def create_release(
             cluster,
             kubeconfig=kubeconfig,
             kubeconfig_context=eks_kubeconfig.CONTEXT,
-            version=settings.cluster.version,
+            version=cluster.version,
             labels=nodes.system_labels,
             after=after,
         )

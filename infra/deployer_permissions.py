@@ -62,10 +62,10 @@ SERVICES: dict[str, str] = {
         AssociateAccessPolicy AssociateEncryptionConfig CreateAccessEntry CreateAddon CreateCluster
         CreateNodegroup CreatePodIdentityAssociation DeleteAccessEntry DeleteAddon DeleteCluster
         DeleteNodegroup DeletePodIdentityAssociation DescribeAccessEntry DescribeAddon DescribeAddonVersions
-        DescribeCluster DescribeNodegroup DescribePodIdentityAssociation DescribeUpdate
-        DisassociateAccessPolicy ListAssociatedAccessPolicies TagResource UntagResource UpdateAccessEntry
-        UpdateAddon UpdateClusterConfig UpdateClusterVersion UpdateNodegroupConfig UpdateNodegroupVersion
-        UpdatePodIdentityAssociation
+        DescribeCluster DescribeClusterVersions DescribeNodegroup DescribePodIdentityAssociation
+        DescribeUpdate DisassociateAccessPolicy ListAssociatedAccessPolicies ListNodegroups TagResource
+        UntagResource UpdateAccessEntry UpdateAddon UpdateClusterConfig UpdateClusterVersion
+        UpdateNodegroupConfig UpdateNodegroupVersion UpdatePodIdentityAssociation
     """,
     "elasticfilesystem": """
         CreateAccessPoint CreateFileSystem CreateMountTarget DeleteAccessPoint DeleteFileSystem

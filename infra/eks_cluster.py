@@ -11,6 +11,7 @@ import pulumi_aws as aws
 from infra import constants, iam_policies, retained_resources
 from infra.aws_context import AwsComponent, AwsContext
 from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
+from infra.live_cluster import newer_version
 from infra.settings import ClusterSettings
 
 LOG_TYPES = ("api", "audit", "authenticator")
@@ -41,6 +42,7 @@ class EksCluster(AwsComponent):
     """paddle:infra:Cluster: the EKS cluster.
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for `entries`.
+    `live_version` is the minor version of the existing control plane, or an empty text.
     """
 
     def __init__(
@@ -51,10 +53,17 @@ class EksCluster(AwsComponent):
         service_cidr: str,
         key_arn: pulumi.Input[str],
         settings: ClusterSettings,
+        live_version: str,
         logs: pulumi.Resource,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
-        self._version = settings.version
+        self.version = newer_version(settings.version, live_version)
+        if self.version != settings.version:
+            pulumi.log.warn(
+                f"cluster.version {settings.version}: the control plane has {live_version}, and EKS allows no "
+                "downgrade. Control plane and add-ons follow it; the nodes keep their version. To upgrade the "
+                f"nodes: pulumi config set --path cluster.version {live_version}"
+            )
         role = create_role(context, "cluster", "eks.amazonaws.com", self)
         attached = attach_aws_policy(context, "cluster", role, "AmazonEKSClusterPolicy", self)
         use_key = pulumi.Output.from_input(key_arn).apply(iam_policies.use_key)
@@ -63,9 +72,10 @@ class EksCluster(AwsComponent):
         self.cluster = aws.eks.Cluster(
             context.named("cluster"),
             name=context.prefix,
-            version=settings.version,
+            version=self.version,
             role_arn=role.arn,
-            # Extended support, the default of AWS, costs six times as much.
+            # Extended support, the default of AWS, costs six times as much. AWS upgrades the control plane when
+            # standard support ends.
             upgrade_policy={"support_type": "STANDARD"},
             access_config={
                 "authentication_mode": "API",
@@ -82,7 +92,12 @@ class EksCluster(AwsComponent):
                 "endpoint_public_access": public,
                 "public_access_cidrs": list(settings.public_cidrs) if public else None,
             },
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[attached, key_policy, logs]),
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=[attached, key_policy, logs],
+                # AWS may have upgraded the control plane since the last `up`: no request for what it already has.
+                ignore_changes=["version"] if live_version == self.version else None,
+            ),
         )
         self.name = self.cluster.name
         self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(
@@ -128,7 +143,7 @@ class EksCluster(AwsComponent):
         The program requests that version explicitly, so that a preview shows it.
         """
         chosen = aws.eks.get_addon_version_output(
-            addon_name=name, kubernetes_version=self._version, opts=pulumi.InvokeOptions(parent=self)
+            addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)
         )
         return aws.eks.Addon(
             self.context.named(name),

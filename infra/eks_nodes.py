@@ -11,6 +11,7 @@ import pulumi_aws as aws
 from infra import constants, node_capacity
 from infra.aws_context import AwsComponent, AwsContext
 from infra.iam_roles import attach_aws_policy, create_role
+from infra.live_cluster import LiveCluster, LiveGroup, newer_version
 from infra.settings import NodesSettings
 
 # The minimum for a node: join the cluster, pull images, pod networking; and Session Manager instead of ssh.
@@ -21,17 +22,49 @@ NODE_POLICIES = (
     "AmazonSSMManagedInstanceCore",
 )
 
+NEWEST = "newest"
 SYSTEM_LABELS = {"paddle-training/system": "true"}
 RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
 
 
-def image_release(version: str, arm: bool, pinned: str, opts: pulumi.InvokeOptions) -> pulumi.Input[str]:
-    """Return the release of the machine image: `pinned`, or the newest one, so that a preview shows it."""
-    if pinned != "":
+def image_release(
+    pinned: str, version: str, arm: bool, live: LiveGroup | None, opts: pulumi.InvokeOptions
+) -> str:
+    """Return the release of the machine image for a node group.
+
+    Another release drains all nodes, so a group keeps its release until the owner decides otherwise.
+
+    Args:
+        pinned: `nodes.amiRelease`: a release, `newest`, or an empty text to keep the group's release.
+        version: minor version of Kubernetes for the group.
+        arm: whether the nodes are Graviton machines.
+        live: the existing group; without one, or for another minor version, the newest release is used.
+        opts: options of the call that finds the newest release.
+    """
+    if pinned not in ("", NEWEST):
         return pinned
     name = RELEASES.format(version, "arm64" if arm else "x86_64")
-    found: pulumi.Output[str] = aws.ssm.get_parameter_output(name=name, opts=opts).insecure_value
-    return found
+    newest = aws.ssm.get_parameter(name=name, opts=opts).insecure_value
+    if pinned == NEWEST or live is None or live.version != version:
+        return newest
+    if live.release != newest:
+        pulumi.log.info(
+            f"nodes.amiRelease: the nodes keep machine image {live.release}; {newest} is available. To replace "
+            f"all nodes, one by one: pulumi config set --path nodes.amiRelease {NEWEST}"
+        )
+    return live.release
+
+
+def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, int, int]:
+    """Return minimum, desired and maximum number of nodes.
+
+    With `nodes.auto`, the autoscaler sets the desired number: a new group starts at the minimum, and an existing
+    one keeps its number, because a change of minimum or maximum sends all three numbers to EKS.
+    """
+    if not settings.auto:
+        return settings.min, settings.desired, settings.max
+    desired = settings.min if live is None else live.desired
+    return settings.min, min(max(desired, settings.min), settings.max), settings.max
 
 
 class Nodes(AwsComponent):
@@ -45,7 +78,8 @@ class Nodes(AwsComponent):
         subnet_ids: private subnets.
         key_arn: ARN of the KMS key of the disks.
         settings: the section `nodes`.
-        version: minor version of Kubernetes.
+        version: minor version of Kubernetes in the settings.
+        live: the running cluster. What it already has is not changed: the state may be older.
         wait_for_storage: keep pods off a node until the EFS driver runs there.
         after: resources that must exist before the nodes.
     """
@@ -59,6 +93,7 @@ class Nodes(AwsComponent):
         key_arn: pulumi.Input[str],
         settings: NodesSettings,
         version: str,
+        live: LiveCluster,
         wait_for_storage: bool,
         after: Sequence[pulumi.Resource],
     ) -> None:
@@ -70,15 +105,24 @@ class Nodes(AwsComponent):
         ]
         template = self._launch_template(settings, key_arn)
         arm = node_capacity.is_arm(settings.instance_types[0])
-        release = image_release(version, arm, settings.ami_release, pulumi.InvokeOptions(parent=self))
         storage_taint = aws.eks.NodeGroupTaintArgs(key=constants.EFS_STARTUP_TAINT, effect="NO_EXECUTE")
         startup_taints = [storage_taint] if wait_for_storage else []
 
-        def node_group(name: str, sizes: tuple[int, int, int], **more: Any) -> aws.eks.NodeGroup:
+        def node_group(
+            name: str, sizes: tuple[int, int, int], after: Sequence[pulumi.Resource], **more: Any
+        ) -> aws.eks.NodeGroup:
+            now = live.groups.get(name)
+            wanted = newer_version(version, live.version if now is None else now.version)
+            release = image_release(settings.ami_release, wanted, arm, now, pulumi.InvokeOptions(parent=self))
+            same = []
+            if now is not None:
+                same += ["version"] if now.version == wanted else []
+                same += ["releaseVersion"] if now.release == release else []
+                same += ["scalingConfig.desiredSize"] if (now.min, now.desired, now.max) == sizes else []
             return aws.eks.NodeGroup(
                 context.named(name),
                 cluster_name=cluster_name,
-                version=version,
+                version=wanted,
                 release_version=release,
                 node_role_arn=role.arn,
                 subnet_ids=list(subnet_ids)[:1] if settings.single_zone else list(subnet_ids),
@@ -91,22 +135,18 @@ class Nodes(AwsComponent):
                 ),
                 update_config=aws.eks.NodeGroupUpdateConfigArgs(max_unavailable=1),
                 node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
+                opts=pulumi.ResourceOptions(parent=self, depends_on=list(after), ignore_changes=same),
                 **more,
             )
 
         after = [*after, *attached]
         self.group = node_group(
             "nodes",
-            (settings.min, settings.desired, settings.max),
+            node_counts(settings, live.groups.get("nodes")),
+            after,
             capacity_type=settings.capacity,
             instance_types=list(settings.instance_types),
             taints=startup_taints or None,
-            # With nodes.auto, the autoscaler sets the number of nodes.
-            opts=pulumi.ResourceOptions(
-                parent=self,
-                depends_on=after,
-                ignore_changes=["scalingConfig.desiredSize"] if settings.auto else None,
-            ),
         )
         self.system_groups = [self.group] if settings.desired > 0 or settings.auto else []
         self.system_labels: dict[str, str] = {}
@@ -117,10 +157,10 @@ class Nodes(AwsComponent):
                 node_group(
                     "system",
                     (1, 1, 2),
+                    after,
                     instance_types=list(constants.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,
                     taints=[*startup_taints, taint],
-                    opts=pulumi.ResourceOptions(parent=self, depends_on=after),
                 )
             ]
         self.register_outputs({"name": self.group.node_group_name})

@@ -6,7 +6,6 @@ Only resources that are not in the stack's state are searched for. The engine im
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +14,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import stack_state
+from infra.aws_lookup import read_if_exists
 from infra.settings_errors import Problem, SettingsError, setting_problem
 
 # The last part of each retained resource's name.
@@ -48,10 +48,6 @@ _KINDS = {
     ),
     KEY: _Kind("aws:kms/key:Key", ":key/", lambda id_: _require_enabled(aws.kms.get_key(key_id=id_))),
 }
-# Texts of the provider's errors for a resource that does not exist; these errors have no types.
-_NOT_FOUND = re.compile(
-    r"not.?found|no ?such|couldn't find|empty result|does not exist|is Pending", re.IGNORECASE
-)
 # The file system's security group exists only while the stack is up; a destroy always removes it.
 _GROUP_TYPE, _GROUP = "aws:ec2/securityGroup:SecurityGroup", "security group"
 _LOGS_TYPE = "aws:cloudwatch/logGroup:LogGroup"
@@ -78,16 +74,6 @@ def _require_enabled(key: aws.kms.GetKeyResult) -> aws.kms.GetKeyResult:
     return key
 
 
-def _read_if_exists(read: Callable[[str], Any], id_: str) -> Any:
-    """Return what `read` returns, or None if the resource does not exist. Other errors are raised."""
-    try:
-        return read(id_)
-    except Exception as error:
-        if _NOT_FOUND.search(str(error)):
-            return None
-        raise
-
-
 def _ids_by_tag(prefix: str, tags: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the ids of all resources with the stack's tags, by the last part of their names."""
     filters = [{"key": key, "values": [tags[key]]} for key in ("Project", "Stack")]
@@ -106,7 +92,7 @@ def _ids_by_tag(prefix: str, tags: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _check_not_running(prefix: str, groups: Sequence[str]) -> None:
     for group in groups:
-        if _read_if_exists(lambda id_: aws.ec2.get_security_group(id=id_), group) is not None:
+        if read_if_exists(lambda id_: aws.ec2.get_security_group(id=id_), group) is not None:
             why = f"its security group {group} exists, and belongs to another state than this one"
             fix = (
                 "pulumi login to the backend that has its state; if that state is lost, delete the stack's "
@@ -145,7 +131,7 @@ def find_retained_resources(
         existing = {
             id_: found
             for id_ in tagged.get(part, [])
-            if (found := _read_if_exists(_KINDS[part].read, id_)) is not None
+            if (found := read_if_exists(_KINDS[part].read, id_)) is not None
         }
         if len(existing) > 1:
             why = f"{', '.join(sorted(existing))} all have the tags of this stack's {prefix}-{part}"

@@ -112,11 +112,11 @@ InstanceType = Annotated[
 ]
 AmiRelease = Annotated[
     str,
-    Field(pattern=r"^([0-9]+\.[0-9]+\.[0-9]+-[0-9]{8})?$"),
+    Field(pattern=r"^(newest|[0-9]+\.[0-9]+\.[0-9]+-[0-9]{8})?$"),
     Help(
-        "a release of the EKS machine image",
-        "nodes keep this image until the setting changes",
-        "use for example 1.35.2-20261109, or an empty text for the newest",
+        "a release of the EKS machine image, newest, or an empty text",
+        "another release replaces all nodes, one by one",
+        "use newest, for example 1.35.2-20261109, or an empty text to keep the release of the nodes",
     ),
 ]
 ZoneName = Annotated[

@@ -100,7 +100,8 @@ class ClusterSettings(SettingsModel):
 class NodesSettings(SettingsModel):
     """The node group: capacity, instanceTypes, min, desired, max, diskGib, sshKeyName, placementGroup,
     singleZone (all nodes in the first zone). auto: nodes are added for pending pods, between min and max,
-    and removed when empty. amiRelease: keeps one release of the machine image."""
+    and removed when empty; desired has no effect. amiRelease: release of the machine image; newest replaces
+    the nodes when AWS has a newer one."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
     instance_types: tuple[types.InstanceType, ...] = Field(

@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -189,6 +189,21 @@ class Account:
 
     def has_late_logs(self) -> bool:
         return (self.folder / "late-logs").exists()
+
+    def release_image(self, date: str) -> None:
+        """Release a newer machine image; `date` are the eight digits in its name."""
+        (self.folder / "image-date").write_text(date, encoding="utf-8")
+
+    def image_date(self) -> str:
+        """Return the date of the newest machine image."""
+        path = self.folder / "image-date"
+        return path.read_text(encoding="utf-8") if path.exists() else "20261101"
+
+    def upgrade_control_plane(self, cluster: str, version: str) -> None:
+        """Upgrade a control plane, as AWS does at the end of standard support."""
+        record = self.get("aws:eks/cluster:Cluster", cluster)
+        assert record is not None, cluster
+        self.put(replace(record, outputs=record.outputs | {"version": version}))
 
     def calls(self, kind: str, operation: str) -> int:
         """Return the number of calls of an operation on a type so far, including failed ones."""

@@ -126,8 +126,11 @@ class Cluster(Handler):
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
         _retag(cloud, cloud.arn("eks", f"cluster/{rid}"), old, new)
-        require_next_version(old, new)
-        return {"version": new.get("version", "1.35")}
+        before, after = str(old.get("version", "1.35")), str(new.get("version", "1.35"))
+        if before != after:  # otherwise the provider sends no request
+            require_next_version(version_of(cloud, rid), after)
+            return {"version": after}
+        return {"version": version_of(cloud, rid)}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         group = _eks(cloud).describe_cluster(name=rid)["cluster"]["resourcesVpcConfig"]["subnetIds"]

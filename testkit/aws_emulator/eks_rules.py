@@ -122,10 +122,9 @@ def require_not_newer(cloud: MotoCloud, p: Props) -> None:
         raise AwsError(f"InvalidParameterException: release version {release} is not of {wanted}")
 
 
-def require_next_version(old: Props, new: Props) -> None:
-    """Raise if a control plane is upgraded by more than one minor version, or downgraded."""
-    before, after = str(old.get("version", "1.35")), str(new.get("version", "1.35"))
-    if _minor(after) - _minor(before) not in (0, 1):
+def require_next_version(before: str, after: str) -> None:
+    """Raise unless a control plane is upgraded by one minor version."""
+    if _minor(after) - _minor(before) != 1:
         raise AwsError(
             f"InvalidParameterException: Unsupported Kubernetes minor version update from {before} to {after}"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from testkit.aws_emulator.eks_rules import addon_version
+from testkit.aws_emulator.eks_rules import addon_version, version_of
 from testkit.aws_emulator.handler import AwsError, MotoCloud, digest, tag_map
 from testkit.aws_emulator.property_values import Props
 
@@ -74,7 +74,11 @@ def _parameter(cloud: MotoCloud, p: Props) -> Props:
         found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
     else:  # public parameters of AWS: images and release versions
         minor = name.partition("/optimized-ami/")[2].partition("/")[0]
-        found = f"{minor}.0-20261101" if name.endswith("release_version") else f"ami-{digest(name)}"
+        found = (
+            f"{minor}.0-{cloud.account.image_date()}"
+            if name.endswith("release_version")
+            else f"ami-{digest(name)}"
+        )
     return {
         "value": found,
         "insecureValue": found,
@@ -144,6 +148,35 @@ def _security_group(cloud: MotoCloud, p: Props) -> Props:
 @function("aws:eks/getAddonVersion:getAddonVersion")
 def _addon_version(cloud: MotoCloud, p: Props) -> Props:
     return {"id": p["addonName"], "version": addon_version(p["kubernetesVersion"])}
+
+
+@function("aws:eks/getCluster:getCluster")
+def _cluster(cloud: MotoCloud, p: Props) -> Props:
+    record = cloud.account.get("aws:eks/cluster:Cluster", p["name"])
+    if record is None:
+        raise AwsError(f"reading EKS Cluster ({p['name']}): couldn't find resource")
+    return {"id": p["name"], "arn": record.outputs["arn"], "version": version_of(cloud, p["name"])}
+
+
+@function("aws:eks/getNodeGroups:getNodeGroups")
+def _node_groups(cloud: MotoCloud, p: Props) -> Props:
+    names = cloud.client("eks").list_nodegroups(clusterName=p["clusterName"])["nodegroups"]
+    return {"id": p["clusterName"], "names": names}
+
+
+@function("aws:eks/getNodeGroup:getNodeGroup")
+def _node_group(cloud: MotoCloud, p: Props) -> Props:
+    cluster, name = p["clusterName"], p["nodeGroupName"]
+    found = cloud.client("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+    record = cloud.account.get("aws:eks/nodeGroup:NodeGroup", f"{cluster}:{name}")
+    known = record.outputs if record else {}
+    return {
+        "id": f"{cluster}:{name}",
+        "scalingConfigs": [found["scalingConfig"]],
+        "version": known.get("version", ""),
+        "releaseVersion": known.get("releaseVersion", ""),
+        "status": "ACTIVE",
+    }
 
 
 @function("aws:resourcegroupstaggingapi/getResources:getResources")

@@ -85,6 +85,8 @@ def test_upgrade_requires_control_plane_first_and_one_minor(model: Model) -> Non
         with pytest.raises(AwsError, match="InvalidParameterException"):
             _update(model, kind, rid, **change)
     _update(model, CLUSTER, "c", version="1.36")
+    with pytest.raises(AwsError, match="from 1.36 to 1.35"):
+        _update(model, CLUSTER, "c", version="1.35")
     chosen = invokes.invoke(
         model.cloud,
         "aws:eks/getAddonVersion:getAddonVersion",

@@ -59,7 +59,7 @@ ANSWERS: dict[str, dict[str, Any]] = {
     },
     "aws:ec2/launchTemplate:LaunchTemplate": {"latestVersion": 1},
 }
-INVOKES: dict[str, dict[str, Any]] = {
+INVOKES: dict[str, Any] = {
     "aws:index/getCallerIdentity:getCallerIdentity": {
         "accountId": ACCOUNT,
         "arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/Admin/session",
@@ -82,6 +82,7 @@ INVOKES: dict[str, dict[str, Any]] = {
         "type": "String",
     },
     "aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 2, "memorySize": 8192},
+    "aws:eks/getCluster:getCluster": Exception("reading EKS Cluster: couldn't find resource"),
     "aws:eks/getAddonVersion:getAddonVersion": {"id": "x", "version": "v1.2.3-eksbuild.1"},
     "aws:cloudwatch/getLogGroups:getLogGroups": {"id": "x", "arns": [], "logGroupNames": []},
     "aws:resourcegroupstaggingapi/getResources:getResources": {"id": "x", "resourceTagMappingLists": []},
@@ -108,6 +109,8 @@ class Recorder(Mocks):
     # Import ids by resource name; resources that are retained on delete.
     imports: dict[str, str] = field(default_factory=dict)
     retained: set[str] = field(default_factory=set)
+    # Inputs whose changes are ignored, by resource name.
+    ignored: dict[str, list[str]] = field(default_factory=dict)
     # Answers of functions that override INVOKES; an exception is raised to the program.
     answers: dict[str, Any] = field(default_factory=dict)
 
@@ -167,7 +170,7 @@ class Monitor(MockMonitor):
     mocks: Recorder
 
     def Invoke(self, request: Any) -> Any:  # noqa: N802
-        answer = self.mocks.answers.get(request.tok)
+        answer = self.mocks.answers.get(request.tok, INVOKES.get(request.tok))
         if isinstance(answer, Exception):
             reason = provider_pb2.CheckFailure(reason=str(answer))
             return provider_pb2.InvokeResponse(failures=[reason])
@@ -178,6 +181,8 @@ class Monitor(MockMonitor):
         self.mocks.waits[f"{request.type}::{request.name}"] = set(names)
         if request.importId:
             self.mocks.imports[request.name] = request.importId
+        if request.ignoreChanges:
+            self.mocks.ignored[request.name] = list(request.ignoreChanges)
         if request.retainOnDelete:
             self.mocks.retained.add(f"{request.type}::{request.name}")
         return super().RegisterResource(request)
@@ -253,6 +258,25 @@ def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, *
     settings = load_settings(config(region=None, **{**LOCAL, **keys}))
     inputs = read_stack_inputs(settings, "paddle-training", "dev", folder)
     return record(lambda: create_kubeconfig_stack(inputs), answers)
+
+
+def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
+    """Return the answers of an account with a cluster and node groups: part → sizes, version, release.
+
+    The mocks answer alike for all groups, so there can be only one.
+    """
+    answers: dict[str, Any] = {"aws:eks/getCluster:getCluster": {"id": "x", "version": version}}
+    names = [f"paddle-training-dev-{part}-0a1b2c3" for part in groups]
+    answers["aws:eks/getNodeGroups:getNodeGroups"] = {"id": "x", "names": names}
+    for group in groups.values():
+        low, desired, high = group["sizes"]
+        answers["aws:eks/getNodeGroup:getNodeGroup"] = {
+            "id": "x",
+            "scalingConfigs": [{"minSize": low, "desiredSize": desired, "maxSize": high}],
+            "version": group.get("version", "1.35"),
+            "releaseVersion": group.get("release", "1.35.1-20261001"),
+        }
+    return answers
 
 
 @contextmanager

@@ -92,7 +92,7 @@ OTHERS = [
     ({"tags": {f"k{n}": "v" for n in range(41)}}, "tags", "at most 40"),
     ({"budget": {"dollars": 50}}, "budget.email", "budget.dollars"),
     ({"budget": {"dollars": 50, "email": "nobody"}}, "budget.email", "e-mail address"),
-    ({"nodes": {"amiRelease": "newest"}}, "nodes.amiRelease", "release of"),
+    ({"nodes": {"amiRelease": "latest"}}, "nodes.amiRelease", "release of"),
     ({"nodes": {"auto": True}, "network": {"nat": "none"}}, "nodes.auto", "nat none"),
     ({"tags": {"x": 1}}, "tags", "at most 40 tags"),
     ({"storage": {"type": "s3"}}, "storage.type", "'hostPath' or 'existingClaim'"),

@@ -6,13 +6,14 @@ import json
 import subprocess
 from pathlib import Path
 
+import pulumi
 import pytest
 import yaml
 
 from infra import constants, kubernetes_quantities
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import ROOT, aws_stack, default, everything
+from .recording_mocks import ROOT, aws_stack, default, everything, running
 
 
 def test_cluster_admits_only_listed_principals_and_has_standard_support() -> None:
@@ -101,6 +102,21 @@ def test_versions_of_addons_and_nodes_are_explicit() -> None:
     assert (nodes["version"], nodes["releaseVersion"]) == ("1.35", "1.35.2-20261109")
     held = aws_stack(nodes={"amiRelease": "1.35.1-20261001"})
     assert held.one("NodeGroup").inputs["releaseVersion"] == "1.35.1-20261001"
+
+
+def test_control_plane_upgraded_by_aws_is_followed_and_nodes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", said.append)
+    made = aws_stack(answers=running("1.36", nodes={"sizes": (1, 3, 3)}), nodes={"auto": True})
+    assert made.one("aws:eks/cluster:Cluster").inputs["version"] == "1.36"
+    assert made.ignored["paddle-training-dev-cluster"] == ["version"]
+    assert made.one("NodeGroup", "nodes").inputs["version"] == "1.35"
+    assert made.one("Release", "autoscaler").inputs["values"]["image"].partition(":v")[2].startswith("1.36.")
+    assert [text for text in said if "cluster.version 1.35: the control plane has 1.36" in text]
+    made = aws_stack(
+        answers=running("1.35", nodes={"sizes": (1, 3, 3)}), cluster={"admins": ["role/A"], "version": "1.36"}
+    )
+    assert "paddle-training-dev-cluster" not in made.ignored, "an upgrade that the owner asks for"
 
 
 def test_node_capacity_unknown_machine_is_not_checked() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from infra import constants
 
-from .recording_mocks import aws_stack, default, everything
+from .recording_mocks import aws_stack, default, everything, running
 
 
 def test_startup_taint_only_with_efs_csi() -> None:
@@ -70,3 +70,59 @@ def test_spot_nodes_with_one_type_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [text for text in said if "nodes.instanceTypes" in text]
     aws_stack(nodes={"capacity": "SPOT", "instanceTypes": ["m6i.large"]})
     assert [text for text in said if "has only m6i.large" in text]
+
+
+GROUP = "paddle-training-dev-nodes"
+AUTO = {"auto": True, "min": 1, "desired": 3, "max": 40}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "desired", "ignored"),
+    [
+        ((1, 30, 40), 30, True),  # nothing to change: EKS gets no request
+        ((1, 30, 30), 30, False),  # a new maximum sends all three numbers
+        ((0, 0, 40), 1, False),
+        ((1, 50, 50), 40, False),
+    ],
+)
+def test_auto_keeps_live_number_of_nodes(sizes: tuple[int, int, int], desired: int, ignored: bool) -> None:
+    made = aws_stack(nodes=AUTO, answers=running(nodes={"sizes": sizes}))
+    assert made.one("NodeGroup", GROUP).inputs["scalingConfig"]["desiredSize"] == desired
+    assert ("scalingConfig.desiredSize" in made.ignored[GROUP]) is ignored
+
+
+def test_auto_new_group_starts_at_minimum() -> None:
+    for image in ("", "registry/launcher@sha256:1"):
+        group = aws_stack(nodes=AUTO, image=image).one("NodeGroup", GROUP)
+        assert group.inputs["scalingConfig"] == {"minSize": 1, "desiredSize": 1, "maxSize": 40}
+
+
+@pytest.mark.parametrize(
+    ("pinned", "live", "release"),
+    [
+        ("", "1.35.1-20261001", "1.35.1-20261001"),
+        ("newest", "1.35.1-20261001", "1.35.2-20261109"),
+        ("1.35.0-20260901", "1.35.1-20261001", "1.35.0-20260901"),
+        ("", None, "1.35.2-20261109"),
+    ],
+)
+def test_machine_image_changes_only_on_request(
+    monkeypatch: pytest.MonkeyPatch, pinned: str, live: str | None, release: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", said.append)
+    answers = running(nodes={"sizes": (1, 3, 3), "release": live}) if live else {}
+    made = aws_stack(nodes={"amiRelease": pinned}, answers=answers)
+    assert made.one("NodeGroup").inputs["releaseVersion"] == release
+    assert ("releaseVersion" in made.ignored.get(GROUP, [])) is (release == live)
+    assert bool([text for text in said if "1.35.2-20261109 is available" in text]) is (release == live)
+
+
+def test_upgrade_of_nodes_uses_newest_image_of_their_version() -> None:
+    made = aws_stack(
+        cluster={"admins": ["role/Admin"], "version": "1.36"},
+        answers=running("1.36", nodes={"sizes": (1, 3, 3)}),
+    )
+    group = made.one("NodeGroup").inputs
+    assert (group["version"], group["releaseVersion"]) == ("1.36", "1.35.2-20261109")
+    assert not {"version", "releaseVersion"} & set(made.ignored[GROUP])

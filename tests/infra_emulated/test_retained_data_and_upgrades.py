@@ -103,6 +103,21 @@ def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
     )
     scaled = _fine(engine.preview("--refresh"))
     assert [step.op for step in scaled.of(NODES) if step.op == "update"] == [], scaled.text
+    # Another maximum, and a machine image of AWS in the meantime: the nodes stay.
+    account.release_image("20261120")
+    engine.config("paddle-training:nodes.max=5")
+    raised = _fine(engine.up())
+    assert {path for step in raised.of(NODES) for path in step.diff} <= {
+        "scalingConfig.maxSize",
+        "scalingConfig.desiredSize",
+    }, raised.text
+    assert "1.35.0-20261120 is available" in raised.text
+    assert [g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)] == [2, 1]
+    engine.config("paddle-training:nodes.amiRelease=newest")
+    planned = _fine(engine.preview())
+    assert {step.name.rpartition("-")[2] for step in planned.of(NODES)} == {"nodes", "system"}, planned.text
+    assert {path for step in planned.of(NODES) for path in step.diff} == {"releaseVersion"}, planned.text
+    engine.config("paddle-training:nodes.amiRelease=")
 
     engine.config("paddle-training:cluster.version=1.37")
     assert "Unsupported Kubernetes minor version update from 1.35 to 1.37" in engine.up().text
@@ -124,3 +139,14 @@ def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
     for late in ("coredns", "aws-efs-csi-driver"):
         assert order.index("system") < order.index(late), order
     assert {record.outputs["version"] for record in account.all(CLUSTER)} == {"1.36"}
+
+    # AWS upgrades the control plane at the end of standard support: no downgrade is requested, and no node changes.
+    account.upgrade_control_plane("paddle-training-dev", "1.37")
+    followed = _fine(engine.up())
+    assert "the control plane has 1.37" in followed.text
+    assert followed.of(CLUSTER) == [], followed.text
+    assert followed.of(NODES) == [], followed.text
+    assert {record.outputs["version"] for record in account.all(CLUSTER)} == {"1.37"}
+    engine.config("paddle-training:cluster.version=1.37")
+    _fine(engine.up())
+    assert {record.inputs["version"] for record in account.all(NODES)} == {"1.37"}

@@ -1,0 +1,57 @@
+"""Read the running EKS cluster of the stack: its version, and sizes and machine images of its node groups.
+
+The autoscaler changes the number of nodes, and AWS upgrades a control plane at the end of its version's standard
+support. The stack's state has the values of the last `up`, so these are read from AWS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pulumi_aws as aws
+
+from infra.aws_lookup import read_if_exists
+
+
+@dataclass(frozen=True)
+class LiveGroup:
+    """Sizes of a node group, its minor Kubernetes version and the release of its machine image."""
+
+    min: int
+    desired: int
+    max: int
+    version: str
+    release: str
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """Minor version of the control plane, or an empty text without a cluster, and node groups by their part."""
+
+    version: str = ""
+    groups: Mapping[str, LiveGroup] = field(default_factory=dict)
+
+
+def newer_version(first: str, second: str) -> str:
+    """Return the newer of two minor versions (`1.35`); an empty text is older than all."""
+    return max(first, second, key=lambda version: [int(number) for number in version.split(".") if number])
+
+
+def read_live_cluster(prefix: str) -> LiveCluster:
+    """Return the cluster `prefix` and its node groups; EKS adds characters to `<prefix>-<part>` in their names."""
+    cluster = read_if_exists(lambda name: aws.eks.get_cluster(name=name), prefix)
+    if cluster is None:
+        return LiveCluster()
+    groups: dict[str, LiveGroup] = {}
+    for name in aws.eks.get_node_groups(cluster_name=prefix).names:
+        part = name.removeprefix(f"{prefix}-").rpartition("-")[0]
+        found = aws.eks.get_node_group(cluster_name=prefix, node_group_name=name)
+        sizes = found.scaling_configs[0]
+        group = LiveGroup(
+            sizes.min_size, sizes.desired_size, sizes.max_size, found.version, found.release_version
+        )
+        # While a group is replaced there are two: the larger one has the pods.
+        if part not in groups or groups[part].desired < group.desired:
+            groups[part] = group
+    return LiveCluster(cluster.version, groups)
