@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,9 @@ VCPU = {
 }
 ADDRESSES = ("ec2", "L-0263D0A3", "elastic addresses")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
+
+# How long before the end of standard support the doctor warns: enough for an upgrade between two trainings.
+SUPPORT_DAYS = 90
 
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 # First letters of the instance families that the standard vCPU quota counts.
@@ -264,6 +268,24 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
         yield ok(f"all {count} IAM actions are allowed")
 
 
+def check_version(stack: AwsStack, client: Client) -> Findings:
+    """Check how long AWS supports the Kubernetes version; afterwards it upgrades the control plane itself."""
+    version = stack.settings.cluster.version
+    found = client("eks").describe_cluster_versions(clusterVersions=[version])["clusterVersions"]
+    if not found:
+        yield bad(f"cluster.version: EKS has no version {version}", "choose one that EKS supports")
+        return
+    end = found[0]["endOfStandardSupportDate"]
+    left = (end - datetime.now(UTC)).days
+    text = f"cluster.version {version}: standard support ends on {end:%Y-%m-%d}"
+    if left >= SUPPORT_DAYS:
+        yield ok(text)
+        return
+    major, minor = version.split(".")
+    fix = stack.setting("cluster.version", f"{major}.{int(minor) + 1}")
+    yield warn(f"{text}; then AWS upgrades the control plane, at a time that you do not choose", fix)
+
+
 def check_image(stack: AwsStack, client: Client) -> Findings:
     """Check that the image is set and exists in the registry."""
     image = stack.settings.image
@@ -284,7 +306,10 @@ def check_image(stack: AwsStack, client: Client) -> Findings:
     yield ok(f"image {image}") if there else absent
 
 
-CHECKS = (check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_image)
+CHECKS = (
+    *(check_access, check_region, check_types, check_quotas, check_existing, check_actions, check_version),
+    check_image,
+)
 
 
 def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:

@@ -36,7 +36,7 @@ MEANINGS = {
     "storage.server": "With type `nfs` the name or address of the server; empty: the EFS file system of the stack.",
     "storage.claim": "With type `existingClaim` the name of the claim.",
     "storage.throughput": "Throughput mode of the EFS file system.",
-    "storage.backup": "Automatic backups of the EFS file system.",
+    "storage.backup": "Daily backups of the EFS file system, shards included; AWS Backup keeps each for 35 days.",
     "storage.archiveAfterDays": "Days without access after which EFS moves files to cheaper storage; 0: never.",
     "network.vpcCidr": "Address range of the new VPC.",
     "network.serviceCidr": "Address range of Kubernetes Services.",

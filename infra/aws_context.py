@@ -90,7 +90,9 @@ def create_context(inputs: StackInputs, region: str) -> AwsContext:
     naming.check_prefix_length(project, stack)
     caller = aws.get_caller_identity()
     prefix, stack_tags = naming.prefix(project, stack), naming.stack_tags(project, stack)
-    retained = retained_resources.find_retained_resources(project, stack, prefix, stack_tags)
+    retained = retained_resources.find_retained_resources(
+        project, stack, prefix, stack_tags, pod_logs=settings.cluster.pod_logs
+    )
     retained_resources.check_key(retained, settings.kms.key_arn)
     return AwsContext(
         prefix=prefix,
@@ -106,8 +108,15 @@ def create_context(inputs: StackInputs, region: str) -> AwsContext:
     )
 
 
+# Component type → its types in earlier releases. A component's type is part of the URNs of its children: without
+# its earlier type, the engine would replace them, the file system included.
+FORMER_TYPES: Mapping[str, tuple[str, ...]] = {}
+
+
 class AwsComponent(pulumi.ComponentResource):
     """Base class of the AWS components; adds the stack's tags to all child resources.
+
+    A component that gets another type (`token`) must list the old one in FORMER_TYPES.
 
     `child` are the options of an ordinary child resource.
     """
@@ -115,7 +124,8 @@ class AwsComponent(pulumi.ComponentResource):
     def __init__(
         self, token: str, context: AwsContext, part: str, opts: pulumi.ResourceOptions | None = None
     ) -> None:
-        tagging = pulumi.ResourceOptions(transformations=[context.add_tags])
+        aliases = [pulumi.Alias(type_=former) for former in FORMER_TYPES.get(token, ())]
+        tagging = pulumi.ResourceOptions(transformations=[context.add_tags], aliases=aliases)
         options = pulumi.ResourceOptions.merge(tagging, opts)
         super().__init__(token, context.named(part), None, options)
         self.context = context

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pulumi
@@ -37,6 +37,11 @@ from infra.training import DATA_LOSS_NOTE, Training
 # For each of the three containers of both controllers of the EFS driver. They have no work, because the
 # program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
 CONTROLLER = {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "256Mi"}}
+
+BACKUPS_NOTE = (
+    "Backups of the file system stay in AWS Backup for 35 days after they were made, and are paid for, whatever "
+    "storage.protect is. Fix: delete the recovery points of the vault aws/efs/automatic-backup-vault."
+)
 
 
 def check_uploads(inputs: StackInputs) -> None:
@@ -107,7 +112,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
     )
     bucket = Artifacts(context, key_arn=key.arn, settings=settings.artifacts, project_folder=inputs.folder)
     registry = Registry(context, key.arn)
-    logs = Logs(context, settings.cluster.log_retention_days)
+    logs = Logs(context, settings.cluster)
     if settings.budget.dollars > 0:
         Budget(context, settings.budget)
     outputs: dict[str, pulumi.Input[Any]] = {
@@ -123,10 +128,10 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             "accessPoint": storage.access_point.id,
             "bucket": bucket.bucket,
             "registry": registry.name,
-            "logs": logs.group.name,
+            **{part: group.name for part, group in logs.groups.items()},
             **({"key": key.arn} if settings.kms.key_arn == "" else {}),
         },
-        "destroyLoses": DATA_LOSS_NOTE,
+        "destroyLoses": f"{DATA_LOSS_NOTE} {BACKUPS_NOTE}" if settings.storage.backup else DATA_LOSS_NOTE,
     }
     api_host: pulumi.Output[str] | None = None
     if settings.compute == "on":
@@ -137,7 +142,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             key_arn=key.arn,
             settings=settings.cluster,
             live_version=live.version,
-            logs=logs.group,
+            logs=logs,
         )
         api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
@@ -172,6 +177,24 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         settings=settings.dns,
     )
     return outputs
+
+
+def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
+    """Return the configuration of the log add-on: pod and node logs, no metrics and no traces.
+
+    By default, it also turns on Container Insights and Application Signals. A configuration of the agent replaces
+    both; this one waits for metrics in log lines (EMF), which no pod sends. The agent cannot be turned off: the
+    service account that Fluent Bit uses comes with it (templates of the chart amazon-cloudwatch-observability).
+
+    Args:
+        labels: labels of the system nodes, on which the operator runs; empty without `nodes.auto`.
+    """
+    manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
+    if labels:
+        manager["nodeSelector"] = dict(labels)
+    small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
+    agent = {"config": {"logs": {"metrics_collected": {"emf": {}}}}, "resources": small}
+    return {"containerLogs": {"enabled": True}, "agent": agent, "manager": manager}
 
 
 def create_nodes(
@@ -217,9 +240,10 @@ def create_nodes(
         ready.append(cluster.add_addon(constants.ADDON_EFS_CSI, configuration, after))
     if settings.cluster.pod_logs:
         namespace, account = "amazon-cloudwatch", "cloudwatch-agent"
-        identity = cluster.add_pod_identity("pod-logs", namespace, account, iam_policies.pod_logs(), cluster)
-        logs_only = {"containerLogs": {"enabled": True}}
-        ready.append(cluster.add_addon(constants.ADDON_LOGS, logs_only, [*nodes.system_groups, identity]))
+        policy = iam_policies.pod_logs(context.partition, context.prefix)
+        identity = cluster.add_pod_identity("pod-logs", namespace, account, policy, cluster)
+        configuration = logs_configuration(nodes.system_labels)
+        ready.append(cluster.add_addon(constants.ADDON_LOGS, configuration, [*nodes.system_groups, identity]))
     return nodes, ready
 
 

@@ -16,7 +16,7 @@ from infra.aws_context import AwsComponent, AwsContext
 from infra.eks_cluster import EksCluster
 
 NAME, NAMESPACE, CHART = "cluster-autoscaler", "kube-system", "charts/cluster-autoscaler"
-IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.0"
+IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.{}"
 
 
 class Autoscaler(AwsComponent):
@@ -27,7 +27,7 @@ class Autoscaler(AwsComponent):
         cluster: the EKS cluster.
         kubeconfig: kubeconfig of the cluster.
         kubeconfig_context: its context.
-        version: minor version of Kubernetes; the autoscaler's version is the same.
+        version: minor version of Kubernetes; the autoscaler has the same minor version.
         labels: labels of the nodes on which it runs.
         after: resources that must exist before the release.
     """
@@ -61,7 +61,7 @@ class Autoscaler(AwsComponent):
             values={
                 "cluster": context.prefix,
                 "region": context.region,
-                "image": IMAGE.format(version),
+                "image": IMAGE.format(version, constants.AUTOSCALER_PATCHES.get(version, 0)),
                 "nodeSelector": dict(labels),
                 "startupTaint": constants.EFS_STARTUP_TAINT,
             },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 import pulumi
@@ -20,21 +21,31 @@ ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 VIEW_POLICY = "AmazonEKSViewPolicy"
 
 
-class Logs(AwsComponent):
-    """paddle:infra:Logs: the control plane's log group, which outlives the cluster.
+def is_below(version: str, lowest: str) -> bool:
+    """Return whether an add-on's version (`v2.2.0-eksbuild.1`) is below `lowest` (`2.3.0`, or an empty text)."""
+    numbers = [[int(number) for number in re.findall(r"\d+", text)[:3]] for text in (version, lowest)]
+    return numbers[0] < numbers[1]
 
-    EKS would create the group itself, without a retention period. If the group is deleted while the control
-    plane still writes, EKS creates it again.
+
+class Logs(AwsComponent):
+    """paddle:infra:Logs: log groups of the control plane and, with `cluster.podLogs`, of the pods and nodes.
+
+    They outlive the cluster. EKS and the log agent would create them without a retention period and tags. If a
+    group is deleted while the control plane still writes, EKS creates it again.
     """
 
-    def __init__(self, context: AwsContext, days: int) -> None:
+    def __init__(self, context: AwsContext, settings: ClusterSettings) -> None:
         super().__init__("paddle:infra:Logs", context, "logs")
-        self.group = aws.cloudwatch.LogGroup(
-            context.named("logs"),
-            name=f"/aws/eks/{context.prefix}/cluster",
-            retention_in_days=days,
-            opts=context.retain(self, retained_resources.LOGS),
-        )
+        self.groups = {
+            part: aws.cloudwatch.LogGroup(
+                context.named(part),
+                name=name,
+                retention_in_days=settings.log_retention_days,
+                opts=context.retain(self, part),
+            )
+            for part, name in retained_resources.log_groups(context.prefix, settings.pod_logs).items()
+        }
+        self.group = self.groups[retained_resources.LOGS]
         self.register_outputs({"name": self.group.name})
 
 
@@ -54,7 +65,7 @@ class EksCluster(AwsComponent):
         key_arn: pulumi.Input[str],
         settings: ClusterSettings,
         live_version: str,
-        logs: pulumi.Resource,
+        logs: Logs,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
         self.version = newer_version(settings.version, live_version)
@@ -94,7 +105,7 @@ class EksCluster(AwsComponent):
             },
             opts=pulumi.ResourceOptions(
                 parent=self,
-                depends_on=[attached, key_policy, logs],
+                depends_on=[attached, key_policy, *logs.groups.values()],
                 # AWS may have upgraded the control plane since the last `up`: no request for what it already has.
                 ignore_changes=["version"] if live_version == self.version else None,
             ),
@@ -138,19 +149,28 @@ class EksCluster(AwsComponent):
     def add_addon(
         self, name: str, configuration: Mapping[str, object] | None, after: Sequence[pulumi.Resource]
     ) -> aws.eks.Addon:
-        """Create an EKS add-on after the resources in `after`, in the default version of AWS.
+        """Create an EKS add-on after the resources in `after`.
 
-        The program requests that version explicitly, so that a preview shows it.
+        Its version is the default of AWS, or the newest if the default has a known fault. The program requests
+        that version explicitly, so that a preview shows it.
         """
-        chosen = aws.eks.get_addon_version_output(
-            addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)
-        )
+
+        def find(most_recent: bool) -> pulumi.Output[str]:
+            return aws.eks.get_addon_version_output(
+                addon_name=name,
+                kubernetes_version=self.version,
+                most_recent=most_recent,
+                opts=pulumi.InvokeOptions(parent=self),
+            ).version
+
+        lowest = constants.LOWEST_ADDON_VERSIONS.get(name, "")
+        version = find(False).apply(lambda default: find(True) if is_below(default, lowest) else default)
         return aws.eks.Addon(
             self.context.named(name),
             # An output of the cluster, so that an add-on is upgraded after the control plane.
             cluster_name=self.cluster.name,
             addon_name=name,
-            addon_version=chosen.version,
+            addon_version=version,
             configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
             resolve_conflicts_on_create="OVERWRITE",
             resolve_conflicts_on_update="OVERWRITE",

@@ -144,12 +144,15 @@ def autoscaler(cluster: str) -> str:
     return _document([_allow(reads.split(), "*"), _allow(scales, "*", Condition=owned)])
 
 
-def pod_logs() -> str:
-    """Return the policy of the log agent's role: write pod logs to CloudWatch."""
-    names = (
-        "CreateLogGroup CreateLogStream DescribeLogGroups DescribeLogStreams PutLogEvents PutRetentionPolicy"
+def pod_logs(partition: str, prefix: str) -> str:
+    """Return the policy of the log agent's role: write to the stack's log groups, which the program creates.
+
+    Without the right to create groups, the agent cannot leave one without a retention period and tags.
+    """
+    groups = f"arn:{partition}:logs:*:*:log-group:/aws/containerinsights/{prefix}/*"
+    return _document(
+        [_allow(["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"], groups)]
     )
-    return _document([_allow([*(f"logs:{name}" for name in names.split()), "ec2:DescribeTags"], "*")])
 
 
 def registry_lifecycle(images: int) -> str:

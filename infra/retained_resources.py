@@ -20,6 +20,8 @@ from infra.settings_errors import Problem, SettingsError, setting_problem
 # The last part of each retained resource's name.
 FILE_SYSTEM, ACCESS_POINT, BUCKET = "efs", "pods", "artifacts"
 REGISTRY, KEY, LOGS = "launcher", "key", "logs"
+# Log groups of the agent of cluster.podLogs: those that its Fluent Bit configuration writes to.
+_POD_LOGS = ("application", "dataplane", "host")
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,12 @@ def _require_enabled(key: aws.kms.GetKeyResult) -> aws.kms.GetKeyResult:
     return key
 
 
+def log_groups(prefix: str, pod_logs: bool) -> dict[str, str]:
+    """Return the names of the stack's log groups, by the last part of their resources' names."""
+    pods = {f"{LOGS}-{name}": f"/aws/containerinsights/{prefix}/{name}" for name in _POD_LOGS}
+    return {LOGS: f"/aws/eks/{prefix}/cluster", **(pods if pod_logs else {})}
+
+
 def _ids_by_tag(prefix: str, tags: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the ids of all resources with the stack's tags, by the last part of their names."""
     filters = [{"key": key, "values": [tags[key]]} for key in ("Project", "Stack")]
@@ -102,7 +110,7 @@ def _check_not_running(prefix: str, groups: Sequence[str]) -> None:
 
 
 def find_retained_resources(
-    project: str, stack: str, prefix: str, tags: Mapping[str, str]
+    project: str, stack: str, prefix: str, tags: Mapping[str, str], *, pod_logs: bool
 ) -> RetainedResources:
     """Return the retained resources that are in the account but not in the stack's state.
 
@@ -111,6 +119,7 @@ def find_retained_resources(
         stack: name of the stack.
         prefix: prefix of the stack's names.
         tags: tags that identify the stack.
+        pod_logs: `cluster.podLogs`: whether the stack has log groups of pods.
 
     Raises:
         SettingsError: there are several candidates, or they belong to a stack that is up.
@@ -147,10 +156,10 @@ def find_retained_resources(
         point = _KINDS[ACCESS_POINT].read(ids[ACCESS_POINT])
         if point.file_system_id != ids[FILE_SYSTEM]:
             del ids[ACCESS_POINT]
-    group = f"/aws/eks/{prefix}/cluster"
-    if in_state(_LOGS_TYPE, LOGS) is None:
-        groups = aws.cloudwatch.get_log_groups(log_group_name_prefix=group).log_group_names
-        ids |= {LOGS: group} if group in groups else {}
+    for part, group in log_groups(prefix, pod_logs).items():
+        if in_state(_LOGS_TYPE, part) is None:
+            groups = aws.cloudwatch.get_log_groups(log_group_name_prefix=group).log_group_names
+            ids |= {part: group} if group in groups else {}
     if ids:
         listed = ", ".join(sorted(ids.values()))
         pulumi.log.info(f"{prefix}: reusing resources that an earlier destroy kept: {listed}")

@@ -55,7 +55,8 @@ class ReleaseSettings(SettingsModel):
 
 class StorageSettings(SettingsModel):
     """type: efs-csi, nfs, hostPath or existingClaim. protect: destroy keeps file system, bucket, registry,
-    key and logs, and the next `up` uses them again."""
+    key and logs, and the next `up` uses them again. backup: daily backups, kept for 35 days even after a
+    destroy."""
 
     type: Literal["efs-csi", "nfs", "hostPath", "existingClaim"] = "efs-csi"
     protect: bool = True
@@ -63,7 +64,7 @@ class StorageSettings(SettingsModel):
     server: str = ""
     claim: types.ClaimName = ""
     throughput: Literal["elastic", "bursting"] = "elastic"
-    backup: bool = True
+    backup: bool = False
     archive_after_days: types.ArchiveAfterDays = 30
 
 
@@ -86,7 +87,7 @@ class NetworkSettings(SettingsModel):
 
 class ClusterSettings(SettingsModel):
     """EKS version; admins and viewers (IAM roles or users); publicCidrs: networks that reach the API; log
-    retention. podLogs: the logs of the pods are sent to CloudWatch."""
+    retention. podLogs: the logs of pods and nodes are sent to CloudWatch."""
 
     version: types.KubernetesVersion = constants.KUBERNETES
     admins: tuple[types.Principal, ...] = ()

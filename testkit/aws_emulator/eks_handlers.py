@@ -20,6 +20,7 @@ from testkit.aws_emulator.eks_rules import (
     require_not_newer,
     require_role,
     version_of,
+    write_pod_logs,
 )
 from testkit.aws_emulator.handler import (
     AwsError,
@@ -284,6 +285,8 @@ class Addon(OfCluster):
                 "to become 'ACTIVE' (last state: 'DEGRADED'): InsufficientNumberOfReplicas: "
                 "no nodes available"
             )
+        if name == "amazon-cloudwatch-observability":
+            write_pod_logs(cloud, cluster, p.get("configurationValues"))
         now = datetime.now(UTC).isoformat()
         arn = cloud.arn("eks", f"addon/{cluster}/{name}/{digest(cluster, name)[:8]}")
         version = p.get("addonVersion", addon_version(version_of(cloud, cluster)))

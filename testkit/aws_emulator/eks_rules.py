@@ -44,7 +44,7 @@ def _minor(version: str) -> int:
 
 def addon_version(kubernetes: str) -> str:
     """Return the default version of every add-on for a minor version of Kubernetes."""
-    return f"v1.{_minor(kubernetes)}.0-eksbuild.1"
+    return f"v{_minor(kubernetes)}.0.0-eksbuild.1"
 
 
 def version_of(cloud: MotoCloud, cluster: str) -> str:
@@ -128,3 +128,17 @@ def require_next_version(before: str, after: str) -> None:
         raise AwsError(
             f"InvalidParameterException: Unsupported Kubernetes minor version update from {before} to {after}"
         )
+
+
+def write_pod_logs(cloud: MotoCloud, cluster: str, configuration: str | None) -> None:
+    """Create the log groups of the observability add-on that do not exist, as its agents do at their start.
+
+    Container Insights writes to `performance`, unless the agent has a configuration of its own.
+    """
+    chosen = json.loads(configuration or "{}")
+    names = ["application", "dataplane", "host"]
+    names += [] if "config" in chosen.get("agent", {}) else ["performance"]
+    logs = cloud.client("logs")
+    for name in (f"/aws/containerinsights/{cluster}/{part}" for part in names):
+        if not logs.describe_log_groups(logGroupNamePrefix=name)["logGroups"]:
+            logs.create_log_group(logGroupName=name)

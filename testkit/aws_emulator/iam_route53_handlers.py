@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from testkit.aws_emulator.account import required_actions
 from testkit.aws_emulator.handler import (
     AwsError,
     Handler,
@@ -89,6 +90,9 @@ class Role(Handler):
             _iam(cloud).put_role_permissions_boundary(
                 RoleName=rid, PermissionsBoundary=new["permissionsBoundary"]
             )
+        elif old.get("permissionsBoundary"):
+            cloud.account.authorize(required_actions("role that loses its boundary"))
+            _iam(cloud).delete_role_permissions_boundary(RoleName=rid)
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:

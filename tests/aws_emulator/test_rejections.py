@@ -79,13 +79,13 @@ def test_upgrade_requires_control_plane_first_and_one_minor(model: Model) -> Non
     group = model.account.all(NODES)[0].id
     for kind, rid, change in (
         (NODES, group, {"version": "1.36"}),
-        (ADDON, "c:vpc-cni", {"addonVersion": "v1.36.0-eksbuild.1"}),
+        (ADDON, "c:vpc-cni", {"addonVersion": "v36.0.0-eksbuild.1"}),
         (CLUSTER, "c", {"version": "1.37"}),
     ):
         with pytest.raises(AwsError, match="InvalidParameterException"):
             _update(model, kind, rid, **change)
     _update(model, CLUSTER, "c", version="1.36")
-    with pytest.raises(AwsError, match="from 1.36 to 1.35"):
+    with pytest.raises(AwsError, match=r"from 1\.36 to 1\.35"):
         _update(model, CLUSTER, "c", version="1.35")
     chosen = invokes.invoke(
         model.cloud,

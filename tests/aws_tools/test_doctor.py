@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import jmespath
@@ -68,6 +69,19 @@ class Quotas:
         return {"Quota": {"Value": self.defaults[QuotaCode]}}
 
 
+class Eks:
+    """A fake of EKS' list of versions, which moto lacks: standard support of all ends in `days`."""
+
+    def __init__(self, days):
+        self.end = datetime.now(UTC) + timedelta(days=days, hours=1)
+
+    def describe_cluster_versions(self, clusterVersions):  # noqa: N803
+        known = [version for version in clusterVersions if version != "1.99"]
+        return {
+            "clusterVersions": [{"clusterVersion": v, "endOfStandardSupportDate": self.end} for v in known]
+        }
+
+
 @pytest.fixture
 def world(account, client, monkeypatch):
     """Return clients of the emulated account, with fakes for services that moto lacks.
@@ -78,7 +92,7 @@ def world(account, client, monkeypatch):
 
     def make(**replaced):
         who = SimpleNamespace(get_caller_identity=lambda: {"Account": "123456789012", "Arn": ARN})
-        stand_ins = {"sts": who, "iam": Iam(), "service-quotas": Quotas(), **replaced}
+        stand_ins = {"sts": who, "iam": Iam(), "service-quotas": Quotas(), "eks": Eks(365), **replaced}
         return lambda service: stand_ins.get(service) or client(service)
 
     return make
@@ -284,3 +298,16 @@ def test_doctor_existing_image_is_ok(dev, world, client) -> None:
     digest = ecr.describe_images(repositoryName="launcher")["imageDetails"][0]["imageDigest"]
     for image in (f"{url}:one", f"{url}@{digest}"):
         assert f"image {image}" in levels(doctor.run_checks(dev(f"image={image}"), world()), "ok")
+
+
+@pytest.mark.parametrize(("days", "level"), [(90, "ok"), (89, "warn"), (-1, "warn")])
+def test_doctor_warns_before_end_of_standard_support(dev, world, days, level) -> None:
+    found = [f for f in doctor.run_checks(dev(), world(eks=Eks(days))) if "standard support ends" in f.what]
+    assert [f.level for f in found] == [level]
+    fix = "pulumi config set --path 'cluster.version' 1.36 --stack dev"
+    assert found[0].fix == (fix if level == "warn" else "")
+
+
+def test_doctor_unknown_version_is_bad(dev, world) -> None:
+    found = doctor.run_checks(dev("cluster.version=1.99"), world())
+    assert [f.what for f in found if f.level == "bad"] == ["cluster.version: EKS has no version 1.99"]

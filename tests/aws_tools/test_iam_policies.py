@@ -27,6 +27,7 @@ ACTION = {
 # Responses to calls that moto lacks.
 LACKING = {
     "GetAWSDefaultServiceQuota": {"Quota": {"Value": 1000.0}},
+    "DescribeClusterVersions": {"clusterVersions": []},
     "SimulatePrincipalPolicy": {"EvaluationResults": []},
 }
 

@@ -109,6 +109,8 @@ class Recorder(Mocks):
     # Import ids by resource name; resources that are retained on delete.
     imports: dict[str, str] = field(default_factory=dict)
     retained: set[str] = field(default_factory=set)
+    # Outputs of the stack that are known without resources.
+    outputs: dict[str, Any] = field(default_factory=dict)
     # Inputs whose changes are ignored, by resource name.
     ignored: dict[str, list[str]] = field(default_factory=dict)
     # Answers of functions that override INVOKES; an exception is raised to the program.
@@ -233,6 +235,8 @@ def record(build: Callable[[], Any], answers: dict[str, Any] | None = None) -> R
     @pulumi.runtime.test
     def inside() -> Any:
         outputs = build()
+        if isinstance(outputs, dict):
+            recorder.outputs = {k: v for k, v in outputs.items() if not isinstance(v, pulumi.Output)}
         return pulumi.Output.all(**outputs) if isinstance(outputs, dict) else None
 
     inside()

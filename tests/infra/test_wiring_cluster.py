@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pulumi
 import pytest
 import yaml
+from pulumi.runtime.mocks import MockCallArgs
 
-from infra import constants, kubernetes_quantities
+from infra import constants, eks_cluster, kubernetes_quantities
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import ROOT, aws_stack, default, everything, running
+from .recording_mocks import ROOT, Recorder, aws_stack, default, everything, running
 
 
 def test_cluster_admits_only_listed_principals_and_has_standard_support() -> None:
@@ -145,7 +147,7 @@ def test_auto_addons_run_on_system_node() -> None:
         assert chosen.get("controller", chosen)["nodeSelector"] == system["labels"], name
     scaler = made.one("Release", "autoscaler")
     assert scaler.inputs["values"]["nodeSelector"] == system["labels"]
-    assert scaler.inputs["values"]["image"].endswith(":v1.35.0")
+    assert scaler.inputs["values"]["image"].endswith(":v1.35.2")
     association = made.one("PodIdentityAssociation", "scaler").inputs
     assert (association["namespace"], association["serviceAccount"]) == ("kube-system", scaler.inputs["name"])
     role = json.loads(made.one("RolePolicy", "scaler").inputs["policy"])
@@ -179,11 +181,50 @@ def test_autoscaler_chart_renders_with_known_flags() -> None:
     assert objects["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == "cluster-autoscaler"
 
 
-def test_pod_logs_agent_has_own_role() -> None:
-    made = aws_stack(cluster={"admins": ["role/Admin"], "podLogs": True})
-    made.one("Addon", "amazon-cloudwatch-observability")
+def test_pod_logs_are_logs_only_in_own_groups_with_retention() -> None:
+    settings = {"admins": ["role/Admin"], "podLogs": True, "logRetentionDays": 30}
+    made = aws_stack(cluster=settings, nodes={"auto": True})
+    addon = made.one("Addon", "amazon-cloudwatch-observability")
+    chosen = json.loads(addon.inputs["configurationValues"])
+    assert chosen["containerLogs"] == {"enabled": True}
+    assert list(chosen["agent"]["config"]["logs"]["metrics_collected"]) == ["emf"], "no Container Insights"
+    assert chosen["manager"]["applicationSignals"]["autoMonitor"]["monitorAllServices"] is False
+    assert chosen["manager"]["nodeSelector"] == made.one("NodeGroup", "system").inputs["labels"]
     assert made.one("PodIdentityAssociation", "pod-logs").inputs["serviceAccount"] == "cloudwatch-agent"
-    assert not default().of("pod-logs")
+    groups = {a.inputs["name"]: a.inputs["retentionInDays"] for a in made.of("LogGroup")}
+    pods = {f"/aws/containerinsights/paddle-training-dev/{p}" for p in ("application", "dataplane", "host")}
+    assert groups == dict.fromkeys({*pods, "/aws/eks/paddle-training-dev/cluster"}, 30)
+    assert pods <= {f"/aws/containerinsights/paddle-training-dev/{n.rpartition('-')[2]}"
+                    for n in _short(made.before(addon)) if n.startswith("logGroup logs-")}  # fmt: skip
+    policy = json.loads(made.one("RolePolicy", "pod-logs").inputs["policy"])["Statement"]
+    assert not [s for s in policy if "logs:CreateLogGroup" in s["Action"] or s["Resource"] == "*"]
+    assert [a.name for a in default().of("LogGroup")] == ["paddle-training-dev-logs"]
+
+
+@pytest.mark.parametrize(
+    ("version", "below"),
+    [("v2.2.9-eksbuild.3", True), ("v2.3.0-eksbuild.1", False), ("v10.0.0-eksbuild.1", False)],
+)
+def test_addon_version_is_compared_by_numbers(version: str, below: bool) -> None:
+    assert eks_cluster.is_below(version, "2.3.0") is below
+    assert not eks_cluster.is_below(version, "")
+
+
+def test_efs_driver_with_taint_fault_gets_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+    recorder_call = Recorder.call
+
+    def call(self: Recorder, args: MockCallArgs) -> dict[str, Any]:
+        if args.token != "aws:eks/getAddonVersion:getAddonVersion":
+            return recorder_call(self, args)
+        newest = args.args["mostRecent"]
+        asked.append((args.args["addonName"], newest))
+        return {"id": "x", "version": "v3.4.1-eksbuild.1" if newest else "v2.1.7-eksbuild.1"}
+
+    monkeypatch.setattr(Recorder, "call", call)
+    made = aws_stack()
+    assert made.one("Addon", constants.ADDON_EFS_CSI).inputs["addonVersion"] == "v3.4.1-eksbuild.1"
+    assert [name for name, newest in asked if newest] == [constants.ADDON_EFS_CSI]
 
 
 def test_cni_enforces_network_policy() -> None:

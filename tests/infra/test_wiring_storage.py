@@ -32,9 +32,13 @@ def test_access_point_sets_user_of_pods() -> None:
     assert point["rootDirectory"]["creationInfo"]["ownerUid"] == 10001
 
 
-def test_file_system_is_elastic_with_backups() -> None:
+def test_file_system_is_elastic_and_has_backups_only_on_request() -> None:
     assert default().one("FileSystem").inputs["throughputMode"] == "elastic"
-    assert default().one("BackupPolicy").inputs["backupPolicy"] == {"status": "ENABLED"}
+    assert default().one("BackupPolicy").inputs["backupPolicy"] == {"status": "DISABLED"}
+    made = aws_stack(storage={"backup": True, "protect": False})
+    assert made.one("BackupPolicy").inputs["backupPolicy"] == {"status": "ENABLED"}
+    assert "stay in AWS Backup for 35 days" in made.outputs["destroyLoses"]
+    assert "AWS Backup" not in default().outputs["destroyLoses"]
     assert (
         aws_stack(storage={"archiveAfterDays": 0}).one("FileSystem").inputs.get("lifecyclePolicies", []) == []
     )

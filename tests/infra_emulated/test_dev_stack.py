@@ -48,7 +48,7 @@ def _before(order: list[str], first: str, *later: str) -> None:
 
 
 def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account) -> None:
-    engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1")
+    engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1", "cluster.podLogs=true")
 
     planned = engine.preview()
     assert planned.code == 0, planned.text

@@ -39,7 +39,7 @@ def _imported(done: Result) -> set[str]:
 
 def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Account) -> None:
     account.late_logs()
-    engine = dev_stack("dev")
+    engine = dev_stack("dev", "storage.backup=true")
     _fine(engine.up())
     cloud, made = MotoCloud(account, REGION), _ids(account)
     bucket = engine.outputs()["bucket"]
@@ -112,7 +112,7 @@ def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
         "scalingConfig.desiredSize",
     }, raised.text
     assert "1.35.0-20261120 is available" in raised.text
-    assert [g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)] == [2, 1]
+    assert sorted(g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)) == [1, 2]
     engine.config("paddle-training:nodes.amiRelease=newest")
     planned = _fine(engine.preview())
     assert {step.name.rpartition("-")[2] for step in planned.of(NODES)} == {"nodes", "system"}, planned.text
@@ -150,3 +150,20 @@ def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
     engine.config("paddle-training:cluster.version=1.37")
     _fine(engine.up())
     assert {record.inputs["version"] for record in account.all(NODES)} == {"1.37"}
+
+
+def test_renamed_component_keeps_file_system(dev_stack: Make, account: Account) -> None:
+    engine = dev_stack("dev", "compute=off")
+    _fine(engine.up())
+    storage = engine.project / "infra" / "efs_storage.py"
+    context = engine.project / "infra" / "aws_context.py"
+    storage.write_text(storage.read_text().replace("paddle:infra:Storage", "paddle:infra:Files"))
+    without = _fine(engine.preview())
+    assert {(step.op, step.type) for step in without.steps} >= {("create", FILES)}, without.text
+    former = 'FORMER_TYPES: Mapping[str, tuple[str, ...]] = {"paddle:infra:Files": ("paddle:infra:Storage",)}'
+    text = context.read_text().replace("FORMER_TYPES: Mapping[str, tuple[str, ...]] = {}", former)
+    assert former in text
+    context.write_text(text)
+    before = _ids(account)
+    _fine(engine.up("--expect-no-changes"))
+    assert _ids(account) == before
