@@ -74,8 +74,8 @@ def test_cost_of_stored_data_and_backups_remains_without_compute(dev) -> None:
         items = hourly_cost.cost_items(dev("compute=off", *changes).settings, None, 1000)
         return {i.name: round(i.per_hour.most * 730, 6) for i in items if i.name.startswith("EFS")}
 
-    assert stored() == {"EFS storage": 300, "EFS backups": 50}
-    assert stored("storage.backup=false") == {"EFS storage": 300}
+    assert stored("storage.backup=true") == {"EFS storage": 300, "EFS backups": 50}
+    assert stored() == {"EFS storage": 300}
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--gb", "1000"]).output
     assert "EFS storage" in shown
     assert "Not in the sum: storage" in CliRunner().invoke(app, ["cost", "--stack", "dev"]).output

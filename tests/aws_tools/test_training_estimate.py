@@ -131,13 +131,14 @@ def test_estimate_dollars_are_the_sum_of_all_parts(dev) -> None:
         return training_estimate.estimate_training(job, settings, 5, rates)
 
     job = training_estimate.TrainingJob(1e9, 100, 1, 0)
-    found, hours = plan(job), sum(plan(job).hours.values())
+    found = plan(job, "storage.backup=true")
+    hours = sum(found.hours.values())
     stack = hourly_cost.cost_items(dev("nodes.desired=5", "nodes.max=5").settings)
     stored = 100 * (price["gb_month"]["EFS storage"] + price["gb_month"]["EFS backups"]) / 730
     hourly = hourly_cost.total_per_hour(stack).most + stored
     assert found.total.most == pytest.approx(hours * hourly + 100 * 0.09)
     assert found.total.least == found.total.most
-    unsaved = plan(job, "storage.backup=false", "storage.throughput=bursting")
+    unsaved = plan(job, "storage.throughput=bursting")
     lower = hours * 100 * price["gb_month"]["EFS backups"] / 730 + 100 * 0.09
     assert found.total.most - unsaved.total.most == pytest.approx(lower)
     local, remote = (

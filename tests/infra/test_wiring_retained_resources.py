@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra import retained_resources, stack_state
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import AWS, Recorder, aws_stack, default
+from .recording_mocks import AWS, ROOT, Recorder, aws_stack, default
 
 STATE = stack_state.READ_STATE
 TAGGED = "aws:resourcegroupstaggingapi/getResources:getResources"
@@ -105,6 +106,13 @@ def test_retained_access_denied_raises() -> None:
     denied = {"aws:efs/getFileSystem:getFileSystem": Exception("AccessDenied: elasticfilesystem:Describe…")}
     with pytest.raises(Exception, match="AccessDenied"):
         aws_stack(answers=_listed() | denied)
+
+
+def test_engine_without_state_call_says_which_version_works() -> None:
+    with pytest.raises(pulumi.RunError, match=r"nothing was changed\. Fix: use Pulumi 3\."):
+        aws_stack(answers={STATE: Exception(f"unrecognized function name: {STATE}")})
+    tools = (ROOT / "local" / "tools" / "go.mod").read_text(encoding="utf-8")
+    assert f"github.com/pulumi/pulumi/pkg/v3 v{stack_state.TESTED} " in tools
 
 
 def test_retained_stack_with_other_state_raises() -> None:

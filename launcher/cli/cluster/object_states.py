@@ -1,12 +1,13 @@
 """What the states of pods, Jobs and claims mean: why a pod does not run, and why a container exited.
 
-Pure functions over objects as the API server sends them. `events` are Event objects about the pod, Job or
+Functions over objects as the API server sends them. `events` are Event objects about the pod, Job or
 claim, oldest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from launcher import errors
@@ -28,6 +29,9 @@ _EXPLAINING_EVENTS = (
     "FailedCreatePodSandBox",
     "FailedCreate",
 )
+_DRIVER = "efs.csi.aws.com"
+_DRIVER_SECONDS = 300
+"""How long a new node may take until its storage driver runs and removes the node's start-up taint."""
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 _CODES = {
     errors.EXIT_SETTINGS: "a setting is invalid",
@@ -91,7 +95,22 @@ def unusual_wait(pod: Object) -> tuple[str, str] | None:
 
 
 def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
-    """Return one sentence that says why a pod does not run yet."""
+    """Return one sentence that says why a pod does not run yet, with the fix for a stuck storage driver."""
+    reason = _pending_reason(pod, events)
+    if _DRIVER not in reason and "untolerated taint" not in reason:
+        return reason
+    created = pod.get("metadata", {}).get("creationTimestamp")
+    if not created or (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() < _DRIVER_SECONDS:
+        return reason
+    # Drivers remove the taint once, when they start, and it may remain (aws-efs-csi-driver #1320, #1613).
+    return (
+        f"{reason.rstrip('.')}. Fix: if `kubectl describe nodes` shows the taint {_DRIVER}/agent-not-ready, restart "
+        "the driver of that node: kubectl delete pod -n kube-system -l app=efs-csi-node "
+        "--field-selector spec.nodeName=NODE"
+    )
+
+
+def _pending_reason(pod: Object, events: Sequence[Object]) -> str:
     scheduled = find_condition(pod, "PodScheduled")
     if scheduled and scheduled.get("status") == "False":
         message = scheduled.get("message") or "no suitable node"

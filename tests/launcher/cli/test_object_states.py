@@ -1,5 +1,7 @@
 """Explanations of why pods wait and why they failed."""
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
 from launcher.cli.cluster import object_states
@@ -132,3 +134,34 @@ def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
     pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
     assert object_states.explain_pending(pod, events) == "its containers are starting"
     assert "FailedScheduling" in object_states.explain_pending(api.pod("p", phase="Pending"), events)
+
+
+TAINTED = "0/3 nodes are available: 3 node(s) had untolerated taint {efs.csi.aws.com/agent-not-ready: }."
+
+
+@pytest.mark.parametrize(
+    ("message", "minutes", "fixed"),
+    [
+        (TAINTED, 6, True),
+        (TAINTED, 4, False),
+        ("0/3 nodes are available: 3 node(s) had untolerated taint(s).", 6, True),
+        ("0/3 nodes are available: 3 Insufficient memory.", 6, False),
+    ],
+)
+def test_explain_pending_stuck_storage_driver_has_fix(api, message, minutes, fixed):
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    pod = api.pod("p", phase="Pending", conditions=[condition])
+    pod["metadata"]["creationTimestamp"] = (
+        f"{datetime.now(UTC) - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
+    )
+    said = object_states.explain_pending(pod)
+    assert said.startswith("Unschedulable: 0/3 nodes are available")
+    assert ("kubectl delete pod -n kube-system -l app=efs-csi-node" in said) is fixed
+
+
+def test_explain_pending_unregistered_storage_driver_has_fix(api):
+    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    text = "driver name efs.csi.aws.com not found in the list of registered CSI drivers"
+    events = [{"type": "Warning", "reason": "FailedMount", "message": text}]
+    assert "app=efs-csi-node" in object_states.explain_pending(pod, events)
