@@ -118,7 +118,7 @@ class Nodes(AwsComponent):
             if now is not None:
                 same += ["version"] if now.version == wanted else []
                 same += ["releaseVersion"] if now.release == release else []
-                same += ["scalingConfig.desiredSize"] if (now.min, now.desired, now.max) == sizes else []
+                same += ["scalingConfig"] if (now.min, now.desired, now.max) == sizes else []
             return aws.eks.NodeGroup(
                 context.named(name),
                 cluster_name=cluster_name,
