@@ -156,12 +156,13 @@ class EksCluster(AwsComponent):
         """
 
         def find(most_recent: bool) -> pulumi.Output[str]:
-            return aws.eks.get_addon_version_output(
+            found: pulumi.Output[str] = aws.eks.get_addon_version_output(
                 addon_name=name,
                 kubernetes_version=self.version,
                 most_recent=most_recent,
                 opts=pulumi.InvokeOptions(parent=self),
             ).version
+            return found
 
         lowest = constants.LOWEST_ADDON_VERSIONS.get(name, "")
         version = find(False).apply(lambda default: find(True) if is_below(default, lowest) else default)

@@ -44,7 +44,7 @@ def image_release(
     if pinned not in ("", NEWEST):
         return pinned
     name = RELEASES.format(version, "arm64" if arm else "x86_64")
-    newest = aws.ssm.get_parameter(name=name, opts=opts).insecure_value
+    newest: str = aws.ssm.get_parameter(name=name, opts=opts).insecure_value
     if pinned == NEWEST or live is None or live.version != version:
         return newest
     if live.release != newest:
