@@ -309,5 +309,5 @@ def test_doctor_warns_before_end_of_standard_support(dev, world, days, level) ->
 
 
 def test_doctor_unknown_version_is_bad(dev, world) -> None:
-    found = doctor.run_checks(dev("cluster.version=1.99"), world())
+    found = doctor.run_checks(dev("cluster.version='1.99'"), world())
     assert [f.what for f in found if f.level == "bad"] == ["cluster.version: EKS has no version 1.99"]
