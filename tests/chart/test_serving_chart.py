@@ -11,7 +11,7 @@ import yaml
 from chart_tools import KUBE_VERSION, ROOT, helm_template, one, render, run, tool
 
 SERVING = ROOT / "charts" / "paddle-serving"
-CLAIM, EXPORT = SERVING / "ci" / "claim.yaml", SERVING / "ci" / "export.yaml"
+CLAIM, EXPORT, OUTSIDE = (SERVING / "ci" / f"{name}.yaml" for name in ("claim", "export", "outside"))
 SCENARIOS = sorted((SERVING / "ci").glob("*.yaml"))
 
 
@@ -110,6 +110,44 @@ def test_pod_meets_the_restricted_level_without_a_token():
     assert own["capabilities"] == {"drop": ["ALL"]}
 
 
+def test_autoscaler_sets_the_number_of_pods_instead_of_replicas():
+    deployment, scaler = (one(made(OUTSIDE), kind) for kind in ("Deployment", "HorizontalPodAutoscaler"))
+    assert "replicas" not in deployment["spec"], "an upgrade would undo what the autoscaler has set"
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
+    assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 20)
+    assert scaler["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 50
+    assert "PodDisruptionBudget" not in [item["kind"] for item in made(OUTSIDE)], "minReplicas is 1"
+    two = made(OUTSIDE, values={"autoscaling": {"minReplicas": 2}})
+    assert "PodDisruptionBudget" in [item["kind"] for item in two]
+
+
+def test_ingress_and_route_lead_to_a_port_of_the_service():
+    manifests = made(OUTSIDE)
+    service = one(manifests, "Service")
+    [port] = service["spec"]["ports"]
+    ingress = one(manifests, "Ingress")["spec"]
+    assert (ingress["ingressClassName"], ingress["tls"][0]["secretName"]) == ("nginx", "ratings-tls")
+    [rule] = ingress["rules"]
+    backend = rule["http"]["paths"][0]["backend"]["service"]
+    assert rule["host"] == "ratings.example.org"
+    assert backend == {"name": service["metadata"]["name"], "port": {"name": port["name"]}}
+    route = one(manifests, "HTTPRoute")["spec"]
+    assert route["rules"][0]["backendRefs"] == [{"name": service["metadata"]["name"], "port": port["port"]}]
+    assert route["parentRefs"] == [{"name": "public", "namespace": "gateways"}]
+    kinds = {item["kind"] for item in made(CLAIM)}
+    assert not kinds & {"Ingress", "HTTPRoute", "HorizontalPodAutoscaler"}
+
+
+def test_placement_and_user_of_the_pods():
+    spec = pod(made(OUTSIDE))
+    assert "nodeSelector" not in spec
+    assert "podAntiAffinity" in spec["affinity"]
+    spec = pod(made(CLAIM, values={"podSecurityContext": {"runAsUser": 20000}}))
+    assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["fsGroup"]) == (20000, 10001)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -124,6 +162,13 @@ def test_pod_meets_the_restricted_level_without_a_token():
         ({"extraEnv": [{"name": "HOME", "value": "/"}]}, "extraEnv has HOME"),
         ({"extraEnv": [{"name": "A"}]}, "extraEnv A must have either value or valueFrom"),
         ({"replica": 2}, "replica"),
+        ({"securityContext": {"runAsUser": 5}}, "runAsUser"),
+        ({"autoscaling": {"enabled": True, "minReplicas": 11}}, "autoscaling.minReplicas is 11, but must be"),
+        ({"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}}, "resources.requests.cpu"),
+        ({"ingress": {"enabled": True}}, "ingress.hosts is [], but must be given"),
+        ({"ingress": {"enabled": True, "hosts": ["a.org"]}}, "networkPolicy.from is [], but must be given"),
+        ({"ingress": {"hosts": ["https://a.org"]}}, "hosts"),
+        ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is [], but must be given"),
     ],
 )  # fmt: skip
 def test_invalid_values_are_rejected_with_their_key(values, message):

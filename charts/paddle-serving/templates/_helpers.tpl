@@ -29,6 +29,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if or (not $request) (ne $request $limit) -}}
 {{- fail (printf "resources.limits.memory is %q, but must be given and equal resources.requests.memory, which is %q: a pod that uses more memory than it requests is killed first when a node runs out of memory. Fix: Set both to the same text." $limit $request) -}}
 {{- end -}}
+{{- with .Values.autoscaling -}}
+{{- if and .enabled (gt (int64 .minReplicas) (int64 .maxReplicas)) -}}
+{{- fail (printf "autoscaling.minReplicas is %d, but must be at most autoscaling.maxReplicas, which is %d: Kubernetes rejects such an autoscaler. Fix: Set a lower minReplicas or a higher maxReplicas." (int64 .minReplicas) (int64 .maxReplicas)) -}}
+{{- else if and .enabled (not (dig "requests" "cpu" "" $.Values.resources)) -}}
+{{- fail "resources.requests.cpu is empty, but must be given with autoscaling.enabled: the autoscaler compares the pods' use with it. Fix: Set it to the cores that one pod needs." -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.ingress.enabled (not .Values.ingress.hosts) -}}
+{{- fail "ingress.hosts is [], but must be given with ingress.enabled: a rule without a host would take the requests of all other hosts. Fix: Set it to the names under which clients reach the model." -}}
+{{- end -}}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) -}}
+{{- fail "httpRoute.parentRefs is [], but must be given with httpRoute.enabled: a route without a Gateway has no effect. Fix: Set it to your Gateway, such as [{name: public, namespace: gateways}]." -}}
+{{- end -}}
+{{- if and (or .Values.ingress.enabled .Values.httpRoute.enabled) .Values.networkPolicy.enabled (not .Values.networkPolicy.from) -}}
+{{- fail "networkPolicy.from is [], but must be given with ingress.enabled or httpRoute.enabled: the NetworkPolicy would reject the proxy, which usually runs in another namespace. Fix: Set it to the proxy's pods, such as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: ingress-nginx}}}]." -}}
+{{- end -}}
 {{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) -}}
 {{- fail "serviceAccount.name is empty, but must be given with serviceAccount.create false: the chart creates no service account then. Fix: Set it to a service account in this namespace, or set serviceAccount.create to true." -}}
 {{- end -}}
