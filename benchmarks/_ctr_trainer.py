@@ -61,11 +61,11 @@ def main() -> None:
     settings, given = ProcessSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
     program = programs.load_program(settings.program_file, settings.work.tables, settings.extra_args)
     [rows] = conversion.convert_staged(
-        program, settings.data_dir, settings.work.records, settings.rank, test=False
+        program, settings.work.data, settings.work.records, settings.rank, test=False
     )
     trainer = PserverClient(settings, program)
     trainer.join()
-    files = [str(Path(settings.data_dir) / name) for name in given["files"]]
+    files = [str(settings.work.data / name) for name in given["files"]]
     steps = -(-rows.rows // settings.batch_size)
     ours(trainer, rows.batches(steps, (1, 0, settings.rank)), steps)
     for number, how in enumerate(given["repeats"] * given["hows"], 1):

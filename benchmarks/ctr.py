@@ -77,9 +77,15 @@ class Bench(TrainerProcesses):
         return process
 
 
+def parse(text: Path) -> row_parsing.Arrays:
+    """Return the rows of a text file as the program ctr parses them."""
+    with text.open(encoding="utf-8", newline="\n") as lines:
+        return row_parsing.parse_lines(lines, str(text), CTR).arrays
+
+
 def slots(rows: Path, files: list[Path]) -> None:
     """Write a file's rows, as the program ctr parses them, to `files` in Paddle's MultiSlot text format."""
-    arrays = row_parsing.parse_file(rows, CTR).arrays
+    arrays = parse(rows)
     columns = [
         [f"{array.shape[1]} {' '.join(map(str, row))}" for row in array.tolist()]
         for array in (arrays[name] for name in CTR.inputs)
@@ -195,7 +201,7 @@ def torch(folder: Path) -> None:
         return
     hidden, rows = NETWORKS["large"]
     data = shards(folder / "torch", [rows], 1)
-    arrays = row_parsing.parse_file(data[0] / "train.txt", CTR).arrays
+    arrays = parse(data[0] / "train.txt")
     unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
     np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
     mkl_kernels.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too

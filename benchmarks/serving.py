@@ -38,6 +38,7 @@ import paddle
 
 from benchmarks._processes import cpu_seconds
 from benchmarks._result_lines import print_ratio
+from benchmarks.tables import PROGRAM
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.model import table_folder
@@ -50,51 +51,24 @@ from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 WIDTH = 16
 SLOTS = 26
-A_ROW = 1000  # ids in a row of the program that fills a table
+A_ROW = 1000  # ids in a row of benchmarks/tables.py's program
 BATCH = 50
-PATTERN = re.compile(r"filled: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) to look them up, ([\d.]+) for")
-FILLING = f"""
-import numpy as np
-import paddle
-from launcher.program import Ids, Real
-
-COLUMNS = ("first",)
-LABEL = "label"
-
-def inputs(job):
-    return {{"ids": Ids({A_ROW}), "label": Real()}}
-
-def parse(row, job):
-    first = int(row["first"])
-    mixed = np.arange(first, first + {A_ROW}, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return {{"ids": mixed.tolist(), "label": 0.0}}
-
-def network(data, job):
-    total = job.embedding(data["ids"], {WIDTH}, "filled", pool="mean")
-    guess = paddle.static.nn.fc(total, 1, name="guess")
-    return guess, paddle.mean(paddle.square(guess - data["label"]))
-
-def metrics(prediction, label):
-    return {{"error": float(np.mean(np.square(prediction - label)))}}
-
-def optimizer(job):
-    return paddle.optimizer.Adam(0.001)
-"""
+PATTERN = re.compile(r"vectors: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) to look them up, ([\d.]+) for")
 
 
 def export(root: Path, millions: float) -> bool:
     """Train every id once and print the lines of the export."""
     program = root / "filling"
     program.mkdir(parents=True)
-    (program / "trainer_config.py").write_text(FILLING)
+    (program / "trainer_config.py").write_text(PROGRAM)
     rows = int(millions * 1e6) // A_ROW
     data = []
     for rank in range(2):
         folder = root / "data" / str(rank)
         (folder / "tables").mkdir(parents=True)
-        lines = "".join(f"{1 + row * A_ROW}\n" for row in range(rank, rows, 2))
+        lines = "".join(f"{row}\n" for row in range(rank, rows, 2))
         (folder / "train.txt").write_text(lines)
-        (folder / "test.txt").write_text("1\n")
+        (folder / "test.txt").write_text("0\n")
         data.append(folder)
     values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
     gang = TrainerProcesses(root, data, program, values=values)

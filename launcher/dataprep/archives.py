@@ -32,7 +32,7 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAErr
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source: text that is split into shards, or a side table that is copied."""
+    """Describes one file of a source: text that is split into shards, or a side table that is copied."""
 
     name: str
     """The file in messages."""

@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 
 class Readable(Protocol):
-    """The one method of a file that the streams here need."""
+    """Has the one method of a file that the streams of this module need."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes; empty only at the end."""
@@ -26,7 +26,7 @@ class Readable(Protocol):
 
 
 class HashingStream(Readable, Protocol):
-    """A readable that calculates the sha256 of what it returns."""
+    """Reads bytes and calculates the sha256 of what it returns."""
 
     total: int | None
     """Bytes of the file or object; None when they are unknown."""
@@ -42,7 +42,7 @@ class HashingStream(Readable, Protocol):
 
 @dataclass
 class RemoteBody:
-    """An open response of a server, whose first byte is byte `offset` of the source."""
+    """Holds an open response of a server, whose first byte is byte `offset` of the source."""
 
     readable: Readable
     offset: int
@@ -185,7 +185,7 @@ class ResumingStream:
 
 
 class FileStream:
-    """A file of the shared storage."""
+    """Reads a file of the shared storage, counts its bytes and calculates their sha256."""
 
     def __init__(
         self, path: Path, progress: DataProgress, digest: hashlib._Hash | None = None, begin: int = 0
@@ -215,7 +215,7 @@ class FileStream:
 
 
 class PeekableStream:
-    """A stream whose next bytes can be examined before they are read."""
+    """Reads a stream whose next bytes can be examined before they are read."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream

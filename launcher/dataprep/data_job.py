@@ -102,7 +102,7 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """One part of the source, which one pod reads and splits; all parts together are the plan."""
+    """Describes a part of the source, which one pod reads and splits; all parts together are the plan."""
 
     key: str
     """The part's number in five digits, or `test` for data.testSource."""

@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 
 class DataJobLock:
-    """The locks of one pod in the folder of its job. Use it as a context manager."""
+    """Locks the job's folder, or one part of the work, for one pod. Use it as a context manager."""
 
     def __init__(self, layout: JobPaths, digest: str, progress: DataProgress, pods: int) -> None:
         """Prepare the locks; `__enter__` opens them.

@@ -17,7 +17,7 @@ from launcher.io.files import storage_errors
 
 
 class MultiFileSource(Protocol):
-    """A source of many objects, each of which can be read from any byte."""
+    """Lists and opens the objects of a source, each of which can be read from any byte."""
 
     remote: bool
     """Reading waits for a network, so that some blocks are read ahead."""
@@ -61,7 +61,7 @@ def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
 
 
 class FolderSource:
-    """A file of the shared storage, or all text files below one of its folders, in the order of their paths."""
+    """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
@@ -127,7 +127,7 @@ class FolderSource:
 
 
 class PartSource:
-    """One part of a source with many objects. Its sha256 covers the bytes of the part's lines in order."""
+    """Reads one part of a source with many objects; the sha256 covers the bytes of the part's lines in order."""
 
     def __init__(self, source: MultiFileSource, ranges: Sequence[ByteRange]) -> None:
         self._source, self._ranges = source, ranges

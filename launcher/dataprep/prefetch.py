@@ -14,7 +14,7 @@ _WAIT_SECONDS = 0.5
 
 
 class Prefetch(Generic[T]):
-    """An iterator over the items of another one, which a thread produces in advance."""
+    """Iterates over the items of another iterator, which a thread produces in advance."""
 
     def __init__(
         self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None, name: str = "prefetch"

@@ -20,7 +20,7 @@ UNKNOWN_SIZE_SECONDS = 86400.0  # the deadline for a source that does not report
 
 @dataclass
 class DataProgress:
-    """Counters that the streams and splitters update, and the deadline that is checked between them."""
+    """Counts bytes and lines, logs them every few seconds, and checks the deadline of the data Job."""
 
     deadline_seconds: float | None
     """data.deadlineSeconds; None until `set_deadline` derives it from the size of the source."""

@@ -29,7 +29,7 @@ _ROLE = "Fix: allow the pod's role s3:ListBucket on the bucket and s3:GetObject 
 
 
 class _ObjectBody:
-    """The bytes of one answer of S3; a broken connection raises `TransientError`."""
+    """Reads the bytes of one answer of S3; a broken connection raises `TransientError`."""
 
     def __init__(self, body: Any) -> None:
         self._body = body
@@ -45,7 +45,7 @@ class _ObjectBody:
 
 
 class _S3Location:
-    """The bucket and the key (or prefix) of `data.source`; what S3 rejects becomes a `DataError` with a fix."""
+    """Lists and opens objects below `data.source`; a request that S3 rejects raises `DataError` with a fix."""
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
@@ -144,7 +144,7 @@ def _keys(location: _S3Location, prefix: str) -> str:
 
 
 class S3Objects:
-    """All text objects (`SUFFIXES`) whose key is the prefix, or is below the prefix as a folder."""
+    """Reads all text objects (`SUFFIXES`) whose key is the prefix, or is below the prefix as a folder."""
 
     def __init__(self, context: SourceContext) -> None:
         self._source = context.settings.source

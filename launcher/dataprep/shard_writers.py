@@ -26,14 +26,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """Size and sha256 of a file that is on the disk (fsync has returned)."""
+    """Holds size and sha256 of a file that is on the disk (fsync has returned)."""
 
     bytes: int
     sha256: str
 
 
 class _OutputFile:
-    """One file that is being written and hashed."""
+    """Writes one file and calculates its sha256."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -34,7 +34,7 @@ NAMES_SHOWN = 12
 
 @dataclass(frozen=True)
 class SourceContext:
-    """The settings and helpers with which a source is opened."""
+    """Holds the settings and helpers with which a source is opened."""
 
     settings: DataSettings
     tmp: Path
@@ -226,7 +226,7 @@ def check_below_sources(settings: DataSettings, path: Path) -> None:
 
 
 class SingleFileSource:
-    """A source that is one file: text as it is, compressed text, or an archive."""
+    """Reads a source that is one file: text as it is, compressed text, or an archive."""
 
     def __init__(
         self,

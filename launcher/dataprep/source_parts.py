@@ -22,7 +22,7 @@ COMPRESSED = (".gz", ".bz2", ".xz")
 
 @dataclass(frozen=True)
 class SourceObject:
-    """One file or object of a source."""
+    """Identifies one file or object of a source, and its content by `version`."""
 
     name: str
     size: int
@@ -33,7 +33,7 @@ class SourceObject:
 
 @dataclass(frozen=True)
 class ByteRange:
-    """The lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
+    """Refers to the lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
 
     object: SourceObject
     begin: int

@@ -21,7 +21,7 @@ from launcher.settings import TrainSettings
 
 @dataclass(frozen=True)
 class RankAttempt:
-    """One attempt of a run, as one rank sees it."""
+    """Holds what one rank knows of an attempt: addresses, settings and the checkpoint to resume from."""
 
     rank: int
     hosts: tuple[str, ...]
@@ -57,7 +57,7 @@ class RankAttempt:
 
 @dataclass(frozen=True)
 class ProcessSpec:
-    """Command line, environment, log and ports of one process to start."""
+    """Describes one process to start: command line, environment, log and ports."""
 
     name: str
     """Shown to users: `pserver 0`, `trainer`."""

@@ -92,7 +92,7 @@ def _accepts(host: str, port: int) -> bool:
 
 
 class FleetProcess(TrainingGraph):
-    """One pserver or trainer, with the program's network built for its role."""
+    """Builds the program's network for the role of this process, pserver or trainer, and serves as a pserver."""
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
         self.settings = settings

@@ -40,11 +40,6 @@ class ProcessSettings(TrainSettings):
     server on peerPort. It contains a secret."""
 
     @property
-    def data_dir(self) -> Path:
-        """Return the folder of the staged shard, on the pod's own disk."""
-        return self.work.data
-
-    @property
     def program_file(self) -> Path:
         """Return the file of the staged training program."""
         return self.work.program / self.config_file
@@ -71,15 +66,9 @@ class ProcessSettings(TrainSettings):
                 "train`, which starts them."
             )
         pod = TrainSettings.from_environ(environ)
-        return cls(
-            **{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)},
-            rank=part["rank"],
-            server=part["server"],
-            hosts=tuple(part["hosts"]),
-            attempt=part["attempt"],
-            resume=None if part["resume"] is None else Position(*part["resume"]),
-            store=part["store"],
-        )
+        part["hosts"] = tuple(part["hosts"])
+        part["resume"] = None if part["resume"] is None else Position(*part["resume"])
+        return cls(**{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)}, **part)
 
 
 def write_process_file(
@@ -94,14 +83,5 @@ def write_process_file(
 ) -> None:
     """Write the JSON file that `ProcessSettings.from_environ` reads; the arguments are its fields."""
     position = None if resume is None else [resume.passes, resume.batches]
-    files.write_json(
-        path,
-        {
-            "rank": rank,
-            "server": server,
-            "hosts": list(hosts),
-            "attempt": attempt,
-            "resume": position,
-            "store": store,
-        },
-    )
+    values = {"rank": rank, "server": server, "hosts": list(hosts), "attempt": attempt, "resume": position}
+    files.write_json(path, values | {"store": store})

@@ -36,7 +36,7 @@ TEXT_BYTES = 128 << 10
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """A loaded training program. Call its functions inside `calling`: a failure becomes one message."""
+    """Holds a loaded training program. Call its functions inside `calling`: a failure becomes one message."""
 
     module: ModuleType
     path: Path

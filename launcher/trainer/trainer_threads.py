@@ -28,7 +28,7 @@ OnBatch = Callable[[Arrays, float], None]
 
 
 class TrainerThreads:
-    """A pool of training threads that exists as long as its trainer."""
+    """Trains batches with a pool of threads, which exists as long as its trainer."""
 
     def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
         """Start the threads.

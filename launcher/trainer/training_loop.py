@@ -90,10 +90,10 @@ class TrainingLoop:
         settings = self.settings
         return conversion.convert_staged(
             self.program,
-            settings.data_dir,
+            settings.work.data,
             settings.work.records,
             settings.rank,
-            test=(settings.data_dir / "test.txt").is_file(),
+            test=(settings.work.data / "test.txt").is_file(),
             report=self.log.line,
             check=self.progress.write,
         )

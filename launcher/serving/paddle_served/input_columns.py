@@ -16,7 +16,7 @@ ID_MAX = 2**64 - 1
 
 
 class InputColumn(Protocol):
-    """The values of one input, row by row."""
+    """Collects the values of one input row by row, and writes them to an array."""
 
     def add(self, value: Any) -> None:
         """Add the next row's value or values. Raise `ValueError` or `TypeError` if they are invalid."""
@@ -31,7 +31,7 @@ def new_column(kind: Any) -> InputColumn:
 
 
 class _IdColumn:
-    """The ids of many rows; each becomes the int64 of the same 64 bits."""
+    """Collects the ids of many rows; each becomes the int64 of the same 64 bits."""
 
     def __init__(self, length: int, cut: bool) -> None:
         self._length, self._cut = length, cut
@@ -74,7 +74,7 @@ class _IdColumn:
 
 
 class _NumberColumn:
-    """The numbers of many rows."""
+    """Collects the numbers of many rows, which become float32."""
 
     def __init__(self, width: int) -> None:
         self._width = width

@@ -29,7 +29,7 @@ _importing = threading.Lock()
 
 
 class ModelProgram:
-    """A model's training program."""
+    """Parses rows with a model's training program, and describes predictions with it."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Import the program.

@@ -39,7 +39,7 @@ Values = dict[str, NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class InitialTable:
-    """An embedding table of the earlier run, which is read from its files in chunks of rows."""
+    """Reads an embedding table of the earlier run from its files, in chunks of rows."""
 
     width: int
     read: Callable[[int, Collection[int]], Iterator[TableRows]]
@@ -49,7 +49,7 @@ class InitialTable:
 
 @dataclass(frozen=True)
 class InitialModel:
-    """All trained parameters of the earlier run, by name."""
+    """Holds all trained parameters of the earlier run, by name."""
 
     values: Values
     """Dense parameters."""
@@ -128,7 +128,7 @@ def _invalid(value: str, reason: str) -> SettingsError:
 
 
 def _read_model(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
-    """Return the parameters of an exported model. Its tables are memory-mapped."""
+    """Return dense parameters and embedding tables of an exported model, by name; tables are memory-mapped."""
     import paddle
 
     scope = paddle.static.Scope()
@@ -159,7 +159,7 @@ def _in_memory(rows: TableRows) -> InitialTable:
 
 
 def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
-    """Return the parameters of a checkpoint."""
+    """Return dense parameters and embedding tables of a checkpoint, by name; tables are read later."""
     contents = contents_file.read_contents(folder)
     _require_unchanged(folder, [checkpoint_folder.PARAMETERS], contents)
     values = checkpoint_folder.load_arrays(folder / checkpoint_folder.PARAMETERS)

@@ -48,7 +48,7 @@ _NAME = re.compile(r"part-(\d+)(?:-(\d+))?(?:\.gz)?")
 
 
 class TableRows(NamedTuple):
-    """Some rows of an embedding table."""
+    """Holds some rows of an embedding table: ids and their vectors."""
 
     ids: NDArray[np.uint64]
     """Shape [rows]. Never contains 0, which is padding. Ascending when the object holds a complete table."""
@@ -81,7 +81,7 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class TableFile:
-    """A table's file as it was read back after a server wrote it."""
+    """Describes a table's file that was read back after a server wrote it."""
 
     size: int
     """Bytes of the compressed file."""

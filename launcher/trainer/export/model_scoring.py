@@ -11,7 +11,7 @@ from launcher.serving.paddle_served.model import CHUNK, Model
 from launcher.trainer import program_loader
 from launcher.trainer.evaluation import evaluate
 from launcher.trainer.records.record_files import INDEX, Records
-from launcher.trainer.records.row_parsing import parse_file, record_dtype
+from launcher.trainer.records.row_parsing import record_dtype
 
 
 def score_model(folder: Path, test: Path) -> dict[str, float]:
@@ -19,7 +19,7 @@ def score_model(folder: Path, test: Path) -> dict[str, float]:
 
     Args:
         folder: the exported model.
-        test: the test set, as a text file or a folder of records.
+        test: the folder with the test set's records.
 
     Raises:
         DataError: the model or the test set cannot be read.
@@ -32,15 +32,11 @@ def score_model(folder: Path, test: Path) -> dict[str, float]:
     program = program_loader.load_program(
         folder / "program" / model.about["config"], folder / "tables", options
     )
-    if not test.is_dir():
-        blocks = iter([parse_file(test, program).arrays])
-    else:
-        key = (files.read_json(test / INDEX) or {}).get("key", "")
-        records = Records.open(test, record_dtype(program.inputs), key)
-        if records is None:
-            raise DataError(
-                f"{test} has no complete records (parsed rows) of {program.path.name}. Fix: delete that "
-                "folder; the next start parses the rows again"
-            )
-        blocks = records.blocks(CHUNK)
-    return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, blocks)
+    key = (files.read_json(test / INDEX) or {}).get("key", "")
+    records = Records.open(test, record_dtype(program.inputs), key)
+    if records is None:
+        raise DataError(
+            f"{test} has no complete records (parsed rows) of {program.path.name}. Fix: delete that folder; the next "
+            "start parses the rows again"
+        )
+    return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, records.blocks(CHUNK))

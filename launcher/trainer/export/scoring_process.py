@@ -42,7 +42,7 @@ class ScoringProcess:
 
         Args:
             folder: the exported model.
-            test: the test set, as a text file or a folder of records.
+            test: the folder with the test set's records.
 
         Raises:
             DataError: the model cannot be scored.

@@ -49,7 +49,7 @@ class EmbeddingTable:
 
 @dataclass
 class BuiltNetwork:
-    """A network as Paddle's static programs, with the variables that other modules need."""
+    """Holds a network as Paddle's static programs, and the variables that other modules need."""
 
     main: Any
     startup: Any

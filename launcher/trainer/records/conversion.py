@@ -55,7 +55,7 @@ class TextSource:
 
 @dataclass(frozen=True)
 class _Job:
-    """What all parsing processes need; they are forked, and read it from the module's variable `_job`."""
+    """Holds what all parsing processes need; they are forked, and read it from the module's variable `_job`."""
 
     source: TextSource
     program: TrainingProgram

@@ -43,7 +43,7 @@ def rows_per_file(record: np.dtype[Any]) -> int:
 
 @dataclass(frozen=True)
 class RecordFile:
-    """One record file."""
+    """Describes one record file, as index.json lists it."""
 
     name: str
     rows: int
@@ -52,7 +52,7 @@ class RecordFile:
 
 
 class Records:
-    """The parsed rows of one text file."""
+    """Reads the parsed rows of one text file from its record files, which are memory-mapped."""
 
     def __init__(
         self, folder: Path, dtype: np.dtype[Any], record_files: tuple[RecordFile, ...], skipped: int
@@ -189,7 +189,7 @@ class Records:
 
 
 class _Window:
-    """The rows of some record files in one shuffled order, taken piece by piece."""
+    """Returns the rows of some record files piece by piece, in one shuffled order."""
 
     def __init__(self, mapped: list[Bytes], order: NDArray[np.int64]) -> None:
         self._mapped, self._order = mapped, order

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,12 +69,6 @@ def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> Pa
     if not len(found):
         raise no_usable_rows(name, program, skipped)
     return ParsedRows(split_inputs(found), len(found), skipped)
-
-
-def parse_file(path: Path, program: TrainingProgram) -> ParsedRows:
-    """Parse all rows of a text file in memory, for example of a test set. Raise as `parse_lines` does."""
-    with path.open("r", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
-        return parse_lines(file, str(path), program)
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:

@@ -14,7 +14,7 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class TextRange:
-    """Consecutive lines of a text file."""
+    """Refers to consecutive lines of a text file."""
 
     number: int
     """Counts the ranges, from 0."""

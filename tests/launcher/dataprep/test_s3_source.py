@@ -257,20 +257,6 @@ def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is
     assert pod.leftovers() == []
 
 
-def test_an_archive_with_a_wrong_checksum_publishes_nothing(pod: Pod, archive: dict[str, Any]) -> None:
-    found = hashlib.sha256(archive["content"]).hexdigest()
-    with pytest.raises(DataError, match=rf"data.sha256 is {'0' * 64}, but .* has {found}"):
-        pod.prepare(**archive["values"], SHA256="0" * 64)
-    assert not (pod.job / "manifest.json").exists()
-    assert pod.leftovers() == []
-
-
-def test_a_missing_member_is_reported_with_the_existing_ones(pod: Pod, archive: dict[str, Any]) -> None:
-    archive["values"]["MEMBER"] = "in.txt"
-    with pytest.raises(DataError, match=r"has no member 'in.txt'; it has 'pkg/data/in.txt'"):
-        pod.prepare(**archive["values"])
-
-
 @pytest.mark.parametrize(
     ("key", "message"),
     [

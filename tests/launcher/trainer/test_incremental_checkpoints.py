@@ -219,11 +219,3 @@ def test_an_initial_model_is_read_from_a_chain_of_checkpoints(interrupted: Loopb
         rows = table_files.TableRows.concatenate(found.tables["sgd"].read(shards, range(shards)), 4)
         assert rows.ids.tolist() == sorted(expected)
         assert np.allclose(rows.vectors, [expected[key][2:] for key in rows.ids.tolist()])
-
-
-def test_incremental_checkpoints_reject_a_table_that_evicts_rows(tmp_path: Path) -> None:
-    started = prepare_training(tmp_path)
-    (started.program / "trainer_config.py").write_text(PROGRAM)
-    assert started.run()["0/trainer"] == 64
-    assert "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS) is 3" in started.log()
-    assert "the table evicted of the program has evict" in started.log()

@@ -178,20 +178,6 @@ def test_a_synchronous_step_waits_for_gradient_num_trainers(
     assert len({line.partition("training")[2] for line in start_lines}) == 1
 
 
-def test_a_program_without_its_functions_exits_with_one_list(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
-    own = tmp_path / "mine"
-    own.mkdir()
-    (own / "trainer_config.py").write_text("COLUMNS = ('a',)\ndef parse(row, job):\n    return None\n")
-    gang = LoopbackTraining(tmp_path, staged(), own, values={"CONF_PADDLE_PORT": str(port)})
-    codes = gang.run()
-    assert 64 in codes.values(), codes
-    text = gang.log() + gang.server_log()
-    assert "lacks 5 of the 7 things" in text
-    assert all(name in text for name in ("LABEL", "inputs(job)", "network(", "metrics(", "optimizer("))
-
-
 def test_a_prediction_of_another_number_of_rows_fails_before_the_first_batch(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
@@ -236,16 +222,6 @@ def test_a_row_that_cannot_be_parsed_is_reported_with_file_row_and_column(
     )
     assert gang.run()["0/trainer"] == 65
     assert "0/data/train.txt, row 601: column rating is '7', but must be a number from 1 to 5" in gang.log()
-
-
-def test_labels_of_one_class_are_rejected(tmp_path: Path, staged: Staged, port: int) -> None:
-    data = staged()
-    lines = [line for line in (data[0] / "train.txt").read_text().splitlines(keepends=True) if line[0] == "p"]
-    (data[0] / "train.txt").write_text("".join(lines))
-    gang = LoopbackTraining(tmp_path, data, QUICK, values={"CONF_PADDLE_PORT": str(port)})
-    assert gang.run()["0/trainer"] == 65
-    assert "column sentiment: all" in gang.log()
-    assert "rows are positive, but both classes are needed" in gang.log()
 
 
 @pytest.mark.parametrize("kilobytes", [600, 2600])
