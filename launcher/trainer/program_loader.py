@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -153,18 +153,14 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
             job.side = module.prepare(job)
     with program.calling("inputs()"):
         inputs = dict(module.inputs(job))
-    _check_inputs(program, inputs)
-    return TrainingProgram(module, path, job, inputs, program.columns, program.label, common_options)
-
-
-def _check_inputs(program: TrainingProgram, inputs: Mapping[str, Any]) -> None:
-    wrong = [n for n, kind in inputs.items() if not isinstance(kind, Ids | Real)]
+    wrong = [name for name, kind in inputs.items() if not isinstance(kind, Ids | Real)]
     if wrong or program.label not in inputs or len(inputs) < 2:
         raise SettingsError(
-            f"inputs() of the program {program.path} returned {inputs!r}, but must return the label "
+            f"inputs() of the program {path} returned {inputs!r}, but must return the label "
             f"{program.label!r} and at least one more input, each an Ids(length) or a Real(width). Fix: see "
             "launcher/programs/README.md"
         )
+    return replace(program, inputs=inputs)
 
 
 def _import(path: Path) -> ModuleType:

@@ -28,7 +28,8 @@ def read_contents(folder: Path) -> CheckpointContents:
     """Return a checkpoint's `contents.json`.
 
     Raises:
-        CheckpointError: the file is missing, damaged, of another version, or of another checkpoint.
+        CheckpointError: the file is missing, damaged, of another version, or of another checkpoint. The message
+            is only this reason; callers add the folder and a fix.
         StorageError, StorageFailedError: the storage cannot be read.
     """
     content = files.read_bytes(folder / CONTENTS)

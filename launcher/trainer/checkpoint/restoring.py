@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.errors import SettingsError
+from launcher.errors import CheckpointError, SettingsError
 from launcher.io import files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointContents
@@ -55,9 +55,15 @@ class CheckpointRestorer:
         return sum(map(contents_file.checkpoint_bytes, _members(*self._open(at))))
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
-        """Return a checkpoint's folder and its contents.json."""
+        """Return a checkpoint's folder and its contents.json. Raise `CheckpointError` if that is damaged."""
         folder = OutputPaths(self.settings.output_dir).checkpoint(at)
-        return folder, contents_file.read_contents(folder)
+        try:
+            return folder, contents_file.read_contents(folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
+                "it. Fix: if this repeats, check the shared storage."
+            ) from error
 
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from, before the trainers' rendezvous; or read the initial model.

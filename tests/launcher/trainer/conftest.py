@@ -59,13 +59,18 @@ def staged(tmp_path: Path) -> Callable[..., list[Path]]:
     return make
 
 
-@pytest.fixture
-def port() -> int:
+def find_free_ports() -> int:
     """Return the first of ten consecutive free ports."""
     while True:
         first = random.randint(20000, 30000)  # noqa: S311
         if not any(listens("127.0.0.1", first + i) for i in range(10)):
             return first
+
+
+@pytest.fixture
+def port() -> int:
+    """Return the first of ten consecutive free ports."""
+    return find_free_ports()
 
 
 def listens(host: str, port: int) -> bool:

@@ -20,7 +20,7 @@ from launcher.trainer.checkpoint import contents_file, selection, table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
-from .conftest import listens
+from .conftest import find_free_ports
 from .loopback_training import SHARDS, LoopbackTraining, Process
 from .test_embedding_tables import PROGRAM, gang, saved, stage
 from .test_save_and_restore import flip
@@ -39,11 +39,6 @@ ON = {
 State = dict[str, dict[int, list[float]]]
 
 
-def free() -> int:
-    first = random.randint(20000, 30000)  # noqa: S311
-    return free() if any(listens("127.0.0.1", first + i) for i in range(10)) else first
-
-
 def ten_batches() -> list[str]:
     """Return rows with mostly different ids; no slope is 0, so that each look-up changes its row."""
     rng = random.Random(1)  # noqa: S311
@@ -60,7 +55,7 @@ def prepare_training(root: Path, ranks: int = 1, **values: str) -> LoopbackTrain
     text = PROGRAM.replace('("evicted", {"evict": 1})', '("kept", {})')
     text = text.replace("spread=0.5", "spread=0.0").replace('"spread": 0.5', '"spread": 0.0')  # no chance
     (program / "trainer_config.py").write_text(text)
-    started = gang(root, program, free(), ranks, **ON | values)
+    started = gang(root, program, find_free_ports(), ranks, **ON | values)
     for data in started.data:
         stage(data, ten_batches())
     return started
@@ -80,7 +75,7 @@ def interrupted(finished: LoopbackTraining, tmp_path: Path) -> LoopbackTraining:
     root = tmp_path / "interrupted"
     shutil.copytree(finished.root, root, symlinks=True)
     next_start = replace(
-        finished, root=root, attempt=1, values=finished.values | {"CONF_PADDLE_PORT": str(free())}
+        finished, root=root, attempt=1, values=finished.values | {"CONF_PADDLE_PORT": str(find_free_ports())}
     )
     shutil.rmtree(next_start.output.checkpoint(END))
     shutil.rmtree(next_start.output.model)

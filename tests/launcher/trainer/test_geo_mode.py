@@ -1,7 +1,6 @@
-"""Tests that in mode geo with Adam a row that is not in the batch gets no gradient.
+"""Tests of mode geo: the order of the start, the servers' barrier, and the gradients of Adam.
 
-Unpatched, Paddle 2.6.2 sometimes reads such a gradient from memory after the batch's own: for 11, 27 and
-18 rows in three times 300 batches. The test runs in its own process with its own import of Paddle.
+Each test runs a script in its own process with its own import of Paddle.
 """
 
 from __future__ import annotations
@@ -10,9 +9,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.paddle
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = 300
 
@@ -73,15 +74,61 @@ for _ in range(steps):
 print(json.dumps([len(wrong), bool(np.array(moment).any()), sorted(shapes)]))
 """
 
+TURNS = """
+import json, sys
+from types import SimpleNamespace
+from paddle.distributed.communicator import Communicator
+from launcher.trainer.pserver_client import PserverClient
+order = []
+Communicator.init_params = lambda self, context: order.append("parameters")
+settings = SimpleNamespace(rank=int(sys.argv[1]))
+PserverClient._take_turns(SimpleNamespace(settings=settings, barrier=lambda: order.append("barrier")))
+Communicator.init_params(None, {})
+print(json.dumps(order))
+"""
 
-@pytest.mark.paddle
-def test_adam_gives_no_gradient_to_a_row_that_is_not_in_the_batch(tmp_path: Path) -> None:
-    path = tmp_path / "trainer_config.py"
-    path.write_text(PROGRAM)
-    command = [sys.executable, "-c", TRAIN, str(path), str(STEPS)]
+BARRIER = """
+import json
+from types import SimpleNamespace
+from paddle.distributed.ps import the_one_ps
+from launcher.trainer.fleet_process import FleetProcess
+role = SimpleNamespace(_worker_num=lambda: 3)
+context = {"is_heter_ps_mode": False, "role_maker": role, "is_sync": False}
+found = []
+for change in (lambda: None, FleetProcess._open_barrier):
+    change()
+    description = the_one_ps.the_one_ps_pb2.TableParameter()
+    the_one_ps.BarrierTable(context, 0)._set(description)
+    found.append(description.common.trainer_num)
+print(json.dumps(found))
+"""
+
+
+def run_script(script: str, *arguments: str) -> list[Any]:
+    """Run Python code in a new process, and return the JSON array in the last line of its output."""
+    command = [sys.executable, "-c", script, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    wrong, trained, row_counts_match = json.loads(done.stdout.splitlines()[-1])
+    return list(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(("rank", "order"), [(0, ["parameters", "barrier"]), (1, ["barrier", "parameters"])])
+def test_trainer_0_sends_its_parameters_before_the_others_fetch_them(rank: int, order: list[str]) -> None:
+    assert run_script(TURNS, str(rank)) == order
+
+
+def test_the_servers_barrier_lets_each_trainer_through_alone() -> None:
+    assert run_script(BARRIER) == [3, 1]
+
+
+def test_adam_gives_no_gradient_to_a_row_that_is_not_in_the_batch(tmp_path: Path) -> None:
+    """Unpatched, Paddle 2.6.2 sometimes reads such a gradient from memory after the batch's own.
+
+    It did so for 11, 27 and 18 rows in three times 300 batches.
+    """
+    path = tmp_path / "trainer_config.py"
+    path.write_text(PROGRAM)
+    wrong, trained, row_counts_match = run_script(TRAIN, str(path), str(STEPS))
     assert trained
     assert row_counts_match == [True], "the network itself sees the batch's rows, and no other"
     assert wrong == 0, f"in {STEPS} batches {wrong} rows had a gradient without being there"
