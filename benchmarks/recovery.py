@@ -11,7 +11,7 @@
 Names with `_cluster` are the same for `quick_start` in pods of the local cluster, if that is running with
 this launcher's image (`make cluster image`); there the time of `first_batch` starts when the last pod's
 container has started. A line with the median seconds of each part follows: detect (until rank 0 knows of the
-failure), stop (until no process is left), meet (the rendezvous, until rank 0 instructs all ranks to start; in
+failure), stop (until no process is left), rendezvous (until rank 0 instructs all ranks to start; in
 a first start including output lease and staging), start (of the processes), import (of Paddle and the
 program's data), join (of servers and trainers), load (of the checkpoint), batch (the first one). The
 benchmark takes about six minutes.
@@ -67,8 +67,8 @@ def await_training(run: RunningGang, after: float) -> None:
     deadline = time.monotonic() + DEADLINE
     while not run.trains(after):
         if time.monotonic() > deadline:
-            said = "\n".join(text for _, text in run.events(0)[-20:])
-            sys.exit(f"no training {DEADLINE:.0f} s after the kill or the start:\n{said}")
+            log = "\n".join(text for _, text in run.events(0)[-20:])
+            sys.exit(f"no training {DEADLINE:.0f} s after the kill or the start:\n{log}")
         time.sleep(0.1)
 
 
@@ -79,7 +79,7 @@ def measure_first_batch(run: RunningGang) -> Parts:
     logs = [run.events(rank) for rank in RANKS]
     ends = {
         "stage": last(logs, "staged shard"),
-        "meet": last(logs[:1], "attempt 0 "),
+        "rendezvous": last(logs[:1], "attempt 0 "),
         "start": last(logs, "started trainer"),
     }
     return parts(began, ends | paddle_ends([run.marks(rank) for rank in RANKS]))
@@ -93,7 +93,7 @@ def measure_recovery(run: RunningGang, rank: int, role: str) -> Parts:
     ends = {
         "detect": last(logs[:1], " failed: ", killed),
         "stop": last(logs[:1], "restarting as attempt", killed),
-        "meet": last(logs[:1], "the rendezvous took", killed),
+        "rendezvous": last(logs[:1], "the rendezvous took", killed),
         "start": last(logs, "started trainer", killed),
     }
     return parts(killed, ends | paddle_ends([run.marks(rank) for rank in RANKS]))

@@ -6,7 +6,7 @@
 - `ctr_table_save_<how>`: CPU seconds of the pservers to save a million of them, compressed as in the product,
   compared with gzip's default level 6, and the bytes per id of each;
 - `ctr_table_load`: wall seconds to load a million, compared with saving them;
-- `ctr_table_begin`: the same of a new run that starts with the model (`training.initModelPath`), compared
+- `ctr_table_init`: the same of a new run that starts with the model (`training.initModelPath`), compared
   with that load.
 
 `--brief` leaves out other rules than Adam and gzip's level 6: 20 million ids took 12 minutes.
@@ -39,7 +39,7 @@ from launcher.program import Ids, Real
 COLUMNS = ("first",)
 LABEL = "label"
 OPTIONS = {"each": 1000, "rule": "adam"}
-MIX = 0x9E3779B97F4A7C15  # a row stands for `each` ids that nobody else has
+MIX = 0x9E3779B97F4A7C15  # a row stands for `each` ids that no other row has
 
 def inputs(job):
     return {"label": Real(), "ids": Ids(job.options["each"])}
@@ -151,18 +151,18 @@ def saved_bytes(started: TrainerProcesses) -> int:
 
 
 def loaded(started: TrainerProcesses, millions: float) -> bool:
-    """Print `ctr_table_load` of a run that resumes from this run's save, and `ctr_table_begin`."""
+    """Print `ctr_table_load` of a run that resumes from this run's save, and `ctr_table_init`."""
     [saved] = (float(s) for s in re.findall(r"saved \S+ in (\S+) s", started.log()))
-    anew = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
-    began = replace(started, root=started.root / "anew", values=started.values | anew)
-    began.root.mkdir()
-    (began.root / "earlier").symlink_to(started.root)
-    begin = loading(began)
-    shutil.rmtree(began.root)
+    values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
+    new = replace(started, root=started.root / "new", values=started.values | values)
+    new.root.mkdir()
+    (new.root / "earlier").symlink_to(started.root)
+    init = loading(new)
+    shutil.rmtree(new.root)
     shutil.rmtree(started.output.model)
     load = loading(replace(started, resume=Position(1), attempt=1))
     kept = print_ratio("ctr_table_load", load / millions, saved / millions, " s a million")
-    return print_ratio("ctr_table_begin", begin / millions, load / millions, " s a million") and kept
+    return print_ratio("ctr_table_init", init / millions, load / millions, " s a million") and kept
 
 
 def loading(gang: TrainerProcesses) -> float:

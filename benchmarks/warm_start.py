@@ -71,13 +71,13 @@ def memory_per_pod(gang: ByHand) -> float:
 
 def main() -> int:
     """Run the benchmark and print its result lines."""
-    found: dict[str, list[dict[str, float]]] = {"anew": [], "forked": []}
-    memory: dict[str, list[dict[str, float]]] = {"anew": [], "forked": []}
+    found: dict[str, list[dict[str, float]]] = {"separate": [], "forked": []}
+    memory: dict[str, list[dict[str, float]]] = {"separate": [], "forked": []}
     with tempfile.TemporaryDirectory(prefix="warm-") as name:
         folder = Path(name)
         job = job_of("quick_start", folder / "data")
         for n in range(ROUNDS):
-            for way, kind in {"anew": ByHand, "forked": ForkedByHand}.items():
+            for way, kind in {"separate": ByHand, "forked": ForkedByHand}.items():
                 gang: Any = kind(folder / f"{way}-{n}", job, "quick_start", **PASSES)
                 idle = 0.0
                 if isinstance(gang, ForkedByHand):
@@ -89,14 +89,14 @@ def main() -> int:
                 if isinstance(gang, ForkedByHand):
                     gang.end()
     print_ratio(
-        "warm_start", median_of_part(found["forked"], "total"), median_of_part(found["anew"], "total")
+        "warm_start", median_of_part(found["forked"], "total"), median_of_part(found["separate"], "total")
     )
     for way, each in found.items():
         print(f"# {way}", flush=True)
         print_median_parts(each)
-    anew = median_of_part(memory["anew"], "work")
-    print_ratio("warm_start_mb", median_of_part(memory["forked"], "work"), anew, "MB")
-    print_ratio("warm_start_idle_mb", median_of_part(memory["forked"], "idle"), anew, "MB")
+    separate = median_of_part(memory["separate"], "work")
+    print_ratio("warm_start_mb", median_of_part(memory["forked"], "work"), separate, "MB")
+    print_ratio("warm_start_idle_mb", median_of_part(memory["forked"], "idle"), separate, "MB")
     print(f"# load {os.getloadavg()[0]:.1f}", flush=True)
     return 0
 

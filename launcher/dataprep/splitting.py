@@ -36,7 +36,7 @@ class ShardAssigner:
         self._left = np.empty(0, dtype=np.uint16)
 
     def owners(self, lines: int) -> npt.NDArray[np.uint16]:
-        """Return the shards of the next `lines` train lines, shape (lines,)."""
+        """Return the shard of each of the next `lines` train lines, uint16 of shape (lines,)."""
         blocks = -(-max(0, lines - len(self._left)) // self._shards)
         if blocks:
             raw: UInt64s = self._raw.random_raw(blocks * self._shards).reshape(blocks, self._shards)
@@ -61,7 +61,7 @@ class HeldOutSelector:
         self._selected = np.empty(0, dtype=np.int64)
 
     def select(self, lines: int) -> npt.NDArray[np.bool_]:
-        """Return which of the next `lines` lines are held out, shape (lines,)."""
+        """Return for each of the next `lines` lines whether it is held out, bool of shape (lines,)."""
         mask = np.zeros(lines, dtype=np.bool_)
         end = self._line + lines
         if self._length:
@@ -125,7 +125,7 @@ class LineSplitter:
         return pieces
 
     def source_line(self, lines: int, wanted: int, shard: int | None, place: int) -> int:
-        """Return the number, from 0, of the part's line that became line `place` of a shard.
+        """Return which line of the part, counted from 0, became line `place` of a shard.
 
         Call it on a splitter that has split nothing. It takes some seconds for 100 million lines.
 

@@ -91,7 +91,7 @@ class Evaluator:
         return evaluate(self._program, self._trainer.predict, test.blocks(CHUNK))
 
     def _predict_together(self, test: Records) -> NDArray[np.float32]:
-        """Return the predictions of all rows, of which each trainer predicts a share."""
+        """Predict this trainer's share of the rows; return the predictions of all rows, float32 [rows, …]."""
         trainers = len(self._trainer.gather([0.0]))
         first, last = (test.rows * rank // trainers for rank in (self._rank, self._rank + 1))
         # With fewer rows than trainers this share may be empty: predict one row, only for the shape.

@@ -133,7 +133,7 @@ class TrainingLoop:
         self.log.line("done")
 
     def _stops_early(self) -> bool:
-        """Return whether `training.patience` passes have brought no better score."""
+        """Return whether the score did not improve in the last `training.patience` passes."""
         return metrics.stops_early(self.settings.keep_best, self.scores, self.settings.patience)
 
     def _join(self) -> PassTotals:

@@ -32,7 +32,7 @@ LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail tw
 
 @dataclass
 class RestoredState:
-    """What training resumes with in addition to the parameters; the defaults are those of a new run."""
+    """Holds what training resumes with in addition to the parameters; the defaults are those of a new run."""
 
     totals: PassTotals = field(default_factory=PassTotals)
     """This rank's sums of the unfinished pass."""

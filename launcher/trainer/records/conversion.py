@@ -164,7 +164,7 @@ def _origin_digest(program: TrainingProgram, text: str) -> str:
 
 
 def _process_count(files_to_write: int) -> int:
-    """Return one process per core and file, as long as they fit in a quarter of the pod's memory."""
+    """Return how many processes to start: one per core and file, if they fit in a quarter of the pod's memory."""
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
 

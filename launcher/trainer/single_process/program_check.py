@@ -57,7 +57,7 @@ def check_program(
             scores = check_batch(program, single.predict, batch)
             single.step(batch)
     else:
-        scores = _scores_of_made_up_rows(program, single)
+        scores = _scores_of_generated_rows(program, single)
     prepare_paddle(single.seed)
     logging.disable(logging.INFO)  # Paddle's notes on its strategy
     try:
@@ -74,8 +74,8 @@ def check_program(
     return scores
 
 
-def _scores_of_made_up_rows(program: TrainingProgram, single: SingleProcessTrainer) -> list[str]:
-    """Return the scores' names of made-up rows (zeros, with labels 0 and 1); empty if metrics() fails."""
+def _scores_of_generated_rows(program: TrainingProgram, single: SingleProcessTrainer) -> list[str]:
+    """Return the names of the scores of generated rows (zeros, with labels 0 and 1); empty if metrics() fails."""
     rows = np.zeros(ROWS, record_dtype(program.inputs))
     rows[program.label][::2] = 1
     try:
