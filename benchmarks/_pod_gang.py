@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks._fleet import RANKS, events, read
+from benchmarks._example_trainings import RANKS, events, read
 from infra.naming import image_reference
 from testkit.local_cluster import CHART, ROOT, Cluster, Training, merge_values
 from testkit.waiting import until

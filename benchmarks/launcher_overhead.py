@@ -26,7 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._fleet import ByHand, FleetGang, job_of
+from benchmarks._example_trainings import ByHand, FleetGang, job_of
 from benchmarks._result_lines import print_ratio
 
 EXAMPLE = "quick_start"

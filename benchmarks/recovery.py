@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks._fleet import (
+from benchmarks._example_trainings import (
     RANKS,
     ROLES,
     ByHand,

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks._fleet import RANKS, ByHand, job_of
+from benchmarks._example_trainings import RANKS, ByHand, job_of
 from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec
