@@ -138,14 +138,7 @@ def whole_number(row: Mapping[str, str], column: str, low: int, high: int) -> in
 def real_number(row: Mapping[str, str], column: str, low: float, high: float) -> float:
     """Convert a column's text in a row to a number from `low` to `high`, and return it.
 
-    Args:
-        row: the texts of a row, by column name.
-        column: the column to convert.
-        low: smallest valid number.
-        high: largest valid number.
-
-    Raises:
-        ValueError: the text is not such a number; the message contains the column and its text.
+    The arguments and errors are those of `whole_number`.
     """
     return float(_number(row, column, float, low, high))
 

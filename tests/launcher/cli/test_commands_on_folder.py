@@ -103,6 +103,7 @@ def test_a_missing_log_is_one_message(cli, job_folder):
     code, out, err = cli("logs", "--path", job_folder, "--rank", "7")
     assert (code, out) == (3, "")
     assert "node_7/train.log" in err
+    assert "Fix: check with the command status which ranks have started" in err
     assert "Traceback" not in err
 
 
@@ -248,6 +249,7 @@ def test_missing_results_are_one_message_and_no_empty_folder(cli, tmp_path):
         (("status", "--path", "/nowhere"), "does not exist"),
         (("status", "--path", "/etc/passwd"), "is not a folder"),
         (("status", "--path", "/", "--context", "x"), "reads a folder, no cluster"),
+        (("base", "--path", "/"), "--path reads a folder, but `base` needs a cluster"),
         (("status", "--kubeconfig", "/nowhere"), "--kubeconfig /nowhere: no such file"),
         (("status", "--frobnicate"), "--frobnicate"),
         (("logs", "--rank", "-1"), "--rank"),
