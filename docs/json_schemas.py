@@ -39,17 +39,15 @@ def _schema(shape: Any) -> dict[str, Any]:  # noqa: PLR0911 - one case for each 
         hints = get_type_hints(kind)
         return _object(kind, hints, sorted(kind.__required_keys__))
     if dataclasses.is_dataclass(kind):
-        hints, fields = get_type_hints(kind), dataclasses.fields(kind)
+        hints = get_type_hints(kind)
+        # The key "" is no key of the file, but the whole object.
+        fields = [field for field in dataclasses.fields(kind) if field.metadata.get(schema.KEY) != ""]
         # A field of a lenient reader: an older launcher leaves it out, and null means the same.
-        hints = {f.name: hints[f.name] if _is_required(f) else hints[f.name] | None for f in fields}
+        hints = {f.name: hints[f.name] if schema.is_required(f) else hints[f.name] | None for f in fields}
         keys = {field.name: str(field.metadata.get(schema.KEY, field.name)) for field in fields}
-        required = [keys[field.name] for field in fields if _is_required(field)]
+        required = [keys[field.name] for field in fields if schema.is_required(field)]
         return _object(kind, {keys[name]: hints[name] for name in keys}, required)
     return {"type": PLAIN[kind]} if kind in PLAIN else {}
-
-
-def _is_required(field: dataclasses.Field[Any]) -> bool:
-    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _object(kind: Any, hints: dict[str, Any], required: list[str]) -> dict[str, Any]:

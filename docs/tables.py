@@ -188,10 +188,10 @@ def _option_row(option: Any) -> str:
 
 
 FILES = {
-    "manifest.json": schema.Manifest,
+    "manifest.json": schema.ManifestFile,
     "files.json": schema.ShardFiles,
     "data-failed.json": schema.DataFailure,
-    "run.json": schema.RunRecord,
+    "run.json": schema.RunFile,
     "status.json": schema.StatusFile,
     "progress.json": schema.TrainerProgress,
     "contents.json": schema.CheckpointContents,

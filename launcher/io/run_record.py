@@ -1,14 +1,15 @@
-"""Read the run record of an output folder: run.json, or run.copy.json if run.json is damaged or missing."""
+"""Write and read the run record of an output folder: run.json, and its copy run.copy.json."""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from launcher.io import files
 from launcher.paths import OutputPaths
-from launcher.schema import RunRecord
+from launcher.schema import RunFile, to_json
 
 RecordAndDamage = tuple[dict[str, Any] | None, files.UnreadableError | None]
 
@@ -27,7 +28,7 @@ def first_intact(contents: Iterable[tuple[object, bytes | None]]) -> RecordAndDa
     for name, content in contents:
         try:
             if content is not None:
-                return files.parse_json_object(name, content, RunRecord), damage
+                return files.parse_json_object(name, content, RunFile), damage
         except files.UnreadableError as error:
             damage = damage or error
     return None, damage
@@ -47,3 +48,19 @@ def read(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> Re
         StorageError, StorageFailedError: a file cannot be read, also after 20 s of retries.
     """
     return first_intact((path, files.read_bytes(path, pause)) for path in (output.run_json, output.run_copy))
+
+
+def write(output: OutputPaths, record: RunFile, check: Callable[[], None] = lambda: None) -> None:
+    """Write run.json and its copy run.copy.json.
+
+    Args:
+        output: the output folder.
+        record: the content.
+        check: raises if the output lease was lost (`OutputLease.check`): the files then belong to another pod.
+
+    Raises:
+        StorageError, StorageFailedError: a file cannot be written, also after 20 s of retries.
+    """
+    value = files.with_checksum(to_json(record))
+    for path in (output.run_json, output.run_copy):
+        files.retry_storage(path, functools.partial(files.write_json, path, value, check))

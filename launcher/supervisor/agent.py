@@ -249,20 +249,19 @@ class Agent:
             *states: the states of run.json that count, `complete` or `failed`.
         """
         try:
-            run = read_run_record(self.output) or {}
+            run = read_run_record(self.output)
         except files.UnreadableError:  # rank 0 reports it
             return
-        state = run.get("state")
-        if run.get("runId") != self.settings.run_id or state not in states:
+        if run is None or run.run_id != self.settings.run_id or run.state not in states:
             return
-        if state == "complete" and self.runtime.is_complete(self.output.root, self.settings):
+        if run.state == "complete" and self.runtime.is_complete(self.output.root, self.settings):
             raise RunEndedError("the run is complete", 0)
         if (
-            state == "failed"
+            run.state == "failed"
             and self.link is not None
-            and self.link.credential == build_credential(self.settings, str(run.get("holder")))
+            and self.link.credential == build_credential(self.settings, run.holder)
         ):
-            raise RunEndedError(str(run.get("cause")), int(run.get("exitCode") or EXIT_GANG))
+            raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
     def _start_processes(self, order: Order) -> ProcessGroup:
         """Start this rank's parameter servers and trainer for the attempt of `order`; return them as a group.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from launcher.schema import StatusFile, to_json
 from launcher.supervisor.coordinator.status import render_metrics
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.timings import Timings
@@ -30,7 +31,7 @@ def build_pages(
         find_coordinator: returns the coordinator of rank 0; None on other ranks and before it exists.
     """
 
-    def build_status() -> dict[str, Any] | None:
+    def build_status() -> StatusFile | None:
         coordinator = find_coordinator()
         files = coordinator.run_files if coordinator is not None else None
         return files.build_status() if files is not None else None
@@ -43,8 +44,9 @@ def build_pages(
 
     def serve_status() -> tuple[int, str, bytes]:
         status = build_status()
-        body = json.dumps(status or {"error": "only rank 0 has a status, once it holds the output lease"})
-        return 200 if status else 404, "application/json", body.encode()
+        missing = {"error": "only rank 0 has a status, once it holds the output lease"}
+        body = json.dumps(missing if status is None else to_json(status)).encode()
+        return 404 if status is None else 200, "application/json", body
 
     def serve_metrics() -> tuple[int, str, bytes]:
         coordinator, status = find_coordinator(), build_status()

@@ -1,4 +1,4 @@
-"""Tests of converting dataclasses of launcher/schema.py to JSON values and back."""
+"""Tests of converting dataclasses of launcher/schema/ to JSON values and back."""
 
 from __future__ import annotations
 

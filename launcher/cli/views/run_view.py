@@ -45,7 +45,7 @@ class RunProgress(StatusFile):
             return 0.0
         if self.number is None:
             return min(1.0, self.resume.passes / self.passes) if self.resume else 0.0
-        within = self.batch / self.batches if self.batches else 0.0
+        within = (self.batch or 0) / self.batches if self.batches else 0.0
         return min(1.0, max(0.0, (self.number + min(within, 1.0)) / self.passes))
 
 

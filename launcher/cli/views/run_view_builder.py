@@ -96,7 +96,7 @@ def _state_and_cause(
     """Return (state, cause) of the run. A Job's state overrides that of status.json, which may be older."""
     run, files = seen.run, seen.files
     reported = progress.state if progress else ""
-    cause = files.status.cause if files.status and progress else ""
+    cause = (files.status.cause if files.status and progress else None) or ""
     if data.state == "failed" and training.state != "complete":
         failure = files.data_failure
         reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
@@ -241,7 +241,7 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
     progress = build_progress(status, files.run, None)
     notes: list[str] = []
     if status and progress:
-        state, cause = progress.state, status.cause
+        state, cause = progress.state, status.cause or ""
         notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
     elif failure:
         state, cause = "failed", f"{DATA_FAILED}{failure.reason}"

@@ -7,7 +7,7 @@ launcher/supervisor/__init__.py explains the words rank, attempt, order and leas
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from launcher.errors import EXIT_GANG, FINAL, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import Runtime
+from launcher.schema import RunFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import (
     AttemptPlan,
@@ -135,7 +136,7 @@ class Coordinator:
         """
         s = self._settings
         adopted = open_output(s, fingerprint, self.lock)
-        earlier = adopted.earlier if adopted.earlier.get("runId") == s.run_id else {}
+        earlier = adopted.earlier if adopted.earlier.run_id == s.run_id else RunFile()
         self._is_complete = self._agent.runtime.is_complete(self.output.root, s)
         self.run_files = RunFilesWriter(
             self.output,
@@ -150,7 +151,7 @@ class Coordinator:
         plan, members = plan_first_attempt(earlier, adopted.attempt, s.trainers, now, time.time() - now)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
-            last = tuple(earlier.get("incarnations") or ())
+            last = tuple(earlier.incarnations)
             plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=last)
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
@@ -377,7 +378,7 @@ class Coordinator:
 
 
 def plan_first_attempt(
-    earlier: Mapping[str, Any], attempt: int, trainers: int, now: float, wall_offset: float
+    earlier: RunFile, attempt: int, trainers: int, now: float, wall_offset: float
 ) -> tuple[AttemptPlan, tuple[Member, ...]]:
     """Return the first plan of a new rank 0, from the run record that an earlier rank 0 left.
 
@@ -386,7 +387,7 @@ def plan_first_attempt(
     or have not reported for too long. Otherwise the first plan waits for all ranks to join.
 
     Args:
-        earlier: run.json of this run; {} if this run has none.
+        earlier: run.json of this run; empty if this run has none.
         attempt: number of the next attempt.
         trainers: number of ranks.
         now: monotonic time in seconds.
@@ -396,24 +397,18 @@ def plan_first_attempt(
         (the plan, the members that may still run processes).
     """
     restarts = tuple(
-        FailedAttempt(
-            int(r["attempt"]),
-            str(r["cause"]),
-            float(r["at"]) - wall_offset,
-            tuple(r.get("signature") or ()) or None,
-        )
-        for r in earlier.get("restarts") or ()
+        FailedAttempt(r.attempt, r.cause, (r.at or 0.0) - wall_offset, tuple(r.signature or ()) or None)
+        for r in earlier.restarts
     )
-    at = earlier.get("resume")
     plan = AttemptPlan(
         attempt,
         since=now,
-        resume=Position(*at) if at else None,
+        resume=Position(*earlier.resume) if earlier.resume else None,
         restarts=restarts,
-        counted_restarts=int(earlier.get("countedRestarts") or 0),
+        counted_restarts=earlier.counted_restarts,
     )
-    incarnations = tuple(earlier.get("incarnations") or ())
-    if earlier.get("state") != "training" or len(incarnations) != trainers:
+    incarnations = earlier.incarnations
+    if earlier.state != "training" or len(incarnations) != trainers:
         return plan, ()
     cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
     members = (

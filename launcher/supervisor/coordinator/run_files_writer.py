@@ -9,15 +9,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from launcher.errors import LauncherError
-from launcher.io import files
+from launcher.io import files, run_record
 from launcher.log import log
-from launcher.paths import OutputPaths
+from launcher.paths import OutputPaths, position
+from launcher.schema import RestartRecord, RunFile, StatusFile, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
 from launcher.supervisor.coordinator.status import build_status
 from launcher.supervisor.peers.messages import Failure
-from launcher.supervisor.progress import finite_number
-from launcher.supervisor.shared_storage.output_folder import write_run_record
+from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.supervisor.timings import Timings
 
@@ -33,7 +33,7 @@ class RunFilesWriter:
         lock: OutputLease,
         *,
         fingerprint: dict[str, Any],
-        earlier: dict[str, Any],
+        earlier: RunFile,
         read_plan: Callable[[], tuple[AttemptPlan, Sequence[Member]]],
     ) -> None:
         """Create the writer; it writes nothing before `open`.
@@ -44,18 +44,16 @@ class RunFilesWriter:
             timings: how often status.json is written.
             lock: the output lease; nothing is written after it was lost.
             fingerprint: `run_fingerprint` of this run.
-            earlier: run.json as it was in the output folder before this start; {} if there was none.
+            earlier: run.json as it was in the output folder before this start; empty if there was none.
             read_plan: returns the coordinator's present plan and members; called from any thread.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
-        self.output_id = str(earlier.get("outputId") or os.urandom(8).hex())
+        self.output_id = earlier.output_id or os.urandom(8).hex()
         """Random identifier of this output, shared by all runs that resume it; job and run names may
         repeat.
         """
-        self.exported: dict[str, Any] | None = (
-            earlier.get("exported") if earlier.get("runId") == settings.run_id else None
-        )
+        self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
         self._started = time.time()
         self._trained: float | None = None
@@ -76,8 +74,8 @@ class RunFilesWriter:
             is_complete: whether training was complete before this start; run.json then keeps its times.
         """
         if is_complete:
-            self._started = finite_number(self._earlier.get("started")) or self._started
-            self._trained = finite_number(self._earlier.get("finished")) or time.time()
+            self._started = self._earlier.started or self._started
+            self._trained = self._earlier.finished or time.time()
         self.write_plan(plan)
 
     def start_status(self) -> None:
@@ -113,7 +111,7 @@ class RunFilesWriter:
         self._write_run(self._read_plan()[0], state, time.time(), cause)
         self._write_status(cause.text if cause is not None else None)
 
-    def build_status(self, cause: str | None = None) -> dict[str, Any]:
+    def build_status(self, cause: str | None = None) -> StatusFile:
         """Return the content of status.json now. `cause` says why the run failed, if it did."""
         plan, members = self._read_plan()
         return build_status(
@@ -143,33 +141,52 @@ class RunFilesWriter:
 
     def _write_status(self, cause: str | None) -> None:
         with self._writing:
-            files.write_json(self.output.status_json, self.build_status(cause), self._lock.check)
+            files.write_json(self.output.status_json, to_json(self.build_status(cause)), self._lock.check)
 
     def _write_run(
         self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
     ) -> None:
         wall_offset = time.time() - time.monotonic()
-        write_run_record(
-            self.output,
-            self._settings,
-            self._fingerprint,
-            state=state if self._trained is None else "complete",
+        s = self._settings
+        record = RunFile(
+            run_id=s.run_id,
+            output_id=self.output_id,
+            namespace=s.namespace,
+            release=s.release,
+            fingerprint=self._fingerprint,
+            config=f"{s.config_dir}/{s.config_file}",
+            passes=s.passes,
+            keep_best=s.keep_best,
+            patience=s.patience if s.keep_best else None,
+            model_pass=self._read_model_pass() if s.keep_best else None,
             started=self._started,
             finished=finished if self._trained is None else self._trained,
-            output_id=self.output_id,
-            exported=self.exported,
+            state=state if self._trained is None else "complete",
             attempt=plan.attempt,
             restarts=[
-                {"attempt": r.attempt, "cause": r.cause, "at": r.at + wall_offset, "signature": r.signature}
+                RestartRecord(
+                    r.attempt, r.cause, r.at + wall_offset, list(r.signature) if r.signature else None
+                )
                 for r in plan.restarts
             ],
             holder=self._lock.token,
-            plan={
-                "countedRestarts": plan.counted_restarts,
-                "incarnations": plan.incarnations,
-                "resume": (plan.resume.passes, plan.resume.batches) if plan.resume is not None else None,
-            },
+            counted_restarts=plan.counted_restarts,
+            incarnations=list(plan.incarnations),
+            resume=[plan.resume.passes, plan.resume.batches] if plan.resume is not None else None,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,
-            check=self._lock.check,
+            score=self._score(),
+            exported=self.exported,
         )
+        run_record.write(self.output, record, self._lock.check)
+
+    def _score(self) -> dict[str, Any]:
+        """Return the model's test scores from model/score.json, else from the present run.json."""
+        score = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), dict[str, Any]())
+        return score or read_if_intact(lambda: read_run_record(self.output), RunFile()).score
+
+    def _read_model_pass(self) -> int | None:
+        """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""
+        model = read_if_intact(lambda: files.read_json(self.output.model / "model.json"), dict[str, Any]())
+        at = position(str(model.get("checkpoint")))
+        return at.passes - 1 if at else None

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.io.bucket_export_format import run_folder_url
+from launcher.schema import RankStatus, RestartRecord, StatusFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
 from launcher.supervisor.peers.messages import PHASES, PHASES_WITHOUT_PROCESSES
@@ -111,7 +112,7 @@ def build_status(
     wall: float,
     state: str | None = None,
     cause: str | None = None,
-) -> dict[str, Any]:
+) -> StatusFile:
     """Return the content of `output/status.json` (docs/reference/file-formats.md).
 
     Args:
@@ -125,57 +126,55 @@ def build_status(
     """
     starts = plan.do == "train" and any(find_state_before_training(member, plan) for member in members)
     state = state or ("starting" if starts else STATES.get(plan.do, plan.do))
-    ranks: list[dict[str, Any]] = []
-    for member in members:
-        progress = find_progress(member, plan)
-        reported = member.state
-        ranks.append(
-            {
-                "rank": member.rank,
-                "pod": reported.pod if reported is not None else "",
-                "node": reported.node if reported is not None else "",
-                # After a second start of a complete run no rank reports, but none is absent or staging.
-                "state": state if state == "complete" else _rank_state(member, progress),
-                "pass": whole_number(progress.get("pass")),
-                "batch": whole_number(progress.get("batch")),
-                "samplesPerSecond": finite_number(progress.get("samples_per_second")),
-                "loss": finite_number(progress.get("loss")),
-                "storageSeconds": reported.storage if reported is not None else 0.0,
-            }
-        )
     progresses = [find_progress(member, plan) for member in members]
-    placed = [(r["pass"], r["batch"] or 0) for r in ranks if r["pass"] is not None]
+    ranks = [
+        # After a second start of a complete run no rank reports, but none is absent or staging.
+        _build_rank(member, progress, state if state == "complete" else _rank_state(member, progress))
+        for member, progress in zip(members, progresses, strict=True)
+    ]
+    placed = [(r.number, r.batch or 0) for r in ranks if r.number is not None]
     slowest = min(placed, default=(None, None))
-    speeds = [r["samplesPerSecond"] for r in ranks if r["samplesPerSecond"] is not None]
-    losses = [r["loss"] for r in ranks if r["loss"] is not None]
+    speeds = [r.samples_per_second for r in ranks if r.samples_per_second is not None]
+    losses = [r.loss for r in ranks if r.loss is not None]
     etas = [eta for progress in progresses if (eta := estimate_seconds_left(progress, settings)) is not None]
     batches = [
         found for progress in progresses if (found := whole_number(progress.get("batches"))) is not None
     ]
-    return {
-        "runId": settings.run_id,
-        "state": state,
-        "attempt": plan.attempt,
-        "restarts": [
-            {"attempt": r.attempt, "cause": r.cause, "at": round(wall - (now - r.at), 3)}
-            for r in plan.restarts
-        ],
-        "waitingFor": describe_wait(plan, members, now),
-        "trainers": settings.trainers,
-        "passes": settings.passes,
-        "pass": slowest[0],
-        "batch": slowest[1],
-        "batches": max(batches, default=None),
-        "samplesPerSecond": round(sum(speeds), 1) if speeds else None,
-        "loss": sum(losses) / len(losses) if losses else None,
-        "etaSeconds": round(max(etas), 1)
-        if etas and state == "training"
-        else (0 if state == "complete" else None),
-        "cause": cause,
-        "exportTo": run_folder_url(settings) if settings.export_to else None,
-        "updated": round(wall, 3),
-        "ranks": ranks,
-    }
+    seconds_left = 0.0 if state == "complete" else None
+    return StatusFile(
+        run_id=settings.run_id,
+        state=state,
+        attempt=plan.attempt,
+        restarts=[RestartRecord(r.attempt, r.cause, round(wall - (now - r.at), 3)) for r in plan.restarts],
+        waiting_for=describe_wait(plan, members, now),
+        trainers=settings.trainers,
+        passes=settings.passes,
+        number=slowest[0],
+        batch=slowest[1],
+        batches=max(batches, default=None),
+        samples_per_second=round(sum(speeds), 1) if speeds else None,
+        loss=sum(losses) / len(losses) if losses else None,
+        eta=round(max(etas), 1) if etas and state == "training" else seconds_left,
+        cause=cause,
+        export_to=run_folder_url(settings) if settings.export_to else None,
+        updated=round(wall, 3),
+        ranks=ranks,
+    )
+
+
+def _build_rank(member: Member, progress: Mapping[str, Any], state: str) -> RankStatus:
+    reported = member.state
+    return RankStatus(
+        rank=member.rank,
+        pod=reported.pod if reported is not None else "",
+        node=reported.node if reported is not None else "",
+        state=state,
+        number=whole_number(progress.get("pass")),
+        batch=whole_number(progress.get("batch")),
+        samples_per_second=finite_number(progress.get("samples_per_second")),
+        loss=finite_number(progress.get("loss")),
+        storage_seconds=reported.storage if reported is not None else 0.0,
+    )
 
 
 def _rank_state(member: Member, progress: Mapping[str, Any]) -> str:
@@ -186,7 +185,7 @@ def _rank_state(member: Member, progress: Mapping[str, Any]) -> str:
     return member.phase
 
 
-def render_metrics(status: Mapping[str, Any], rendezvous_seconds: float | None) -> bytes:
+def render_metrics(status: StatusFile, rendezvous_seconds: float | None) -> bytes:
     """Return the page of GET /metrics in the text format of Prometheus.
 
     Args:
@@ -198,23 +197,23 @@ def render_metrics(status: Mapping[str, Any], rendezvous_seconds: float | None) 
 
     registry = CollectorRegistry()
     gauges = {
-        "attempt": ("Present attempt, counted from 0.", status["attempt"]),
-        "pass": ("Pass of the slowest rank, counted from 0.", status["pass"]),
-        "batch": ("Batch of the slowest rank.", status["batch"]),
-        "samples_per_second": ("Samples per second of all ranks.", status["samplesPerSecond"]),
-        "loss": ("Mean training loss of the pass so far.", status["loss"]),
-        "eta_seconds": ("Estimated seconds until the end of the last pass.", status["etaSeconds"]),
+        "attempt": ("Present attempt, counted from 0.", status.attempt),
+        "pass": ("Pass of the slowest rank, counted from 0.", status.number),
+        "batch": ("Batch of the slowest rank.", status.batch),
+        "samples_per_second": ("Samples per second of all ranks.", status.samples_per_second),
+        "loss": ("Mean training loss of the pass so far.", status.loss),
+        "eta_seconds": ("Estimated seconds until the end of the last pass.", status.eta),
         "rendezvous_seconds": ("Seconds from the plan of this attempt to its start.", rendezvous_seconds),
     }
     for name, (text, found) in gauges.items():
         gauge = Gauge(f"paddle_training_{name}", text, registry=registry)
         gauge.set(float("nan") if found is None else found)
     restarts = Counter("paddle_training_restarts", "Restarts of the gang.", ["cause"], registry=registry)
-    for restart in status["restarts"]:
-        restarts.labels(cause=restart["cause"].partition("\n")[0][:120]).inc()
+    for restart in status.restarts:
+        restarts.labels(cause=restart.cause.partition("\n")[0][:120]).inc()
     ranks = Gauge(
         "paddle_training_rank_samples_per_second", "Samples per second.", ["rank"], registry=registry
     )
-    for rank in status["ranks"]:
-        ranks.labels(rank=str(rank["rank"])).set(rank["samplesPerSecond"] or 0)
+    for rank in status.ranks:
+        ranks.labels(rank=str(rank.rank)).set(rank.samples_per_second or 0)
     return bytes(generate_latest(registry))

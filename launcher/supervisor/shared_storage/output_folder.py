@@ -1,4 +1,4 @@
-"""Resume the output of an earlier run, or move it to runs/ and start from scratch; write run.json.
+"""Resume the output of an earlier run, or move it to runs/ and start from scratch.
 
 A run matches an output if both have the same fingerprint: the settings and program that decide what is
 trained.
@@ -20,17 +20,20 @@ import errno
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher.errors import DataError, StorageError
 from launcher.io import files, run_record
 from launcher.log import log
-from launcher.paths import JobPaths, OutputPaths, position
+from launcher.paths import JobPaths, OutputPaths
+from launcher.schema import RunFile, StatusFile, from_json, read_fields
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
+
+T = TypeVar("T")
 
 
 def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
@@ -60,8 +63,8 @@ class OpenedOutput:
     output: OutputPaths
     attempt: int
     """0 in a new output; 1 more than the last attempt in a resumed one."""
-    earlier: dict[str, Any]
-    """run.json as it was read, or {}."""
+    earlier: RunFile
+    """The run record as it was read; empty in a new output."""
 
 
 def check_folders(layout: JobPaths) -> None:
@@ -105,18 +108,18 @@ def open_output(settings: TrainSettings, print_: dict[str, Any], lock: OutputLea
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
     earlier = _earlier(output, pause)
-    if earlier is not None and earlier.get("fingerprint") == print_:
-        log.info("resuming output/ of run %s: same fingerprint", earlier.get("runId"))
+    if earlier is not None and earlier.fingerprint == print_:
+        log.info("resuming output/ of run %s: same fingerprint", earlier.run_id)
         return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
     back = _matching(layout, print_, pause)
     if back is None and not any(_kept(name) for name in files.list_names(output.root, pause)):
-        return OpenedOutput(output, 0, {})
+        return OpenedOutput(output, 0, RunFile())
     moved = _swap(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info("moved output/ with another fingerprint to %s", moved.relative_to(layout.job))
     if back is None:
-        return OpenedOutput(output, 0, {})
+        return OpenedOutput(output, 0, RunFile())
     log.info("brought back runs/%s: same fingerprint", back.name)
-    earlier = _earlier(output, pause) or {}
+    earlier = _earlier(output, pause) or RunFile()
     return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
 
 
@@ -125,7 +128,7 @@ def _kept(name: str) -> bool:
     return not name.startswith((".", "run.lock"))
 
 
-def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> dict[str, Any] | None:
+def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | None:
     """Return the run record of the present output/; None if it is absent or damaged and there is no
     checkpoint.
 
@@ -150,9 +153,7 @@ def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> dict[str, A
     return found
 
 
-def read_run_record(
-    output: OutputPaths, pause: Callable[[float], None] = time.sleep
-) -> dict[str, Any] | None:
+def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RunFile | None:
     """Return an output's run record: run.json, else its copy; None when neither is there.
 
     Raises:
@@ -165,18 +166,17 @@ def read_run_record(
     if damage is not None:
         copy = output.run_copy.name
         log.warning("%s Its copy %s is used, and run.json will be written again.", damage, copy)
-    return found
+    return None if found is None else from_json(RunFile, found)
 
 
-def _glance(read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
-    """Call `read` for a JSON file that is not essential; return its object, or {} if it is absent or
-    damaged.
-    """
+def read_if_intact(read: Callable[[], T | None], default: T) -> T:
+    """Call `read` for a JSON file that is not essential; return `default` if it is absent or damaged."""
     try:
-        return read() or {}
+        found = read()
     except files.UnreadableError as error:
         log.warning("%s It is ignored.", error)
-        return {}
+        found = None
+    return default if found is None else found
 
 
 def _matching(layout: JobPaths, print_: dict[str, Any], pause: Callable[[float], None]) -> Path | None:
@@ -186,14 +186,15 @@ def _matching(layout: JobPaths, print_: dict[str, Any], pause: Callable[[float],
     for name in files.list_names(layout.runs, pause):
         if name.startswith("."):  # `clean` is removing it
             continue
-        run = _glance(functools.partial(read_run_record, OutputPaths(layout.run(name)), pause))
-        if run.get("fingerprint") == print_:
-            found.append((float(run.get("started") or 0), name))
+        read = functools.partial(read_run_record, OutputPaths(layout.run(name)), pause)
+        run = read_if_intact(read, RunFile())
+        if run.fingerprint == print_:
+            found.append((run.started, name))
     return layout.run(max(found)[1]) if found else None
 
 
 def _swap(
-    layout: JobPaths, earlier: dict[str, Any] | None, back: Path | None, *, run_id: str, lock: OutputLease
+    layout: JobPaths, earlier: RunFile | None, back: Path | None, *, run_id: str, lock: OutputLease
 ) -> Path:
     """Move output/ to runs/, and another folder, which contains this pod's lease, into its place.
 
@@ -209,7 +210,7 @@ def _swap(
     """
     with files.storage_errors(layout.job), lock.still():
         layout.runs.mkdir(exist_ok=True)
-        aside = _free_name(layout, str((earlier or {}).get("runId") or "unknown"))
+        aside = _free_name(layout, (earlier.run_id if earlier else None) or "unknown")
         incoming = back or layout.output_tmp(run_id)
         incoming.mkdir(exist_ok=True)
         lock.plant(OutputPaths(incoming).lock)
@@ -240,13 +241,10 @@ def _free_name(layout: JobPaths, run_id: str) -> Path:
     return path
 
 
-def _next_attempt(output: OutputPaths, earlier: dict[str, Any], pause: Callable[[float], None]) -> int:
+def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float], None]) -> int:
     """Return 1 more than the last attempt in run.json and status.json."""
-    recorded = (
-        earlier.get("attempt"),
-        _glance(lambda: files.read_json(output.status_json, pause)).get("attempt"),
-    )
-    return 1 + max((number for number in recorded if isinstance(number, int)), default=0)
+    status = read_if_intact(lambda: files.read_json(output.status_json, pause), dict[str, Any]())
+    return 1 + max(earlier.attempt, read_fields(StatusFile, status).attempt)
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
@@ -278,83 +276,3 @@ def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
                 (node / name).rename(earlier / new)
 
     files.retry_storage(node, move)
-
-
-def write_run_record(
-    output: OutputPaths,
-    settings: TrainSettings,
-    print_: dict[str, Any],
-    *,
-    state: str,
-    started: float,
-    finished: float | None,
-    output_id: str,
-    exported: dict[str, Any] | None,
-    attempt: int,
-    restarts: list[dict[str, Any]],
-    holder: str,
-    plan: Mapping[str, Any] | None = None,
-    cause: str | None = None,
-    exit_code: int | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Write the run record: run.json and its copy run.copy.json.
-
-    The score is read from model/score.json, or else taken from the present run.json.
-
-    Args:
-        output: the output folder.
-        settings: the settings of the run.
-        print_: `run_fingerprint` of the run.
-        state: training, stopped, complete or failed.
-        started: Unix time in seconds.
-        finished: Unix time in seconds; None while the run is not over.
-        output_id: random identifier of the output, which all runs that resume it share.
-        exported: result of the export to a bucket; None without one.
-        attempt: number of the present attempt.
-        restarts: {"attempt", "cause", "at": Unix seconds} of each failed attempt.
-        holder: the token of this pod's lease.
-        plan: further keys that a later rank 0 needs to continue (`coordinator.plan_first_attempt`).
-        cause: why the run failed; None: the key is not written.
-        exit_code: exit code of the failed run; None: the key is not written.
-        check: raises if the lease was lost (`OutputLease.check`), since the file then belongs to another pod.
-    """
-    score = _glance(lambda: files.read_json(output.model / "score.json"))
-    score = score or _glance(lambda: read_run_record(output)).get("score", {})
-    end = {"cause": cause, "exitCode": exit_code}
-    value = {
-        "runId": settings.run_id,
-        "outputId": output_id,
-        "namespace": settings.namespace,
-        "release": settings.release,
-        "fingerprint": print_,
-        "config": f"{settings.config_dir}/{settings.config_file}",
-        "passes": settings.passes,
-        **_best(output, settings),
-        "started": started,
-        "finished": finished,
-        "state": state,
-        "attempt": attempt,
-        "restarts": restarts,
-        "holder": holder,
-        **(plan or {}),
-        **{key: value for key, value in end.items() if value is not None},
-        "score": score,
-        "exported": exported,
-    }
-    for path in (output.run_json, output.run_copy):
-        files.retry_storage(
-            path, functools.partial(files.write_json, path, files.with_checksum(value), check)
-        )
-
-
-def _best(output: OutputPaths, settings: TrainSettings) -> dict[str, Any]:
-    """Return the keys of run.json about the best pass; {} without `training.keepBest`.
-
-    They are keepBest, patience, and modelPass: the pass, from 0, of which output/model is.
-    """
-    if not settings.keep_best:
-        return {}
-    at = position(str(_glance(lambda: files.read_json(output.model / "model.json")).get("checkpoint")))
-    of_model = {"modelPass": at.passes - 1} if at else {}
-    return {"keepBest": settings.keep_best, "patience": settings.patience, **of_model}

@@ -148,7 +148,7 @@ def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[st
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
-    if why := schema.mismatch(manifest, schema.Manifest):
+    if why := schema.mismatch(manifest, schema.ManifestFile):
         raise DataError(f"{where} is damaged: {why}. {AGAIN}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {AGAIN}")

@@ -9,6 +9,7 @@ import pytest
 
 from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
 from launcher.paths import Position
+from launcher.schema import RunFile, from_json
 from launcher.supervisor.coordinator.coordinator import plan_first_attempt
 from launcher.supervisor.coordinator.decisions import (
     AttemptPlan,
@@ -308,7 +309,7 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
     }
-    first, members = plan_first_attempt(told, 4, 2, NOW, 3000.0)
+    first, members = plan_first_attempt(from_json(RunFile, told), 4, 2, NOW, 3000.0)
     assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
     assert first.restarts == (FailedAttempt(1, "x", 2000.0, (1, "trainer", 1)),)
     assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
@@ -321,7 +322,7 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     [{}, {"state": "stopped", "incarnations": ["i0", "i1"]}, {"state": "training", "incarnations": []}],
 )
 def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(told: dict[str, Any]) -> None:
-    first, members = plan_first_attempt(told, 4, 2, NOW, 0.0)
+    first, members = plan_first_attempt(from_json(RunFile, told), 4, 2, NOW, 0.0)
     assert (first.do, first.attempt, members) == ("wait", 4, ())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.schema import to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt, Member
 from launcher.supervisor.coordinator.status import build_status, render_metrics
@@ -20,7 +21,7 @@ from tests.launcher.supervisor.test_decisions import NOW, plan, rank
 def build_status_json(*members: Member, do: str = "train") -> dict[str, Any]:
     """Return status.json of a run in the given action, with these members."""
     settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_TRAINERS="2"))
-    return build_status(settings, members, plan(do), now=NOW, wall=NOW)
+    return to_json(build_status(settings, members, plan(do), now=NOW, wall=NOW))  # type: ignore[no-any-return]
 
 
 def build_member(number: int, state: str, storage: float = 0.0) -> Member:
@@ -71,7 +72,8 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta(tmp
         {"pass": None, "loss": float("nan"), "samples_per_second": "fast"},
     )
     plan = AttemptPlan(1, "train", restarts=(FailedAttempt(0, "a death", 90.0),))
-    value = build_status(settings, members, plan, now=100.0, wall=5000.0)
+    status = build_status(settings, members, plan, now=100.0, wall=5000.0)
+    value = to_json(status)
     assert (value["pass"], value["batch"], value["samplesPerSecond"], value["loss"]) == (1, 9, 150.0, 2.0)
     assert value["etaSeconds"] == pytest.approx((3 * 10 - 9) * 10 / 50.0)
     assert value["ranks"][2]["loss"] is None
@@ -79,7 +81,7 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta(tmp
     assert value["restarts"] == [{"attempt": 0, "cause": "a death", "at": 4990.0}]
     assert (value["state"], value["attempt"], value["waitingFor"]) == ("training", 1, None)
     json.dumps(value, allow_nan=False)
-    page = render_metrics(value, 1.5).decode()
+    page = render_metrics(status, 1.5).decode()
     assert 'paddle_training_restarts_total{cause="a death"} 1.0' in page
     assert "paddle_training_rendezvous_seconds 1.5" in page
     assert "paddle_training_pass 1.0" in page
@@ -89,10 +91,10 @@ def test_status_has_what_a_run_waits_for_and_no_progress_of_an_earlier_attempt(t
     settings = train_settings(tmp_path)
     stale = build_members("idle", {"pass": 3, "batch": 1}, {"pass": 3, "batch": 1})
     value = build_status(settings, [*stale, Member(2)], AttemptPlan(2, "wait"), now=100.0, wall=0.0)
-    assert value["state"] == "rendezvous"
-    assert value["waitingFor"] == "rank 2 to join"
-    assert value["pass"] is None
+    assert value.state == "rendezvous"
+    assert value.waiting_for == "rank 2 to join"
+    assert value.number is None
     value = build_status(settings, build_members("training", {}), AttemptPlan(1, "stop"), now=100.0, wall=0.0)
-    assert (value["state"], value["waitingFor"]) == ("restarting", "rank 0 to stop its processes")
+    assert (value.state, value.waiting_for) == ("restarting", "rank 0 to stop its processes")
     value = build_status(settings, build_members("serving", {}), AttemptPlan(1, "serve"), now=100.0, wall=0.0)
-    assert value["waitingFor"] == "the pservers of rank 0 to accept connections"
+    assert value.waiting_for == "the pservers of rank 0 to accept connections"

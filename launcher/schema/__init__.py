@@ -1,0 +1,74 @@
+"""Define the fields of the JSON files that another process reads; check them and convert them to objects.
+
+`conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files. Fields
+with a default, and `NotRequired` fields of TypedDicts, are missing in files of older launchers or in some states of
+a run.
+"""
+
+from launcher.schema.checkpoints import (
+    ChainLink,
+    CheckpointContents,
+    CheckpointFile,
+    CheckpointPosition,
+    CheckpointRows,
+    CheckpointScores,
+    CheckpointTable,
+    RankFiles,
+)
+from launcher.schema.conversion import (
+    ALWAYS,
+    KEY,
+    REQUIRED,
+    from_json,
+    is_required,
+    mismatch,
+    read_fields,
+    to_json,
+)
+from launcher.schema.data import (
+    DataFailure,
+    DataFile,
+    DataRelease,
+    ManifestFile,
+    Shard,
+    ShardFileEntry,
+    ShardFiles,
+    SideTable,
+)
+from launcher.schema.models import ModelDescription, ModelLookup, ModelTable
+from launcher.schema.runs import RankStatus, RestartRecord, RunFile, StatusFile, TrainerProgress
+
+__all__ = [
+    "ALWAYS",
+    "KEY",
+    "REQUIRED",
+    "ChainLink",
+    "CheckpointContents",
+    "CheckpointFile",
+    "CheckpointPosition",
+    "CheckpointRows",
+    "CheckpointScores",
+    "CheckpointTable",
+    "DataFailure",
+    "DataFile",
+    "DataRelease",
+    "ManifestFile",
+    "ModelDescription",
+    "ModelLookup",
+    "ModelTable",
+    "RankFiles",
+    "RankStatus",
+    "RestartRecord",
+    "RunFile",
+    "Shard",
+    "ShardFileEntry",
+    "ShardFiles",
+    "SideTable",
+    "StatusFile",
+    "TrainerProgress",
+    "from_json",
+    "is_required",
+    "mismatch",
+    "read_fields",
+    "to_json",
+]

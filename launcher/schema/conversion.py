@@ -1,0 +1,152 @@
+"""Convert dataclasses to JSON values and back, and check JSON values against types."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+
+T = TypeVar("T")
+
+KEY = "key"
+"""Key in the metadata of a dataclass field; its value is the field's JSON key, if that is not the name."""
+ALWAYS = {"always": True}
+"""Metadata of a dataclass field that `to_json` writes even when it has its default value."""
+REQUIRED = {"required": True}
+"""Metadata of a field that every file has, although it has a default for `read_fields`."""
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def mismatch(value: object, shape: Any, at: str = "") -> str | None:
+    """Compare a parsed JSON value with a type; return a description of the first difference, or None.
+
+    Args:
+        value: the parsed JSON value.
+        shape: the expected type: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict
+            or dataclass with fields of these types.
+        at: the key of `value` in its file, with dots between levels, for the description.
+    """
+    kind = get_origin(shape) or shape
+    inner: list[tuple[object, Any, str]] = []
+    why = None
+    if kind is types.UnionType:
+        whys = [mismatch(value, other, at) for other in get_args(shape)]
+        why = None if None in whys else whys[0]
+    elif is_typeddict(shape) and isinstance(value, dict):
+        missing = sorted(key for key in shape.__required_keys__ if key not in value)
+        why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
+        inner = [(value[key], hint, key) for key, hint in _hints(shape).items() if key in value]
+    elif dataclasses.is_dataclass(shape) and isinstance(value, dict):
+        cls: Any = shape
+        keys = {_key(f): f for f in dataclasses.fields(cls)}
+        missing = sorted(key for key, f in keys.items() if is_required(f) and key not in value)
+        why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
+        inner = [(value[key], _hints(cls)[f.name], key) for key, f in keys.items() if key in value]
+    elif kind is list and isinstance(value, list):
+        inner = [(entry, get_args(shape)[0], str(number)) for number, entry in enumerate(value)]
+    elif kind is dict and isinstance(value, dict):
+        inner = [(entry, get_args(shape)[1], key) for key, entry in value.items()]
+    elif shape is not Any:
+        plain = {float: (int, float)}.get(kind, dict if _is_object(shape) else kind)
+        fits = isinstance(value, plain) and not isinstance(value, bool)
+        why = None if fits else f"{at} is {value!r:.60}"
+    found = (mismatch(entry, hint, f"{at}.{key}".lstrip(".")) for entry, hint, key in inner)
+    return why or next(filter(None, found), None)
+
+
+def to_json(value: Any) -> Any:
+    """Convert a dataclass of this package, with everything in it, to dicts and lists for `json.dumps`.
+
+    A field that has its default value is left out, unless its metadata is ALWAYS.
+    """
+    if dataclasses.is_dataclass(value):
+        found = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return {_key(f): to_json(inner) for f, inner in found if _is_written(f, inner)}
+    if isinstance(value, Mapping):
+        return {key: to_json(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
+    return value
+
+
+def from_json(shape: type[T], value: Any) -> T:
+    """Convert parsed JSON to a dataclass, the reverse of `to_json`. Unknown keys are ignored.
+
+    Args:
+        shape: the dataclass.
+        value: the parsed JSON.
+
+    Raises:
+        ValueError: a required key of `value` is missing, or a value has the wrong type; the message has the
+            key.
+    """
+    if why := mismatch(value, shape):
+        raise ValueError(why)
+    built: T = _build(shape, value)
+    return built
+
+
+def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
+    """Convert a JSON object to a dataclass, leniently: a missing or wrong value becomes the field's default.
+
+    Args:
+        shape: the dataclass; all its fields must have defaults. A field with the KEY "" receives the whole
+            object.
+        value: the parsed JSON object.
+    """
+    cls: Any = shape
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(cls):
+        key, hint = _key(one), _hints(cls)[one.name]
+        entry: Any = value.get(key) if key else value
+        inner = get_args(hint)[0] if get_origin(hint) is list else None
+        if dataclasses.is_dataclass(inner):
+            entries = entry if isinstance(entry, list) else []
+            objects = [part for part in entries if isinstance(part, dict)]
+            found[one.name] = [read_fields(cast(type[Any], inner), part) for part in objects]
+        elif entry is not None and mismatch(entry, hint) is None:
+            found[one.name] = float(entry) if hint in (float, float | None) else entry
+    made: T = cls(**found)
+    return made
+
+
+def _build(shape: Any, value: Any) -> Any:
+    kind = get_origin(shape) or shape
+    if kind is types.UnionType:
+        shape = next(other for other in get_args(shape) if mismatch(value, other) is None)
+        return _build(shape, value)
+    if dataclasses.is_dataclass(shape):
+        hints = _hints(kind)
+        present = [f for f in dataclasses.fields(kind) if _key(f) in value]
+        return kind(**{f.name: _build(hints[f.name], value[_key(f)]) for f in present})
+    if kind is list:
+        return [_build(get_args(shape)[0], inner) for inner in value]
+    if kind is dict and get_args(shape):
+        return {key: _build(get_args(shape)[1], inner) for key, inner in value.items()}
+    return value
+
+
+def _key(found: dataclasses.Field[Any]) -> str:
+    return str(found.metadata.get(KEY, found.name))
+
+
+def _default(found: dataclasses.Field[Any]) -> Any:
+    made = found.default_factory
+    return found.default if made is dataclasses.MISSING else made()
+
+
+def is_required(found: dataclasses.Field[Any]) -> bool:
+    """Return whether every file has this field of a dataclass."""
+    return _default(found) is dataclasses.MISSING or "required" in found.metadata
+
+
+def _is_written(found: dataclasses.Field[Any], value: Any) -> bool:
+    return "always" in found.metadata or is_required(found) or bool(value != _default(found))
+
+
+def _is_object(shape: Any) -> bool:
+    return is_typeddict(shape) or dataclasses.is_dataclass(shape)

@@ -1,0 +1,91 @@
+"""The files of the data Job: manifest.json, files.json and data-failed.json."""
+
+from dataclasses import dataclass, field
+from typing import NotRequired, TypedDict
+
+from launcher.schema.conversion import KEY, REQUIRED
+
+
+class DataFile(TypedDict):
+    """Entry of manifest.json about test.txt or rows.json. Older manifests have no sha256."""
+
+    bytes: int
+    sha256: NotRequired[str | None]
+    lines: NotRequired[int]
+
+
+class SideTable(DataFile):
+    """Entry of manifest.json about a side table: a file of `data.tables` that the program reads."""
+
+    name: str
+
+
+class Shard(TypedDict):
+    """Entry of manifest.json about a shard, one rank's part of the rows.
+
+    A shard is the file train.txt, or as many files as `parts` says, which the shard's files.json lists.
+    """
+
+    index: int
+    bytes: int
+    lines: NotRequired[int]
+    parts: NotRequired[int]
+    sha256: NotRequired[str | None]
+
+
+class DataRelease(TypedDict, total=False):
+    """The Helm release whose data Job made the data that a manifest describes."""
+
+    dataDigest: str | None
+    namespace: str
+    release: str
+    job: str
+    runId: str
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """`manifest.json`: the list of a job's data files, which training pods wait for and verify."""
+
+    version: int = 0
+    data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    content: str = ""
+    source: str = ""
+    sha256: str = ""
+    member: str = ""
+    format: str = ""
+    seed: int = 0
+    test_fraction: float = field(default=0.0, metadata={KEY: "testFraction"})
+    test_source: str = field(default="", metadata={KEY: "testSource"})
+    test_rows: int = field(default=0, metadata={KEY: "testRows"})
+    split_count: int = field(default=0, metadata={KEY: "splitCount"})
+    lines: int = 0
+    shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
+    test: DataFile | None = None
+    rows: DataFile | None = None
+    tables: list[SideTable] = field(default_factory=list)
+    made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
+    replaced: list[DataRelease] = field(default_factory=list)
+    checksum: str = ""
+
+
+class ShardFileEntry(TypedDict):
+    """Entry of files.json about one file of a shard that has several files."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+class ShardFiles(TypedDict):
+    """`files.json`: lists the files of a shard that has several."""
+
+    files: list[ShardFileEntry]
+
+
+@dataclass(frozen=True)
+class DataFailure:
+    """`data-failed.json`: why the data Job failed (docs/reference/file-formats.md)."""
+
+    data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    reason: str = ""
