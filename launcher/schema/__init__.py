@@ -1,11 +1,11 @@
 """Define the fields of the JSON files that another process reads; check them and convert them to objects.
 
-`conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files. Fields
+`json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files. Fields
 with a default, and `NotRequired` fields of TypedDicts, are missing in files of older launchers or in some states of
 a run.
 """
 
-from launcher.schema.checkpoints import (
+from launcher.schema.checkpoint_files import (
     ChainLink,
     CheckpointContents,
     CheckpointFile,
@@ -15,17 +15,7 @@ from launcher.schema.checkpoints import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.schema.conversion import (
-    ALWAYS,
-    KEY,
-    REQUIRED,
-    from_json,
-    is_required,
-    mismatch,
-    read_fields,
-    to_json,
-)
-from launcher.schema.data import (
+from launcher.schema.data_files import (
     DataFailure,
     DataFile,
     DataRelease,
@@ -35,8 +25,18 @@ from launcher.schema.data import (
     ShardFiles,
     SideTable,
 )
-from launcher.schema.models import ModelDescription, ModelLookup, ModelTable
-from launcher.schema.runs import RankStatus, RestartRecord, RunFile, StatusFile, TrainerProgress
+from launcher.schema.json_conversion import (
+    ALWAYS,
+    KEY,
+    REQUIRED,
+    from_json,
+    is_required,
+    mismatch,
+    read_fields,
+    to_json,
+)
+from launcher.schema.model_files import ModelDescription, ModelLookup, ModelTable
+from launcher.schema.run_files import RankStatus, RestartRecord, RunFile, StatusFile, TrainerProgress
 
 __all__ = [
     "ALWAYS",

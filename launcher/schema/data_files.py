@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NotRequired, TypedDict
 
-from launcher.schema.conversion import KEY, REQUIRED
+from launcher.schema.json_conversion import KEY, REQUIRED
 
 
 class DataFile(TypedDict):

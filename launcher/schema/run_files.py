@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from launcher.schema.conversion import ALWAYS, KEY
+from launcher.schema.json_conversion import ALWAYS, KEY
 
 TrainerProgress = TypedDict(
     "TrainerProgress",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.schema.conversion import ALWAYS
+from launcher.schema.json_conversion import ALWAYS
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.schema.conversion import KEY
+from launcher.schema.json_conversion import KEY
 
 
 @dataclass(frozen=True)
