@@ -434,6 +434,7 @@ class Agent:
         """
         self._lease_error = error
         child_processes.kill_all_children()
+        child_processes.kill_helpers()  # report and export write to output/, or read what they upload from there
         if self.coordinator is not None:
             self.coordinator.stop_attempt(error)
         self.wake()

@@ -240,6 +240,12 @@ def kill_all_children() -> None:
         _kill(group, signal.SIGKILL)
 
 
+def kill_helpers() -> None:
+    """Kill this pod's helper processes with all their descendants (SIGKILL); callable from any thread."""
+    for group in tuple(_apart):
+        _kill(group, signal.SIGKILL)
+
+
 def watched_pids() -> set[int]:
     """Return the process ids of all running children; for each, a `ChildProcess` thread waits for its
     exit.

@@ -65,8 +65,9 @@ class Timings:
     """Between writes of status.json."""
     curve: float = 90.0
     """For the plot and the report of a complete run: some 3 s, and many times that on busy cores."""
-    report: float = 5.0
-    """For the report of a failed run: the exit of rank 0's pod waits for it."""
+    report: float = 30.0
+    """For the report of a failed run: some 2 s, and many times that on busy cores. With `stop` and `farewell`
+    before it, it fits into the default grace period of a pod (60 s)."""
     copies: float = 5.0
     """For the last lines of the processes' logs to be copied to the storage before the launcher exits."""
     reach: float = 60.0

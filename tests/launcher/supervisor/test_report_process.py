@@ -1,12 +1,15 @@
-"""Test the helper process for plots and report that a failed attempt leaves."""
+"""Tests of the helper process that draws plots and writes the report."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from launcher.io import run_record
 from launcher.paths import OutputPaths
+from launcher.schema import RunFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.helpers.report_process import ReportProcess
 from launcher.supervisor.timings import Timings
@@ -26,3 +29,17 @@ def test_the_process_of_a_failed_attempt_exits(tmp_path: Path) -> None:
     child = report._process._child
     report.discard()
     until(child.done.is_set, "the end of the process", 60)
+
+
+def test_the_report_of_a_failed_run_is_written_on_a_slow_machine(tmp_path: Path) -> None:
+    """On a busy machine the start of Python and the import of matplotlib took longer than 5 s."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text("import time; time.sleep(6)")
+    env = {"PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work"), "PYTHONPATH": str(tmp_path / "slow")}
+    settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **env))
+    settings.work_dir.mkdir()
+    output = OutputPaths(tmp_path / "output")
+    output.root.mkdir()
+    run_record.write(output, RunFile(run_id="r", state="failed", cause="a death"))
+    ReportProcess(output, settings, Timings()).write_failure_report(Timings().report, time.sleep)
+    assert output.report_html.is_file()

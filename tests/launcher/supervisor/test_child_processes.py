@@ -1,0 +1,171 @@
+"""Tests of child processes: copies of their logs, the fork server, orphans, and what a lost lease kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launcher import runtimes
+from launcher.errors import UnfitError
+from launcher.runtimes.runtime_protocol import ProcessSpec
+from launcher.settings import TrainSettings
+from launcher.supervisor import child_processes
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.child_processes import ChildProcess, ForkServer, LogFollower
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def test_a_log_is_copied_completely_once_the_volume_works_again(
+    tmp_path: Path,
+) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "volume" / "train.log"
+    copy.parent.write_text("a file in place of the folder: every write to the copy fails")
+    log.touch()
+    follow = LogFollower(log, copy=copy, shown=False, period=0.02)
+    with log.open("a") as child:
+        for number in range(100):
+            child.write(f"line {number}\n")
+            child.flush()
+    time.sleep(0.5)
+    copy.parent.unlink()
+    follow.end()
+    follow.join(10)
+    assert copy.read_text() == log.read_text()
+
+
+def test_a_log_copy_that_is_renamed_is_continued_under_its_new_name(tmp_path: Path) -> None:
+    log, copy = tmp_path / "train.log", tmp_path / "node_0" / "train.log"
+    log.write_text("first\n")
+    follow = LogFollower(log, copy=copy, shown=False, period=0.02)
+    until(copy.exists)
+    aside = copy.rename(copy.with_name("earlier.log"))
+    with log.open("a") as child:
+        child.write("second\n")
+    follow.end()
+    follow.join(10)
+    assert aside.read_text() == "first\nsecond\n"
+    assert not copy.exists()
+
+
+FORKS = f"""
+import os, sys
+sys.path.insert(0, {str(Path(child_processes.__file__).parents[2])!r})
+from launcher.trainer import fork_server as forks
+forks.serve(lambda: print("loading"))
+print(os.environ["WHO"], "in", os.getcwd(), "of", os.getppid(), flush=True)
+exec(os.environ["THEN"])
+"""
+
+
+def build_spec(tmp_path: Path, code: str = "print('not forked')", **env: str) -> ProcessSpec:
+    """Return the specification of a process that runs `code`."""
+    argv = (sys.executable, "-c", code)
+    return ProcessSpec("trainer", "trainer", argv, env, tmp_path, tmp_path / "work" / "logs" / "x.log")
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Iterator[ForkServer]:
+    """Return a fork server whose processes run the code in their environment variable THEN."""
+    (tmp_path / "work").mkdir(exist_ok=True)
+    server = ForkServer(replace(build_spec(tmp_path, FORKS), log=tmp_path / "work" / "logs" / "forks.log"))
+    yield server
+    server.end()
+
+
+def test_a_forked_process_has_its_own_environment_folder_log_and_exit_code(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    for number in (9, 0):
+        then = f"print(os.getsid(0) == os.getpid()); sys.exit({number})"
+        child = ChildProcess(build_spec(tmp_path, WHO=f"rank {number}", THEN=then), lambda: None, forks)
+        until(child.done.is_set)
+        assert child.returncode == number
+        expected = f"rank {number} in {tmp_path} of {os.getpid()}\nTrue\n"
+        assert child.spec.log.read_text() == expected
+    assert (tmp_path / "work" / "logs" / "forks.log").read_text() == "loading\n"
+
+
+def test_a_forked_process_outlives_the_fork_server_and_is_killed_with_its_descendants(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    assert forks.ready(20)
+    then = "import subprocess; below = subprocess.Popen(['sleep', '600']); print(below.pid, flush=True)"
+    child = ChildProcess(build_spec(tmp_path, WHO="x", THEN=f"{then}; below.wait()"), lambda: None, forks)
+    until(lambda: child.spec.log.read_text().count("\n") == 2)
+    forks.end()
+    descendant = int(child.spec.log.read_text().split()[-1])
+    assert not child.done.wait(0.3)
+    child.signal(signal.SIGTERM)
+    until(child.done.is_set)
+    assert child.returncode == -signal.SIGTERM
+    until(
+        lambda: (
+            child_processes.reap_orphans(child_processes.watched_pids())
+            or not Path(f"/proc/{descendant}").exists()
+        )
+    )
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_process_reaped_as_an_orphan_keeps_its_exit_code(
+    tmp_path: Path, forks: ForkServer, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forks.ready(20)
+    monkeypatch.setattr(child_processes, "_kill", lambda pid, _: os.waitpid(pid, 0))
+    spec = build_spec(tmp_path, "raise SystemExit(9)", WHO="x", THEN="sys.exit(9)")
+    child = ChildProcess(spec, lambda: None, forks if forked else None)
+    until(child.done.is_set)
+    assert child.returncode == 9
+
+
+@pytest.mark.parametrize("how", ["not loaded", "dead", "stopped"])
+def test_a_process_is_started_without_a_fork_server_that_cannot_fork(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    monkeypatch.setattr(child_processes, "FORK_SECONDS", 0.5)
+    server = ForkServer(build_spec(tmp_path, SLEEP if how == "not loaded" else FORKS))
+    if how != "not loaded":
+        assert server.ready(20)
+        os.kill(server._popen.pid, signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+        until(lambda: how == "stopped" or not server.alive)
+    child = ChildProcess(build_spec(tmp_path), lambda: None, server)
+    until(child.done.is_set)
+    assert (child.returncode, child.spec.log.read_text()) == (0, "not forked\n")
+    assert server.alive == (how == "not loaded")
+    server.end()
+    assert not server.alive
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_lost_lease_kills_processes_and_helpers_although_the_main_thread_is_stuck(
+    tmp_path: Path, apart: bool
+) -> None:
+    """A helper writes to output/, which another run may take over soon after the lease is lost."""
+    settings = TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"))
+    )
+    agent = Agent(settings, runtimes.load_runtime("fleet"), PodNetwork(), Timings())
+    child = ChildProcess(build_spec(tmp_path, SLEEP), lambda: None, apart=apart, stdin=subprocess.PIPE)
+    agent._lose_lease(
+        UnfitError("the lease was lost")
+    )  # from the lease's thread; the main thread does nothing
+    try:
+        until(child.done.is_set, "the end of the process", 10)
+    finally:
+        child.signal(signal.SIGKILL)
+        child.close_stdin()
