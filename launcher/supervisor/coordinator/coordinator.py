@@ -17,13 +17,9 @@ from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.decisions import (
-    AttemptPlan,
-    FailedAttempt,
-    GangLimits,
-    Member,
-    decide_next_plan,
-)
+from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
+from launcher.supervisor.coordinator.first_plan import plan_first_attempt
+from launcher.supervisor.coordinator.member_states import GangLimits
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.helpers.bucket_export import BucketExport
@@ -375,48 +371,3 @@ class Coordinator:
     def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
         if self._notifier is not None:
             self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)
-
-
-def plan_first_attempt(
-    earlier: RunFile, attempt: int, trainers: int, now: float, wall_offset: float
-) -> tuple[AttemptPlan, tuple[Member, ...]]:
-    """Return the first plan of a new rank 0, from the run record that an earlier rank 0 left.
-
-    If run.json still says `training`, the earlier rank 0 was lost while an attempt ran, and other pods may
-    still run processes. Then the first plan stops that attempt, and its pods count as alive until they report
-    or have not reported for too long. Otherwise the first plan waits for all ranks to join.
-
-    Args:
-        earlier: run.json of this run; empty if this run has none.
-        attempt: number of the next attempt.
-        trainers: number of ranks.
-        now: monotonic time in seconds.
-        wall_offset: Unix time minus monotonic time.
-
-    Returns:
-        (the plan, the members that may still run processes).
-    """
-    restarts = tuple(
-        FailedAttempt(r.attempt, r.cause, (r.at or 0.0) - wall_offset, tuple(r.signature or ()) or None)
-        for r in earlier.restarts
-    )
-    plan = AttemptPlan(
-        attempt,
-        since=now,
-        resume=Position(*earlier.resume) if earlier.resume else None,
-        restarts=restarts,
-        counted_restarts=earlier.counted_restarts,
-    )
-    incarnations = earlier.incarnations
-    if earlier.state != "training" or len(incarnations) != trainers:
-        return plan, ()
-    cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
-    members = (
-        Member(0),
-        # With attempt -1: every state that these launchers report themselves is later.
-        *(
-            Member(rank, MemberState(rank, incarnations[rank], "training"), now)
-            for rank in range(1, trainers)
-        ),
-    )
-    return replace(plan, attempt=attempt - 1, do="stop", cause=cause), members

@@ -24,6 +24,7 @@ from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
 from launcher.paths import Position
+from launcher.supervisor.coordinator.member_states import GangLimits, Member
 from launcher.supervisor.peers.messages import (
     PHASES,
     PHASES_WITHOUT_PROCESSES,
@@ -36,34 +37,6 @@ from launcher.supervisor.state_deadlines import LEAST_SECONDS
 
 FindCheckpoint = Callable[[], Position | None]
 """Returns the position of the newest usable checkpoint; None before the first one."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """What the coordinator knows about one rank. Times are in seconds of rank 0's monotonic clock."""
-
-    rank: int
-    state: MemberState | None = None
-    heard: float = 0.0
-    """When this rank last reported its state."""
-    progressed: float = 0.0
-    """When the trainer's position or state last changed."""
-    replaced: frozenset[str] = frozenset()
-    """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
-    ghost_until: float = 0.0
-    """Until then an earlier pod of this rank may still run processes."""
-
-    @property
-    def phase(self) -> str:
-        """Return the reported phase, or `absent` before the first report."""
-        return self.state.phase if self.state is not None else "absent"
-
-    @property
-    def label(self) -> str:
-        """Return the rank's name for messages: `rank 1 (pod x on node y)`, with the parts that are known."""
-        pod, node = (self.state.pod, self.state.node) if self.state is not None else ("", "")
-        where = " on node ".join(part for part in (f"pod {pod}" if pod else "", node) if part)
-        return f"rank {self.rank} ({where})" if where else f"rank {self.rank}"
 
 
 @dataclass(frozen=True)
@@ -109,95 +82,6 @@ class AttemptPlan:
             self.cause.text if self.cause is not None else None,
             self.cause.code if self.cause is not None and self.do == "end" else 0,
         )
-
-
-@dataclass(frozen=True)
-class GangLimits:
-    """Deadlines in seconds, and the number of restarts, of one run."""
-
-    silence: float
-    """A rank that has not reported for so long counts as lost."""
-    life: float
-    """A lost rank's processes may run for so long after its last report."""
-    rendezvous: float
-    """For all ranks to join."""
-    serve: float
-    """For all pservers to accept connections after the order `serve`."""
-    finish: float
-    """For all processes to exit after the order `finish` or `stop`."""
-    restarts: int
-    describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
-    """Takes a rank, and returns a text that says why it has not joined."""
-
-
-class StateRejectedError(Exception):
-    """The coordinator rejects the state of a pod, because another pod with the same rank is the valid one."""
-
-    def __init__(self, why: str, *, replaced: bool) -> None:
-        """Create the error.
-
-        Args:
-            why: the reason, for the message.
-            replaced: whether the rejected pod is an older one, whose states are rejected for ever.
-        """
-        super().__init__(why)
-        self.replaced = replaced
-
-
-def admit_state(member: Member, state: MemberState, now: float, limits: GangLimits) -> Member:
-    """Return a new `Member` with the state that a pod has just reported.
-
-    If two pods report with the same rank, the newer one is rejected until the older one was lost or has
-    reported that it exits: until then the older one may be healthy, and its processes run.
-
-    Args:
-        member: what was known about the rank before.
-        state: the reported state.
-        now: present monotonic time in seconds.
-        limits: the deadlines of the run.
-
-    Raises:
-        StateRejectedError: `state` comes from the pod that is not the valid one.
-    """
-    known = member.state
-    if state.incarnation in member.replaced:
-        raise StateRejectedError(f"another pod has replaced this one as rank {state.rank}", replaced=True)
-    if known is None:
-        return replace(member, state=state, heard=now, progressed=now)
-    if known.incarnation == state.incarnation:
-        if _order_key(state) < _order_key(known):
-            return member
-        progressed = member.progressed if _trainer_place(state) == _trainer_place(known) else now
-        return replace(member, state=state, heard=now, progressed=progressed)
-    if known.phase != "leaving" and now - member.heard < limits.silence:
-        raise StateRejectedError(
-            f"{member.label} is alive; this is another pod of the same rank", replaced=False
-        )
-    left = known.phase == "leaving"
-    return replace(
-        member,
-        state=state,
-        heard=now,
-        progressed=now,
-        replaced=member.replaced | {known.incarnation},
-        ghost_until=member.ghost_until if left else max(member.ghost_until, member.heard + limits.life),
-    )
-
-
-def _trainer_place(state: MemberState) -> tuple[Any, ...]:
-    return state.attempt, *(state.progress.get(key) for key in ("pass", "batch", "state"))
-
-
-_PHASE_ORDER = ("staging", "serving", "ready", "training", "done", "ended", "idle", "leaving")
-"""The phases of one attempt in the order in which a rank can pass through them."""
-
-
-def _order_key(state: MemberState) -> tuple[bool, int, int]:
-    """Return a sort key for the states of one launcher: a later state has a larger key.
-
-    A state that was sent on an earlier connection may arrive after one from a later connection.
-    """
-    return state.phase == "leaving", state.attempt, _PHASE_ORDER.index(state.phase)
 
 
 def decide_next_plan(

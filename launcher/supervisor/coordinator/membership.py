@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from launcher.log import log
-from launcher.supervisor.coordinator.decisions import GangLimits, Member, StateRejectedError, admit_state
+from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError, admit_state
 from launcher.supervisor.peers.messages import MemberState, Order
 
 

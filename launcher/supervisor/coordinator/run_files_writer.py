@@ -14,7 +14,8 @@ from launcher.log import log
 from launcher.paths import OutputPaths, position
 from launcher.schema import RestartRecord, RunFile, StatusFile, to_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
+from launcher.supervisor.coordinator.decisions import AttemptPlan
+from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record

@@ -8,7 +8,8 @@ from typing import Any
 from launcher.io.bucket_export_format import run_folder_url
 from launcher.schema import RankStatus, RestartRecord, StatusFile
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
+from launcher.supervisor.coordinator.decisions import AttemptPlan
+from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.peers.messages import PHASES, PHASES_WITHOUT_PROCESSES
 from launcher.supervisor.progress import finite_number, whole_number
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from launcher.errors import StorageFailedError
-from launcher.supervisor.coordinator.decisions import GangLimits
+from launcher.supervisor.coordinator.member_states import GangLimits
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink

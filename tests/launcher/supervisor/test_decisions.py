@@ -10,16 +10,9 @@ import pytest
 from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
 from launcher.paths import Position
 from launcher.schema import RunFile, from_json
-from launcher.supervisor.coordinator.coordinator import plan_first_attempt
-from launcher.supervisor.coordinator.decisions import (
-    AttemptPlan,
-    FailedAttempt,
-    GangLimits,
-    Member,
-    StateRejectedError,
-    admit_state,
-    decide_next_plan,
-)
+from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt, decide_next_plan
+from launcher.supervisor.coordinator.first_plan import plan_first_attempt
+from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError, admit_state
 from launcher.supervisor.peers.messages import PHASES, Failure, MemberState, Order
 
 LIMITS = GangLimits(

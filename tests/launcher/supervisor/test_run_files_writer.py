@@ -13,8 +13,9 @@ from launcher.io import files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import RunFile, from_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.coordinator import plan_first_attempt
-from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt, Member
+from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt
+from launcher.supervisor.coordinator.first_plan import plan_first_attempt
+from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.shared_storage.output_lease import OutputLease

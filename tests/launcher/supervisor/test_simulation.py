@@ -13,7 +13,8 @@ from launcher.schema import RankFiles
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.coordinator import coordinator, decisions
 from launcher.supervisor.coordinator.coordinator import Coordinator
-from launcher.supervisor.coordinator.decisions import AttemptPlan, Member
+from launcher.supervisor.coordinator.decisions import AttemptPlan
+from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder

@@ -11,7 +11,8 @@ import pytest
 
 from launcher.schema import to_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt, Member
+from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt
+from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status, render_metrics
 from launcher.supervisor.peers.messages import MemberState
 from tests.launcher.supervisor.loopback_gang import pod_environ
