@@ -78,7 +78,7 @@ def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
             missing = ", ".join(f"{host}:{port}" for host, port in waiting)
             raise DeadlineError(
                 f"waited {CONNECT_SECONDS} s for {what}, but nothing listens on {missing}. Fix: see "
-                "server.log of those ranks: python -m launcher logs --server"
+                "server.log of those ranks: python -m launcher logs --role pserver"
             )
         time.sleep(0.05)
 

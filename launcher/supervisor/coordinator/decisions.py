@@ -227,28 +227,11 @@ def _first_failure(
     """Return the earliest failure of this attempt; later ones are usually its consequences."""
     if not plan.incarnations:
         return None  # the attempt of an earlier rank 0, whose loss is the cause
-    found = []
-    limit = {"serve": limits.serve, "finish": limits.finish}.get(plan.do)
-    for member, started in zip(members, plan.incarnations, strict=True):
-        state = member.state
-        if state is None or state.incarnation != started:
-            text = f"rank {member.rank}: its pod was lost and replaced by another one"
-            lost_at = min(now, max(plan.since, member.ghost_until - limits.life))
-            found.append(Failure(text, EXIT_GANG, lost_at, member.rank))
-        elif state.failure is not None and (state.attempt == plan.attempt or state.phase == "leaving"):
-            found.append(replace(state.failure, text=f"{member.label}: {state.failure.text}"))
-        elif state.phase == "leaving":
-            text = f"{member.label} exited because its pod was stopped"
-            found.append(Failure(text, EXIT_STOPPED, member.heard, member.rank))
-        elif state.attempt == plan.attempt and state.phase == "idle":
-            text = f"{member.label} stopped its processes, because no order reached it in time"
-            found.append(Failure(text, EXIT_GANG, now, member.rank))
-        elif now - member.heard >= limits.silence:
-            text = f"{member.label} was lost: it has not reported for {now - member.heard:.0f} s"
-            found.append(Failure(text, EXIT_GANG, member.heard, member.rank))
-        elif limit is not None and now - plan.since >= limit and state.phase != _STEPS[plan.do][0]:
-            text = f"{member.label} is still in phase {state.phase} {limit:.0f} s after the order {plan.do}"
-            found.append(Failure(text, EXIT_GANG, now, member.rank))
+    found = [
+        failure
+        for member, started in zip(members, plan.incarnations, strict=True)
+        if (failure := _find_member_failure(plan, member, started, now, limits)) is not None
+    ]
     waiting = all(m.state is not None and m.state.progress.get("state") == "waiting" for m in members)
     if plan.do == "train" and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
         text = (
@@ -257,6 +240,40 @@ def _first_failure(
         )
         found.append(Failure(text, EXIT_GANG, now))
     return min(found, key=lambda failure: failure.at, default=None)
+
+
+def _find_member_failure(
+    plan: AttemptPlan, member: Member, started: str, now: float, limits: GangLimits
+) -> Failure | None:
+    """Return why one rank makes this attempt fail; None if it does not.
+
+    Args:
+        plan: the present plan.
+        member: what is known about the rank.
+        started: the incarnation of the pod that started this attempt.
+        now: monotonic time in seconds.
+        limits: deadlines.
+    """
+    state, code, at = member.state, EXIT_GANG, now
+    limit = {"serve": limits.serve, "finish": limits.finish}.get(plan.do)
+    if state is None or state.incarnation != started:
+        text = f"rank {member.rank}: its pod was lost and replaced by another one"
+        at = min(now, max(plan.since, member.ghost_until - limits.life))
+    elif state.failure is not None and (state.attempt == plan.attempt or state.phase == "leaving"):
+        return replace(state.failure, text=f"{member.label}: {state.failure.text}")
+    elif state.phase == "leaving":
+        text = f"{member.label} exited because its pod was stopped"
+        code, at = EXIT_STOPPED, member.heard
+    elif state.attempt == plan.attempt and state.phase == "idle":
+        text = f"{member.label} stopped its processes, because no order reached it in time"
+    elif now - member.heard >= limits.silence:
+        text = f"{member.label} was lost: it has not reported for {now - member.heard:.0f} s"
+        at = member.heard
+    elif limit is not None and now - plan.since >= limit and state.phase != _STEPS[plan.do][0]:
+        text = f"{member.label} is still in phase {state.phase} {limit:.0f} s after the order {plan.do}"
+    else:
+        return None
+    return Failure(text, code, at, member.rank)
 
 
 def _runs_no_process(member: Member, attempt: int) -> bool:
@@ -287,26 +304,19 @@ def _plan_after_stopping(
     if cause is not plan.cause:
         plan = replace(plan, cause=cause)
     running = [m for m in members if not _runs_no_process(m, plan.attempt) and now - m.heard < limits.life]
-    if running:
-        if now - plan.since >= limits.finish:
-            names = ", ".join(member.label for member in running)
-            text = f"{names} cannot stop its processes. They had to stop after this failure: {cause.text}"
-            return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
+    if running and now - plan.since < limits.finish:
         return plan
+    if running:
+        names = ", ".join(member.label for member in running)
+        text = f"{names} cannot stop its processes. They had to stop after this failure: {cause.text}"
+        return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
     if cause.code in FINAL:
         return _end(plan, now, cause)
     newest = find_checkpoint()
     is_new = newest is not None and (plan.resume is None or newest > plan.resume)
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
-    if counted > limits.restarts:
-        since = "since the newest checkpoint" if plan.resume is not None or is_new else "without a checkpoint"
-        text = f"training.restarts: {counted} failures {since} (limit {limits.restarts}). Last cause: {cause.text}"
-        return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
-    last = plan.restarts[-1] if plan.restarts else None
-    if last is not None and cause.signature is not None and last.signature == cause.signature:
-        where = f"pass {cause.place[0] + 1}, batch {cause.place[1]}" if cause.place else "the same place"
-        text = f"{cause.text} (failed twice in a row at {where}; not retrying)"
-        return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
+    if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:
+        return _end(plan, now, replace(cause, text=why, code=EXIT_GANG))
     return replace(
         plan,
         attempt=plan.attempt + 1,
@@ -316,3 +326,33 @@ def _plan_after_stopping(
         restarts=(*plan.restarts, FailedAttempt(plan.attempt, cause.text, now, cause.signature)),
         counted_restarts=counted,
     )
+
+
+def _describe_last_failure(
+    plan: AttemptPlan, cause: Failure, limits: GangLimits, counted: int, newest: Position | None
+) -> str | None:
+    """Return why no further attempt follows after `cause`; None if one does.
+
+    Args:
+        plan: the plan of the failed attempt.
+        cause: why it failed.
+        limits: number of restarts.
+        counted: failures since the newest checkpoint, with this one.
+        newest: the newest checkpoint.
+    """
+    role = "pserver" if cause.process.startswith("pserver") else "trainer"
+    log = f"python -m launcher logs --rank {max(cause.rank, 0)} --attempt {plan.attempt} --role {role}"
+    if counted > limits.restarts:
+        since = "without a checkpoint" if newest is None else "since the newest checkpoint"
+        return (
+            f"training.restarts: {counted} failures {since} (limit {limits.restarts}). "
+            f"Last cause: {cause.text}\nFix: correct that cause (its log: {log}), then start the run again; it resumes."
+        )
+    last = plan.restarts[-1] if plan.restarts else None
+    if last is not None and cause.signature is not None and last.signature == cause.signature:
+        where = f"pass {cause.place[0] + 1}, batch {cause.place[1]}" if cause.place else "the same place"
+        return (
+            f"{cause.text} (failed twice in a row at {where}; not retrying)\n"
+            f"Fix: correct the program or the rows of that batch (log: {log})."
+        )
+    return None

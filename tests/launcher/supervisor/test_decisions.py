@@ -174,6 +174,7 @@ def test_restarts_without_a_new_checkpoint_are_limited() -> None:
     assert after.cause is not None
     assert (after.do, after.cause.code) == ("end", 70)
     assert after.cause.text.startswith("training.restarts: 3 failures since the newest checkpoint (limit 2).")
+    assert "Fix: correct that cause (its log: python -m launcher logs --rank " in after.cause.text
 
 
 def test_a_new_checkpoint_resets_the_count_of_restarts() -> None:
@@ -198,6 +199,7 @@ def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
     after = step(before, gang("idle"), Position(1))
     assert after.do == "end"
     assert "failed twice in a row at pass 2, batch 40; not retrying" in str(after.order().cause)
+    assert f"logs --rank {own.rank} --attempt {before.attempt} --role trainer" in str(after.order().cause)
     elsewhere = replace(before, cause=replace(own, place=(1, 41)))
     assert step(elsewhere, gang("idle"), Position(1)).do == "wait"
 
