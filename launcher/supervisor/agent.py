@@ -20,7 +20,6 @@ from typing import Any
 
 from launcher import runtimes
 from launcher.errors import (
-    EXIT_GANG,
     EXIT_UNFIT,
     DeadlineError,
     LauncherError,
@@ -43,12 +42,13 @@ from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_addr
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.peer_server import PeerServer
-from launcher.supervisor.peers.rank0_locator import Rank0Locator, build_credential
+from launcher.supervisor.peers.rank0_locator import Rank0Locator
 from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.progress import read_progress
+from launcher.supervisor.run_end import RunEndedError, raise_if_run_is_over
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
-from launcher.supervisor.shared_storage.output_folder import archive_logs, read_run_record, run_fingerprint
+from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
@@ -64,14 +64,6 @@ def run_rank(settings: TrainSettings) -> int:
         SettingsError: a setting is wrong; nothing was created.
     """
     return Agent(settings, runtimes.load_runtime(settings.runtime), PodNetwork(), Timings()).run()
-
-
-class RunEndedError(LauncherError):
-    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is that of the run."""
-
-    def __init__(self, cause: str, code: int) -> None:
-        super().__init__(cause)
-        self.exit_code = code
 
 
 class Agent:
@@ -240,28 +232,9 @@ class Agent:
             )
 
     def _exit_if_over(self, *states: str) -> None:
-        """Raise `RunEndedError` if run.json says that the run is over.
-
-        Rank 0 may have exited before this rank received its last order. A failed run counts only if it failed
-        under the output lease that this rank knows: a later start of the same run tries again.
-
-        Args:
-            *states: the states of run.json that count, `complete` or `failed`.
-        """
-        try:
-            run = read_run_record(self.output)
-        except files.UnreadableError:  # rank 0 reports it
-            return
-        if run is None or run.run_id != self.settings.run_id or run.state not in states:
-            return
-        if run.state == "complete" and self.runtime.is_complete(self.output.root, self.settings):
-            raise RunEndedError("the run is complete", 0)
-        if (
-            run.state == "failed"
-            and self.link is not None
-            and self.link.credential == build_credential(self.settings, run.holder)
-        ):
-            raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
+        """Raise `RunEndedError` if run.json says that the run is over; see `raise_if_run_is_over`."""
+        credential = self.link.credential if self.link is not None else None
+        raise_if_run_is_over(self.output, self.settings, self.runtime, credential, states)
 
     def _start_processes(self, order: Order) -> ProcessGroup:
         """Start this rank's parameter servers and trainer for the attempt of `order`; return them as a group.

@@ -1,6 +1,4 @@
-"""Start child processes, watch them with threads, copy their logs, and kill them with all their
-descendants.
-"""
+"""Start child processes, watch them with threads, and kill them with all their descendants."""
 
 from __future__ import annotations
 
@@ -10,12 +8,9 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import BinaryIO
 
 from launcher.errors import ProcessError
 from launcher.io import files
@@ -23,7 +18,6 @@ from launcher.runtimes.runtime_protocol import ProcessSpec
 
 FORK_SECONDS = 10.0  # a fork takes milliseconds, but longer on an overloaded machine
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has exited
 
 _alive: set[int] = set()
 """Leaders of the running process groups of an attempt, which `kill_all_children` kills."""
@@ -300,111 +294,3 @@ def reap_orphans(known: set[int]) -> None:
             if found.si_pid in known:
                 return  # its watching thread reaps it
             os.waitpid(found.si_pid, os.WNOHANG)
-
-
-class LogFollower:
-    """Copies new lines of a child's growing log file to the pod's log, to another file, and to a function.
-
-    The child writes its log itself, to the pod's own disk, so neither a slow launcher nor a full or hung
-    volume blocks it. The copy is retried until it can be written. The log file must exist; it is read to its
-    end even if a later child replaces it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        *,
-        copy: Path | None,
-        shown: bool,
-        judge: Callable[[str], None] | None = None,
-        period: float = 0.25,
-    ) -> None:
-        """Start to follow the log.
-
-        Args:
-            path: the log.
-            copy: the file to copy it to; None: no copy.
-            shown: whether it is written to the pod's log.
-            judge: called with each block of new lines, to search them for errors; None: nothing is called.
-            period: seconds between two reads.
-        """
-        self._copy, self._judge, self._period = copy, judge, period
-        self._end = threading.Event()
-        self._threads = []
-        if shown or judge is not None:
-            self._threads.append(self._thread(self._lines, path.open("rb"), shown))
-        if copy is not None:
-            self._threads.append(self._thread(self._copied, path.open("rb")))
-
-    def _thread(self, target: Callable[..., None], file: BinaryIO, *args: object) -> threading.Thread:
-        def run() -> None:
-            with file:
-                target(file, *args)
-
-        thread = threading.Thread(target=run, name=f"follow {file.name}", daemon=True)
-        thread.start()
-        return thread
-
-    def _lines(self, file: BinaryIO, shown: bool) -> None:
-        position = 0
-        while True:
-            last = self._end.wait(self._period)
-            with contextlib.suppress(OSError):
-                while block := file.read(1 << 16):
-                    cut = (
-                        len(block)
-                        if last
-                        else block.rfind(b"\n") + 1 or (len(block) if len(block) == 1 << 16 else 0)
-                    )
-                    if not cut:
-                        break
-                    if shown:
-                        sys.stdout.buffer.write(block[:cut])
-                    if self._judge is not None:
-                        self._judge(block[:cut].decode(errors="replace"))
-                    position += cut
-                    file.seek(position)
-                    if shown:
-                        sys.stdout.buffer.flush()
-            if last:
-                return
-
-    def _copied(self, file: BinaryIO) -> None:
-        """Copy the log. The copy stays open, because it is renamed when the next attempt starts."""
-        copy: BinaryIO | None = None
-        position, give_up = 0, float("inf")
-        while time.monotonic() < give_up:
-            last = self._end.wait(8 * self._period)
-            if last and give_up == float("inf"):
-                give_up = time.monotonic() + LATE_SECONDS
-            try:
-                file.seek(position)
-                while block := file.read(1 << 20):
-                    if copy is None:
-                        assert self._copy is not None  # noqa: S101 - __init__ looked
-                        self._copy.parent.mkdir(parents=True, exist_ok=True)
-                        copy = self._copy.open("r+b" if position else "wb", buffering=0)
-                    copy.seek(position)  # an earlier write may have failed half way
-                    position += copy.write(block) or 0
-                    file.seek(position)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    if copy is not None:
-                        copy.close()
-                copy = None
-                time.sleep(self._period)
-                continue
-            if last:
-                break
-        if copy is not None:
-            with contextlib.suppress(OSError):
-                copy.close()
-
-    def end(self) -> None:
-        """Let the threads copy the rest of the log and then end, because the child has exited."""
-        self._end.set()
-
-    def join(self, seconds: float) -> None:
-        """Wait at most `seconds` per thread until they have ended."""
-        for thread in self._threads:
-            thread.join(seconds)

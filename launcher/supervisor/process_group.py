@@ -12,7 +12,8 @@ from launcher.io import cgroup_memory
 from launcher.log import log
 from launcher.reporting.failure_messages import describe_exit, quote_log
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
-from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination, LogFollower
+from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
+from launcher.supervisor.log_follower import LogFollower
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.progress import finite_number, read_progress

@@ -16,7 +16,8 @@ from launcher.io.helper_protocol import HelperSpec
 from launcher.paths import WorkPaths
 from launcher.reporting.failure_messages import describe_exit, quote_last_lines
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.supervisor.child_processes import ChildProcess, GroupTermination, LogFollower
+from launcher.supervisor.child_processes import ChildProcess, GroupTermination
+from launcher.supervisor.log_follower import LogFollower
 from launcher.supervisor.timings import Timings
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from launcher import log as launcher_log
 from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
-from launcher.supervisor import agent, child_processes
+from launcher.supervisor import agent, child_processes, log_follower
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
@@ -48,7 +48,7 @@ _REPLACED: tuple[tuple[object, object], ...] = (
     (threading, virtual_time.THREADING),
     (SimpleQueue, virtual_time.SimpleQueue),
     (child_processes.ChildProcess, start_child),
-    (child_processes.LogFollower, _IGNORED),
+    (log_follower.LogFollower, _IGNORED),
     (child_processes.kill_all_children, lambda: running_pod().kill_children()),
     (child_processes.reap_orphans, _IGNORED),
     (cgroup_memory.oom_kills, lambda: 0),
