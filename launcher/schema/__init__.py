@@ -36,7 +36,13 @@ from launcher.schema.json_conversion import (
     to_json,
 )
 from launcher.schema.model_files import ModelDescription, ModelLookup, ModelTable
-from launcher.schema.run_files import RankStatus, RestartRecord, RunFile, StatusFile, TrainerProgress
+from launcher.schema.run_record_and_status import (
+    RankStatus,
+    RestartRecord,
+    RunFile,
+    StatusFile,
+    TrainerProgress,
+)
 
 __all__ = [
     "ALWAYS",
