@@ -1,7 +1,7 @@
 """Build the chart values of a stack from its settings and outputs. Imports no pulumi.
 
-Later sources override earlier ones, as with `helm -f`: the stack's outputs (image, storage), `valuesFiles` in
-their order, the setting `values`. A null restores the chart's default.
+Later sources override earlier ones, as with `helm -f`: the stack's own values (image, storage, processor of
+the nodes), `valuesFiles` in their order, the setting `values`. A null restores the chart's default.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from infra.node_capacity import is_arm
 from infra.settings import Settings
 from infra.settings_errors import Problem, SettingsError
 
@@ -127,5 +128,7 @@ def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str,
         user: the user's values, from `user_values`.
     """
     base: dict[str, Any] = {"image": outputs.image, "storage": storage_values(settings, outputs)}
+    if settings.target == "aws" and is_arm(settings.nodes.instance_types[0]):
+        base["scheduling"] = {"architecture": "arm64"}
     filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
     return filled

@@ -32,6 +32,19 @@ def test_release_values_contain_storage(storage: Any, wanted: Any) -> None:
     assert built == {"image": "i", "storage": wanted}
 
 
+@pytest.mark.parametrize(("machine", "wanted"), [("m7g.large", "arm64"), ("m7i.large", "amd64")])
+def test_release_values_of_graviton_nodes_select_their_architecture(machine: str, wanted: str) -> None:
+    chosen = load_settings(config(**{**AWS, "nodes": {"instanceTypes": [machine]}}))
+    built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), {})
+    chart = chart_values.read_yaml(ROOT / chart_values.CHART / "values.yaml", "chart")
+    assert chart_values.merge_values(chart, built)["scheduling"]["architecture"] == wanted
+    own = {"scheduling": {"architecture": "", "queue": "research"}}
+    assert (
+        chart_values.release_values(chosen, chart_values.StackOutputs("i"), own)["scheduling"]
+        == own["scheduling"]
+    )
+
+
 def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
     chosen = load_settings(config(**{**AWS, "storage": {"type": "nfs"}}))
     built = chart_values.release_values(
