@@ -175,35 +175,35 @@ def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, 
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
     """Check that the quotas allow the node group at its maximum size, one more VPC and its NAT gateways."""
     nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
+    markets = ["SPOT", "ON_DEMAND"] if nodes.fallback else [nodes.capacity]
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
-    same_market = [
-        one.get("CpuOptions") or {}
-        for one in _others(stack, instances.search("Reservations[].Instances[]"))
-        if (one.get("InstanceLifecycle") == "spot") == (nodes.capacity == "SPOT")
-        and one["InstanceType"][0] in _STANDARD
-    ]
+    used = dict.fromkeys(VCPU, 0)
+    for one in _others(stack, instances.search("Reservations[].Instances[]")):
+        if one["InstanceType"][0] in _STANDARD:
+            market = "SPOT" if one.get("InstanceLifecycle") == "spot" else "ON_DEMAND"
+            cpu = one.get("CpuOptions") or {}
+            used[market] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
     types = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
     largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in types)
-    used = sum(cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2) for cpu in same_market)
-    needs = [(VCPU[nodes.capacity], used, nodes.max * largest)]
+    needs = [(VCPU[market], used[market], nodes.max * largest) for market in markets]
     if network.vpc_id == "":
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
         needs.append((VPCS, len(_others(stack, vpcs)), 1))
         if network.nat != "none" and stack.settings.compute == "on":
             gateways = 1 if network.nat == "single" else network.zones
-            held = _others(stack, ec2.describe_addresses()["Addresses"])
-            needs.append((ADDRESSES, len(held), gateways))
+            addresses = _others(stack, ec2.describe_addresses()["Addresses"])
+            needs.append((ADDRESSES, len(addresses), gateways))
     quotas = client("service-quotas")
-    for (service, code, name), used, needed in needs:
+    for (service, code, name), held, needed in needs:
         asked = {"ServiceCode": service, "QuotaCode": code}
         # An account that never requested another value has AWS' default quota.
         own = call_if_exists(quotas.get_service_quota, **asked)
         limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
-        text = f"{name}: {used} used by others, {needed} needed, quota {limit:g}"
-        asks = f"--service-code {service} --quota-code {code} --desired-value {used + needed}"
+        text = f"{name}: {held} used by others, {needed} needed, quota {limit:g}"
+        asks = f"--service-code {service} --quota-code {code} --desired-value {held + needed}"
         fix = f"aws service-quotas request-service-quota-increase {asks} --region {stack.region}"
-        yield ok(text) if used + needed <= limit else bad(text, fix)
+        yield ok(text) if held + needed <= limit else bad(text, fix)
 
 
 def check_existing(stack: AwsStack, client: Client) -> Findings:

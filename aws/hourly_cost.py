@@ -114,9 +114,11 @@ def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
     nodes, prices = settings.nodes, read_prices()
     machines = _machines("nodes", nodes.instance_types[0], count, of_nodes=True)
     if nodes.capacity == "SPOT" and machines.per_hour is not None:
-        low, high = prices["spot"]
+        # With nodes.fallback, all nodes may be on demand.
+        low, high = prices["spot"][0], 1 if nodes.fallback else prices["spot"][1]
         price = Dollars(machines.per_hour.least * low, machines.per_hour.most * high)
-        machines = CostItem(f"spot {machines.name}", count, "node, estimate", price, of_nodes=True)
+        name = f"spot {'or on-demand ' * nodes.fallback}{machines.name}"
+        machines = CostItem(name, count, "node, estimate", price, of_nodes=True)
     yield machines
     disks = count * nodes.disk_gib
     price = _fixed(disks * prices["month"]["gp3_gib"] / HOURS_PER_MONTH)

@@ -299,7 +299,7 @@ def advice(job: TrainingJob, settings: Settings, found: Estimate) -> Iterator[st
         more = "" if job.source.startswith("http") else f"data.workers: {min(found.pods, 20)}, or "
         yield (
             f"{first} Fix: {more}prepare the data before the nodes start, with nodes.auto: true and "
-            "scheduling.suspend: true; then `python -m launcher resume`"
+            "scheduling.suspend: true until the data Job is complete"
         )
     between = found.dollars["traffic between zones"]
     if between.most > 0:

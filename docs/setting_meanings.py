@@ -60,6 +60,8 @@ MEANINGS = {
     "nodes.max": "Largest number of nodes.",
     "nodes.auto": "The cluster autoscaler adds nodes for pending pods and removes empty ones, between `min` and "
     "`max`.",
+    "nodes.fallback": "With `auto` and `SPOT`: on-demand nodes of the same types, up to `max`, while EC2 "
+    "has no spot capacity.",
     "nodes.diskGib": "Disk of a node in GiB.",
     "nodes.amiRelease": "Release of the machine image. Empty: existing nodes keep theirs. `newest`: the newest one at "
     "each `pulumi up`; another release replaces all nodes.",

@@ -286,6 +286,7 @@ def create_release(
             kubeconfig_context=eks_kubeconfig.CONTEXT,
             version=cluster.version,
             labels=nodes.system_labels,
+            fallback=settings.nodes.fallback,
             after=after,
         )
         after = [*after, scaler.release]

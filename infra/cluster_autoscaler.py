@@ -29,6 +29,7 @@ class Autoscaler(AwsComponent):
         kubeconfig_context: its context.
         version: minor version of Kubernetes; the autoscaler has the same minor version.
         labels: labels of the nodes on which it runs.
+        fallback: prefer the node group `nodes` to the node group `fallback`.
         after: resources that must exist before the release.
     """
 
@@ -41,6 +42,7 @@ class Autoscaler(AwsComponent):
         kubeconfig_context: str,
         version: str,
         labels: Mapping[str, str],
+        fallback: bool,
         after: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
@@ -64,6 +66,7 @@ class Autoscaler(AwsComponent):
                 "image": IMAGE.format(version, constants.AUTOSCALER_PATCHES.get(version, 0)),
                 "nodeSelector": dict(labels),
                 "startupTaint": constants.EFS_STARTUP_TAINT,
+                "fallback": fallback,
             },
             opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[*after, identity]),
         )

@@ -68,7 +68,9 @@ def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, i
 
 
 class Nodes(AwsComponent):
-    """paddle:infra:Nodes: the node group of the training pods. Its size changes without replacing nodes.
+    """paddle:infra:Nodes: the node groups of the training pods. Their sizes change without replacing nodes.
+
+    With `nodes.fallback` there are two: spot nodes, and on-demand nodes for times without spot capacity.
 
     `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels.
 
@@ -140,14 +142,22 @@ class Nodes(AwsComponent):
             )
 
         after = [*after, *attached]
-        self.group = node_group(
-            "nodes",
-            node_counts(settings, live.groups.get("nodes")),
-            after,
-            capacity_type=settings.capacity,
-            instance_types=list(settings.instance_types),
-            taints=startup_taints or None,
-        )
+
+        def training_group(name: str, settings: NodesSettings) -> aws.eks.NodeGroup:
+            return node_group(
+                name,
+                node_counts(settings, live.groups.get(name)),
+                after,
+                capacity_type=settings.capacity,
+                instance_types=list(settings.instance_types),
+                taints=startup_taints or None,
+            )
+
+        self.group = training_group("nodes", settings)
+        if settings.fallback:
+            training_group(
+                "fallback", settings.model_copy(update={"capacity": "ON_DEMAND", "min": 0, "desired": 0})
+            )
         self.system_groups = [self.group] if settings.desired > 0 or settings.auto else []
         self.system_labels: dict[str, str] = {}
         if settings.auto:

@@ -101,7 +101,8 @@ class ClusterSettings(SettingsModel):
 class NodesSettings(SettingsModel):
     """The node group: capacity, instanceTypes, min, desired, max, diskGib, sshKeyName, placementGroup,
     singleZone (all nodes in the first zone). auto: nodes are added for pending pods, between min and max,
-    and removed when empty; desired has no effect. amiRelease: release of the machine image; newest replaces
+    and removed when empty; desired has no effect. fallback: on-demand nodes, also up to max, when there is no
+    spot capacity. amiRelease: release of the machine image; newest replaces
     the nodes when AWS has a newer one."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
@@ -112,6 +113,7 @@ class NodesSettings(SettingsModel):
     desired: _NodeCount = 3
     max: Annotated[int, Field(ge=1, le=1000), int_help(1, 1000, "EKS limits the size of a node group")] = 3
     auto: bool = False
+    fallback: bool = False
     disk_gib: Annotated[
         int,
         Field(ge=20, le=16384),

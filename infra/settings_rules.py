@@ -158,6 +158,12 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
     if nodes.auto and nodes.placement_group:
         why = "the small system node that nodes.auto adds cannot start in a placement group"
         yield problem(auto, True, f"false with {group}", why, f"set {auto} or {group} to false")
+    if nodes.fallback and not (nodes.auto and nodes.capacity == "SPOT"):
+        limit, why = (
+            "false, unless nodes.auto is true and nodes.capacity is SPOT",
+            "the autoscaler adds these nodes",
+        )
+        yield problem("nodes.fallback", True, limit, why, "set nodes.auto to true and nodes.capacity to SPOT")
     if nodes.auto and settings.network.nat == "none" and settings.network.vpc_id == "":
         why = "the image of the cluster autoscaler is pulled from outside AWS"
         yield problem(auto, True, "false with network.nat none", why, "set network.nat to single")

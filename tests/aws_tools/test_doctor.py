@@ -230,6 +230,11 @@ def test_doctor_without_credentials_reports_only_that(dev, world, error) -> None
             {"service-quotas": Quotas(L_34B43A08=0.0)},
             "spot standard instances: 0 used",
         ),
+        (
+            ["nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"],
+            {"service-quotas": Quotas(L_1216C47A=5.0)},
+            "on-demand standard instances: 0 used by others, 6 needed, quota 5",
+        ),
         (["network.nat=per-az"], {"service-quotas": Quotas(L_0263D0A3=1.0)}, "2 needed, quota 1"),
         ([], {"service-quotas": Quotas(L_F678F1CE=1.0)}, "VPCs: 1 used by others, 1 needed, quota 1"),
         (

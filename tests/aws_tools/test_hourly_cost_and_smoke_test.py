@@ -64,6 +64,9 @@ def test_cost_spot_nodes_are_a_marked_range(dev) -> None:
     on_demand, price = fixed["nodes, m6i.large"].per_hour.most, spot["spot nodes, m6i.large"].per_hour
     assert (price.least, price.most) == pytest.approx((on_demand * low, on_demand * high))
     assert low < high < 1
+    mixed = by_name(dev("nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"))
+    either = mixed["spot or on-demand nodes, m6i.large"].per_hour
+    assert (either.least, either.most) == pytest.approx((price.least, on_demand))
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--set", "nodes.capacity=SPOT"]).output
     assert "estimate" in shown
     assert "Spot prices vary" in shown

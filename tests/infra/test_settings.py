@@ -77,6 +77,8 @@ OTHERS = [
         "nodes.instanceTypes",
         "burst",
     ),
+    ({"nodes": {"fallback": True, "auto": True}}, "nodes.fallback", "nodes.capacity is SPOT"),
+    ({"nodes": {"fallback": True, "capacity": "SPOT"}}, "nodes.fallback", "nodes.auto is true"),
     ({"nodes": {"capacity": "spot"}}, "nodes.capacity", "'ON_DEMAND' or 'SPOT'"),
     ({"nodes": {"diskGib": 8}}, "nodes.diskGib", "20 to 16384"),
     ({"dns": {"zone": "paddle"}}, "dns.zone", "two labels"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -160,8 +161,10 @@ def test_auto_addons_run_on_system_node() -> None:
 
 
 @pytest.mark.slow
-def test_autoscaler_chart_renders_with_known_flags() -> None:
-    values = aws_stack(nodes={"auto": True}).one("Release", "autoscaler").inputs["values"]
+@pytest.mark.parametrize("fallback", [False, True])
+def test_autoscaler_chart_renders_with_known_flags(fallback: bool) -> None:
+    nodes = {"auto": True, "capacity": "SPOT", "fallback": fallback}
+    values = aws_stack(nodes=nodes).one("Release", "autoscaler").inputs["values"]
     chart = str(ROOT / "charts" / "cluster-autoscaler")
     done = subprocess.run(
         ["helm", "template", "cluster-autoscaler", chart, "-n", "kube-system", "--values", "-"],
@@ -178,6 +181,18 @@ def test_autoscaler_chart_renders_with_known_flags() -> None:
     assert given["startup-taint"] == constants.EFS_STARTUP_TAINT
     known = Path(__file__).with_name("autoscaler_flags.txt").read_text(encoding="utf-8").split()
     assert set(given) - set(known) == set(), "an unknown flag makes the autoscaler exit"
+    assert given["expander"] == ("priority,least-waste" if fallback else "least-waste")
+    assert ("ConfigMap" in objects) is fallback
+    if fallback:
+        assert objects["ConfigMap"]["metadata"]["name"] == "cluster-autoscaler-priority-expander"
+        priorities = yaml.safe_load(objects["ConfigMap"]["data"]["priorities"])
+        # EKS calls the Auto Scaling group of a node group eks-<node group>-<id>.
+        groups = {
+            part: f"eks-paddle-training-dev-{part}-1a2b3c4-0c1d" for part in ("nodes", "fallback", "system")
+        }
+        order = [part for _, found in sorted(priorities.items(), reverse=True)
+                 for part, name in groups.items() if any(re.search(each, name) for each in found)]  # fmt: skip
+        assert order == ["nodes", "fallback"]
     assert objects["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == "cluster-autoscaler"
 
 

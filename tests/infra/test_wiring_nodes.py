@@ -126,3 +126,17 @@ def test_upgrade_of_nodes_uses_newest_image_of_their_version() -> None:
     group = made.one("NodeGroup").inputs
     assert (group["version"], group["releaseVersion"]) == ("1.36", "1.35.2-20261109")
     assert not {"version", "releaseVersion"} & set(made.ignored[GROUP])
+
+
+def test_fallback_group_has_on_demand_nodes_of_the_same_template() -> None:
+    spot = {"auto": True, "capacity": "SPOT", "min": 1, "desired": 3, "max": 40}
+    made = aws_stack(nodes={**spot, "fallback": True})
+    first, second = (made.one("NodeGroup", f"dev-{part}").inputs for part in ("nodes", "fallback"))
+    assert (first["capacityType"], second["capacityType"]) == ("SPOT", "ON_DEMAND")
+    assert second["scalingConfig"] == {"minSize": 0, "desiredSize": 0, "maxSize": 40}
+    changed = {key for key in first if first[key] != second[key]}
+    assert changed == {"capacityType", "scalingConfig", "tags"}
+    assert made.one("Release", "autoscaler").inputs["values"]["fallback"] is True
+    live = aws_stack(nodes={**spot, "fallback": True}, answers=running(fallback={"sizes": (0, 7, 40)}))
+    assert live.one("NodeGroup", "dev-fallback").inputs["scalingConfig"]["desiredSize"] == 7
+    assert len(aws_stack(nodes=spot).of("NodeGroup")) == 2, "the system group and one for training"
