@@ -88,11 +88,14 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
 def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
     dev_stack: Make, account: Account
 ) -> None:
-    engine = dev_stack("dev", "storage.protect=false", "nodes.auto=true", "nodes.min=0", "nodes.desired=0")
+    spot = ("nodes.capacity=SPOT", "nodes.fallback=true", "nodes.auto=true", "nodes.min=0", "nodes.desired=0")
+    engine = dev_stack("dev", "storage.protect=false", *spot)
     _fine(engine.up())
     groups = {record.inputs["nodeGroupName"].rpartition("-")[0]: record for record in account.all(NODES)}
     sizes = {name.rpartition("-")[2]: g.inputs["scalingConfig"]["desiredSize"] for name, g in groups.items()}
-    assert sizes == {"nodes": 0, "system": 1}
+    assert sizes == {"nodes": 0, "fallback": 0, "system": 1}
+    markets = {name.rpartition("-")[2]: g.inputs.get("capacityType") for name, g in groups.items()}
+    assert markets == {"nodes": "SPOT", "fallback": "ON_DEMAND", "system": None}
 
     # The autoscaler added two nodes, which is not drift.
     gang = groups["paddle-training-dev-nodes"]
@@ -112,10 +115,11 @@ def test_kubernetes_upgrade_shows_in_preview_and_starts_with_control_plane(
         "scalingConfig.desiredSize",
     }, raised.text
     assert "1.35.0-20261120 is available" in raised.text
-    assert sorted(g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)) == [1, 2]
+    assert sorted(g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)) == [0, 1, 2]
     engine.config("paddle-training:nodes.amiRelease=newest")
     planned = _fine(engine.preview())
-    assert {step.name.rpartition("-")[2] for step in planned.of(NODES)} == {"nodes", "system"}, planned.text
+    changed = {step.name.rpartition("-")[2] for step in planned.of(NODES)}
+    assert changed == {"nodes", "fallback", "system"}, planned.text
     assert {path for step in planned.of(NODES) for path in step.diff} == {"releaseVersion"}, planned.text
     engine.config("paddle-training:nodes.amiRelease=")
 
