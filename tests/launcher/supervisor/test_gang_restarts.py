@@ -56,7 +56,7 @@ def assert_resumed_and_complete(gang: LoopbackGang, attempts: int = 2, restarts:
     assert not (gang.output / "run.lock").exists()
 
 
-@pytest.mark.parametrize(("rank", "child"), [(0, "train"), (1, "pserver"), (2, "train")])
+@pytest.mark.parametrize(("rank", "child"), [(0, "train"), (1, "pserver")])
 def test_a_killed_process_restarts_the_gang_in_place(tmp_path: Path, rank: int, child: str) -> None:
     with build_gang(tmp_path) as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, rank, 2))
@@ -124,25 +124,23 @@ def test_the_same_failure_of_the_program_twice_at_one_position_fails_the_run(tmp
         assert "exit code 9" in gang.termination_message(0)
 
 
-@pytest.mark.parametrize("code", [64, 65, 75])
-def test_a_failure_that_a_restart_cannot_fix_fails_the_run(tmp_path: Path, code: int) -> None:
-    fake = {"trainer:2": {"do": "exit", "code": code, "at": 1}}
+def test_a_failure_that_a_restart_cannot_fix_fails_the_run(tmp_path: Path) -> None:
+    fake = {"trainer:2": {"do": "exit", "code": 65, "at": 1}}
     with build_gang(tmp_path, fake=fake) as gang:
-        assert gang.start().wait_for_exit() == [code] * 3
+        assert gang.start().wait_for_exit() == [65, 65, 65]
         assert gang.read_json("run.json")["attempt"] == 0
-        assert gang.read_json("run.json")["exitCode"] == code
+        assert gang.read_json("run.json")["exitCode"] == 65
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Path, rank: int) -> None:
+def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Path) -> None:
     with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, rank, 2))
-        gang.processes[rank].send_signal(signal.SIGTERM)
-        assert gang.processes[rank].wait(20) == 143, gang.pod_log(rank)
-        assert "received SIGTERM" in gang.termination_message(rank)
-        gang.start(rank)
+        gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
+        gang.processes[1].send_signal(signal.SIGTERM)
+        assert gang.processes[1].wait(20) == 143, gang.pod_log(1)
+        assert "received SIGTERM" in gang.termination_message(1)
+        gang.start(1)
         assert gang.wait_for_exit() == [0, 0, 0], gang.pod_log(0)
-        assert_resumed_and_complete(gang, restarts=None if rank else 0)
+        assert_resumed_and_complete(gang)
 
 
 def test_a_run_whose_launchers_were_all_stopped_resumes_at_the_next_start(tmp_path: Path) -> None:
@@ -175,36 +173,21 @@ def test_the_gang_waits_for_the_replacement_of_a_killed_launcher(tmp_path: Path,
         assert ("rank 0's launcher was lost" if rank == 0 else "rank 2") in restart["cause"]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_launcher_that_freezes_for_a_while_causes_a_restart(tmp_path: Path, rank: int) -> None:
+def test_a_rank_0_that_freezes_for_a_while_causes_a_restart(tmp_path: Path) -> None:
     with build_gang(tmp_path, FAKE_PASS_SECONDS="2") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, rank, 1))
-        gang.processes[rank].send_signal(signal.SIGSTOP)
+        gang.start().wait_until(lambda: has_started_pass(gang, 0, 1))
+        gang.processes[0].send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + max(gang.timings["lock_lease"], gang.timings["silence"])
-        others = [r for r in range(3) if r != rank]
         # The other ranks may stop earlier on a busy machine: keep the launcher frozen until the deadline.
         gang.wait_until(
-            lambda: time.monotonic() > deadline and not any(gang.is_running(r, "pserver") for r in others)
+            lambda: time.monotonic() > deadline and not any(gang.is_running(r, "pserver") for r in (1, 2))
         )
-        gang.processes[rank].send_signal(signal.SIGCONT)
-        if rank == 0:  # rank 0 lost its lease meanwhile: Kubernetes replaces its pod
-            assert gang.processes[0].wait(30) == 71
-            assert "could not be renewed" in gang.termination_message(0)
-            gang.start(0)
+        gang.processes[0].send_signal(signal.SIGCONT)
+        assert gang.processes[0].wait(30) == 71, "it lost its lease meanwhile"
+        assert "could not be renewed" in gang.termination_message(0)
+        gang.start(0)
         assert gang.wait_for_exit(60) == [0, 0, 0], gang.pod_log(0)
         assert gang.read_json("run.json")["state"] == "complete"
-
-
-def test_a_hanging_trainer_restarts_the_gang(tmp_path: Path) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="1", PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, 0, 2))
-        os.kill(gang.find_pid(0, "train"), signal.SIGSTOP)
-        assert gang.wait_for_exit(60) == [0, 0, 0], gang.pod_log(0)
-        assert_resumed_and_complete(gang)
-        assert (
-            "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds)"
-            in gang.read_json("run.json")["restarts"][0]["cause"]
-        )
 
 
 def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(
@@ -220,23 +203,6 @@ def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(
         gang.processes[1] = first
         assert gang.wait_for_exit() == [0, 0, 0]
         assert_resumed_and_complete(gang, attempts=1)
-
-
-def test_a_second_pod_of_rank_0_takes_over_when_the_first_one_exits(
-    tmp_path: Path,
-) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="1") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, 0, 1))
-        first = gang.processes.pop(0)
-        address = gang.addresses[0]
-        gang.hosts[gang.names[0]] = gang.addresses[0] = address.rsplit(".", 1)[0] + ".99"
-        gang.start(0)
-        time.sleep(1)
-        first.send_signal(signal.SIGTERM)
-        assert first.wait(20) == 143
-        gang.change_dns(gang.names[0], gang.addresses[0])
-        assert gang.wait_for_exit(60) == [0, 0, 0], gang.pod_log(0)
-        assert_resumed_and_complete(gang, restarts=0)
 
 
 def test_a_pod_that_starts_after_a_complete_run_exits_with_0(tmp_path: Path) -> None:
