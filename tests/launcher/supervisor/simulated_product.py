@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -22,12 +21,10 @@ from launcher import log as launcher_log
 from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
 from launcher.supervisor import agent, child_processes, log_follower
-from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.helpers.report_process import ReportProcess
 from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locator
-from launcher.supervisor.peers.messages import Order
 from launcher.supervisor.shared_storage import storage_probe
 from tests.launcher.supervisor import simulated_pod, virtual_time
 from tests.launcher.supervisor.simulated_pod import Ignored, SimulatedNetwork, SimulatedPod, running_pod
@@ -65,13 +62,6 @@ _REPLACED: tuple[tuple[object, object], ...] = (
 )
 
 
-def _defaults(value: object) -> Iterator[types.FunctionType]:
-    """Yield a function, or the methods of a class."""
-    for item in (value, *(vars(value).values() if isinstance(value, type) else ())):
-        if isinstance(item, types.FunctionType):
-            yield item
-
-
 @contextlib.contextmanager
 def simulated_product() -> Iterator[None]:
     """Replace it in all modules of the launcher, also where it is the default of an argument."""
@@ -86,8 +76,8 @@ def simulated_product() -> Iterator[None]:
             for name, value in list(vars(module).items()):
                 if id(value) in fakes:
                     put(module, name, fakes[id(value)][1])
-                for function in _defaults(value):
-                    given = function.__defaults__ or ()
+                for function in (value, *(vars(value).values() if isinstance(value, type) else ())):
+                    given = getattr(function, "__defaults__", None) or ()
                     if any(id(default) in fakes for default in given):
                         new = tuple(fakes.get(id(each), (each, each))[1] for each in given)
                         put(function, "__defaults__", new)
@@ -140,48 +130,35 @@ def _await_storage(pod: SimulatedPod, path: str, *, writes: bool) -> None:
         return
 
 
-def _check_replace(real: Callable[..., Any]) -> Callable[..., Any]:
-    """Check the lease when a file of output/ is replaced."""
+def _check(check: Callable[..., None]) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Return a wrapper that calls `check` with the pod and the arguments after each call of a launcher."""
 
-    def call(source: Any, target: Any) -> None:
-        real(source, target)
-        pod = _pod_of_storage(target)
-        if pod is not None:
-            path, output = Path(target), OutputPaths(pod.world.output)
-            with pod.world.clock.outside():
-                if path.parent == output.root and not path.name.startswith((".", output.lock.name)):
-                    pod.world.check_output_write(pod, path.name)
-                if path == output.run_json:
-                    pod.world.read_run_record(pod)
+    def wrap(real: Callable[..., Any]) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            real(*given)
+            clock = virtual_time.active()
+            pod = None if clock is None else clock.owner
+            if clock is not None and pod is not None:
+                with clock.outside():
+                    check(pod, *given)
 
-    return call
+        return call
 
-
-def _check_plan(real: Callable[..., Any]) -> Callable[..., Any]:
-    def write_plan(self: RunFilesWriter, plan: AttemptPlan) -> None:
-        real(self, plan)
-        world = running_pod().world
-        with world.clock.outside():
-            world.check_restart_limit(plan)
-
-    return write_plan
+    return wrap
 
 
-def _check_order(real: Callable[..., Any]) -> Callable[..., Any]:
-    def publish(self: Membership, order: Order) -> None:
-        pod = running_pod()
-        if order != self.order:
-            with pod.world.clock.outside():
-                pod.world.check_published_order(pod, order)
-        real(self, order)
-
-    return publish
+def _check_replace(pod: SimulatedPod, _: object, target: Path) -> None:
+    output = OutputPaths(pod.world.output)
+    if target.parent == output.root and not target.name.startswith((".", output.lock.name)):
+        pod.world.check_output_write(pod, target.name)
+    if target == output.run_json:
+        pod.world.read_run_record(pod)
 
 
 _WRAPPED: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
     *((os, name, _use_storage) for name in ("open", "listdir", "statvfs", "link", "mkdir")),
     (io, "open", _use_storage),
-    (os, "replace", _check_replace),
-    (RunFilesWriter, "write_plan", _check_plan),
-    (Membership, "publish", _check_order),
+    (os, "replace", _check(_check_replace)),
+    (RunFilesWriter, "write_plan", _check(lambda pod, _, plan: pod.world.check_restart_limit(plan))),
+    (Membership, "publish", _check(lambda pod, _, order: pod.world.check_published_order(pod, order))),
 )

@@ -79,6 +79,7 @@ class World:
         self.storage_faults: list[tuple[float, float, str, SimulatedPod | None]] = []
         self.lease_holders: list[tuple[float, dict[str, Any]]] = []
         self.noise = self.killed_starts = 0.0
+        self._published: Order | None = None
         self._recorded = -1, 0
         """Attempt and number of restarts in run.json."""
         self._newest_checkpoint, self._restarts_since_checkpoint, self._restarted = -1, 0, 0
@@ -307,6 +308,9 @@ class World:
 
     def check_published_order(self, pod: SimulatedPod, order: Order) -> None:
         """Check an order that rank 0 publishes."""
+        if order == self._published:
+            return
+        self._published = order
         self.log_event("%s orders attempt %d %s: %s", pod, order.attempt, order.do, order.cause)
         if order.do == "end" and order.cause is not None and order.code not in RUN_ENDS:
             self.report_broken_invariant(

@@ -3,6 +3,8 @@
 `VirtualClock` hands a baton from thread to thread. A thread that waits passes it to the thread, or runs the
 callback, that is due next, so nothing waits in real time and equal inputs give equal runs. `TIME`, `THREADING`
 and `SimpleQueue` have the interface of the standard library's; outside of a simulation they are those.
+A thread belongs to an owner (`SimulatedPod`): its threads wait while it is frozen and end when it is dead, and
+its `clock_offset` is how many seconds its clock is ahead.
 """
 
 from __future__ import annotations
@@ -14,18 +16,9 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 EPOCH = 1.8e9  # Unix time at the start of a simulation
-
-
-class Owner(Protocol):
-    """What threads belong to: it may be frozen until some time, and its threads end when it is dead."""
-
-    dead: bool
-    frozen: float
-    clock_offset: float
-    """Seconds that its monotonic clock, and its time of day, are ahead of the simulation's."""
 
 
 class ThreadKilledError(BaseException):
@@ -71,7 +64,7 @@ class Thread:
         self,
         target: Callable[..., object],
         args: tuple[Any, ...] = (),
-        owner: Owner | None = None,
+        owner: Any = None,
         **_: object,
     ) -> None:
         self.clock: VirtualClock = _here.clock
@@ -121,7 +114,7 @@ class VirtualClock:
         return self._current
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> Any:
         """Return the owner of the running thread; None in a callback."""
         return None if self._current is None else self._current.owner
 
