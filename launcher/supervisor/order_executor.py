@@ -15,7 +15,7 @@ from launcher.supervisor.peers.messages import Failure, Order
 class AttemptProcesses(Protocol):
     """Interface of the parameter servers (pservers) and trainer of one rank in one attempt.
 
-    `process_group.ProcessGroup` implements it; tests use simulated processes.
+    `process_group.ProcessGroup` implements it; tests use a fake.
     """
 
     attempt: int

@@ -21,7 +21,7 @@ from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor.simulated_product import simulated_product
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 
-SEEDS, CHUNK = 240, 60
+SEEDS, CHUNK = 200, 50
 
 
 @pytest.fixture(autouse=True)
