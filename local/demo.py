@@ -102,9 +102,15 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         _prepare_local_cluster(nodes, config, tools)
     else:
         go_build.ensure_tools(tools)
+        command = (
+            f"python -m launcher.programs.ctr.planted make {example_data.PLANTED}"
+            if config == "ctr"
+            else "python3 local/bootstrap.py sources --to FOLDER"
+        )
         console.info(
-            f"cluster {where.context} of {where.kubeconfig}: its shared storage must contain the example's "
-            f"data"
+            f"cluster {where.context} of {where.kubeconfig}: the demo does not upload data to your own cluster. "
+            f"Copy the data of the example {config} to sources/ on the cluster's shared storage unless it is there "
+            f"(docs/how-to/clusters.md); this creates it: {command}"
         )
     local_stack.ensure_stack_files()
     chosen |= {"kubeconfig.path": str(where.kubeconfig), "kubeconfig.context": where.context}

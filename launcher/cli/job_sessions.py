@@ -71,7 +71,7 @@ class ClusterSession:
     """Reads a release on a cluster: its run, Jobs, pods and logs, and the job's folder on the storage."""
 
     def __init__(self, cluster: Cluster, release: str, report: Callable[[str], None]) -> None:
-        """Store where the release is; `say` receives progress messages."""
+        """Store where the release is; `report` receives progress messages."""
         self.cluster, self.release, self.report = cluster, release, report
         self._files: JobFiles | None = None
         self._files_read_at = float("-inf")
@@ -79,7 +79,10 @@ class ClusterSession:
         self._expected: tuple[str, Callable[[], str]] | None = None
 
     def expect_run(self, k8s_job: str, describe_replacement: Callable[[], str]) -> None:
-        """Follow this run only: from now on `run` raises OtherRunError with that text for any other run."""
+        """Make `run` raise OtherRunError from now on if the release's training Job is not `k8s_job`.
+
+        `describe_replacement` returns the text of that error.
+        """
         self._expected = k8s_job, describe_replacement
 
     def options(self) -> list[str]:
@@ -91,7 +94,7 @@ class ClusterSession:
 
         Raises:
             MissingClaimError: the release's claim does not exist.
-            CliError: as `run`, or an earlier version of the chart made the release.
+            CliError: as `run`, or an earlier version of the chart, which did not store these values, made the release.
         """
         run = self.run()
         if object_states.ABSENT in claim_problem(self.cluster, run):
@@ -160,7 +163,10 @@ class ClusterSession:
         return self._read_view(("missing",), log)
 
     def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
-        """Return the view; in these states of the Job a reader pod reads the files."""
+        """Return the run's present state.
+
+        Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`.
+        """
         run = self.run()
         jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
         pods = self.pods()

@@ -52,7 +52,7 @@ class HelperSpec:
 
 
 def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `environ` with which a Python process can import `launcher` and logs without delay."""
+    """Return a copy of `environ` with which a Python process can import `launcher` and writes its log unbuffered."""
     search = [str(PACKAGES), *filter(None, environ.get("PYTHONPATH", "").split(":"))]
     return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
 

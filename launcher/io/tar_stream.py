@@ -96,7 +96,7 @@ def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[
             for file in _files(start):
                 found[file.relative_to(root).as_posix()] = file
         if len(found) == before and not optional:
-            raise ReaderError(f"{root / relative} does not exist")
+            raise ReaderError(f"{root / relative} does not exist, so nothing was sent")
     return sorted(found.items())
 
 

@@ -39,7 +39,9 @@ def report_failure(error: LauncherError, command: str, termination_log: Path) ->
     """Write the error to the pod's log and to the termination message.
 
     Args:
+        error: the error.
         command: the launcher's command that failed, such as `train`.
+        termination_log: the file of the container's termination message.
     """
     print(f"launcher {command}: {error}", file=sys.stderr, flush=True)  # noqa: T201
     write_termination_message(termination_log, str(error))

@@ -266,8 +266,13 @@ def post_event(
     """Create an Event on the training Job, which `kubectl describe job` shows.
 
     Args:
-        name: the Event's name, the same for each attempt.
-        at: Unix time.
+        settings: the pod's settings, which identify the Job.
+        api: the client.
+        reason: the Event's reason, one word in camel case.
+        message: the Event's text.
+        kind: the Event's type.
+        name: the Event's name; each retry must have the same one, so that one Event is created.
+        at: when it happened, as Unix time.
 
     Raises:
         OSError, ApiRejectedError: the API server cannot be reached or denied the request.

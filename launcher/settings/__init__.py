@@ -184,7 +184,7 @@ class TrainSettings(PodSettings):
 
     @property
     def run_id(self) -> str:
-        """Return the Kubernetes Job's name, which has a digest of everything immutable and of runId."""
+        """Return the Kubernetes Job's name; it ends with a digest of the Job's spec, which includes runId."""
         return self.k8s_job
 
     @property
@@ -194,12 +194,12 @@ class TrainSettings(PodSettings):
 
     @property
     def pserver_ports(self) -> range:
-        """Return the dense ports, starting with `port`."""
+        """Return the ports of the parameter servers for dense parameters, starting with `port`."""
         return range(self.port, self.port + self.ports_num)
 
     @property
     def sparse_ports(self) -> range:
-        """Return the sparse ports, which follow the dense ones."""
+        """Return the ports for sparse parameters (runtime v1), which follow `pserver_ports`."""
         return range(self.port + self.ports_num, self.port + self.ports_num + self.ports_num_sparse)
 
     @classmethod

@@ -50,7 +50,7 @@ def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
     if first <= peer <= last:
         yield (
             *(f"peerPort ({_L}PEER_PORT)", peer, f"outside {first}-{last}"),
-            "those are the ports of the parameter servers (port, portsNum, portsNumSparse)",
+            "the parameter servers use those ports (port, portsNum, portsNumSparse)",
             "Set peerPort to another port, or remove it",
         )
     if last <= PORT_MAX < peer:
@@ -74,7 +74,7 @@ def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
                 v["incremental_checkpoints"],
                 "0 with training.mode geo",
             ),
-            "in that mode the parameter servers do not hold the tables whose changes they would write",
+            "in that mode each trainer holds the tables, so the parameter servers cannot save what changed in them",
             "Remove it, or set training.mode to async or sync",
         )
     if f"{v['init_model']}/".startswith(f"{output}/"):

@@ -25,7 +25,7 @@ Parser = Callable[[str], Any]
 
 
 class BadValueError(ValueError):
-    """A text that a parser rejects: what the value must be, the reason, and the fix (empty: the usual one)."""
+    """A text that a parser rejects: what it must be, why, and the fix (empty: `Set KEY to such a value`)."""
 
     def __init__(self, limit: str, reason: str, fix: str = "") -> None:
         super().__init__(limit, reason, fix)
@@ -147,7 +147,9 @@ def init_model(value: str) -> str:
     if value.startswith("s3:"):
         found = _s3(value, limit, "an export is in a bucket", fix)
         if found.count("/") < 3:
-            raise BadValueError(limit, "it has no folder of a run", fix)
+            raise BadValueError(
+                limit, "it has no folder after the bucket, and each exported run has its own folder", fix
+            )
         return found
     if value and not all(_FOLDER.fullmatch(part) for part in value.removesuffix("/").split("/")):
         raise BadValueError(
@@ -240,7 +242,10 @@ def columns(value: str) -> tuple[str | int, ...]:
             isinstance(item, int) and not isinstance(item, bool) and item >= 0
         )
         if not good:
-            raise BadValueError(limit, f"the item {item!r} is neither")
+            raise BadValueError(
+                limit,
+                f"the item {item!r} is neither a name (a string that is not empty) nor an index (an integer from 0)",
+            )
     return tuple(items)
 
 
@@ -250,7 +255,7 @@ def arguments(value: str) -> tuple[str, ...]:
     items = _array(value, limit)
     for item in items:
         if not isinstance(item, str) or not re.fullmatch(r"--[A-Za-z][\w.-]*(=.*)?", item, re.DOTALL):
-            raise BadValueError(limit, f"the item {item!r} does not have this form")
+            raise BadValueError(limit, f"the item {item!r} does not have the form --key=value or --key")
     keys = [item.split("=", 1)[0] for item in items]
     for key in keys:
         if keys.count(key) > 1:

@@ -17,7 +17,7 @@ _VARIABLE = "variable"  # key of the Variable in the metadata of a field
 
 @dataclass(frozen=True)
 class Variable:
-    """The environment variable of a field; see `variable`."""
+    """The environment variable of a field; the fields are the arguments of `variable`."""
 
     name: str
     parse: Parser
@@ -45,11 +45,11 @@ def variable(
     """Return a dataclass field that is read from an environment variable.
 
     Args:
-        name: the variable.
+        name: the variable's name.
         parse: converts the variable's text to the field's value.
         default: the field's value, unparsed, when the variable is absent or empty.
         value: the chart's value that sets the variable, for messages.
-        secret: never shown, and removed from the environment of child processes.
+        secret: whether the value is hidden in messages, and the variable kept from child processes.
     """
     return dataclasses.field(
         repr=not secret, metadata={_VARIABLE: Variable(name, parse, default, value, secret)}

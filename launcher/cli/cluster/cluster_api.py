@@ -91,8 +91,9 @@ def labels(release: str, component: str | None = None) -> str:
 class Cluster:
     """One namespace of a cluster. Every method raises CliError, whose message says what was attempted.
 
-    Arguments `action` are that attempt as an infinitive ("list the release's pods"). Arguments `kind` are the
-    Kubernetes client's names of kinds: pod, job, config_map, persistent_volume_claim.
+    In its methods, `action` is the attempt as an infinitive ("list the release's pods"), for the message
+    `cannot ACTION: …`. `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job,
+    config_map, persistent_volume_claim.
     """
 
     def __init__(self, api: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
@@ -145,7 +146,7 @@ class Cluster:
             return cast(Object, json.loads(answer.read()))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise UnreachableError(
-                f"cannot {action}: the connection to {self.name} was closed within its answer",
+                f"cannot {action}: the connection to {self.name} was closed before its answer was complete",
                 "run the same command again",
             ) from error
         finally:
@@ -206,18 +207,18 @@ class Cluster:
         return (found.get("status") or {}).get("phase") == "Terminating"
 
     def create(self, kind: str, thing: Object) -> Object:
-        """Create an object in this namespace. Raises ConflictError if its name is taken."""
+        """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
         return self._call_json(f"create_namespaced_{kind}", f"create a {kind}", self.namespace, thing)
 
     def replace(self, kind: str, thing: Object) -> Object:
-        """Replace an object. Raises ConflictError if it has changed since `thing` was read."""
+        """Replace an object, and return it as stored. Raises ConflictError if it has changed since `thing` was read."""
         name = thing["metadata"]["name"]
         return self._call_json(
             f"replace_namespaced_{kind}", f"update {kind} {name}", name, self.namespace, thing
         )
 
     def with_own_client(self) -> Cluster:
-        """Return a copy with its own client, for another thread: `exec` patches its client."""
+        """Return a copy with its own client, so that another thread can call `exec`, which modifies its client."""
         return Cluster(type(self.api)(self.api.configuration), self.namespace, self.name, self.options)
 
     def delete(
@@ -245,7 +246,10 @@ class Cluster:
         self._call_json("patch_namespaced_job", action, name, self.namespace, body)
 
     def stream_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
-        """Yield a container's log: all of it, as it grows with `follow`, or its last `lines`."""
+        """Yield a container's log in blocks of bytes: all of it, or only its last `lines`.
+
+        With `follow`, also yield what is appended until the container exits.
+        """
         import urllib3
 
         action = f"read the log of {pod}"

@@ -46,7 +46,7 @@ class ExecStream(io.RawIOBase):
 
         Args:
             target: where the command runs.
-            argv: the command.
+            argv: the command and its arguments.
             stdin: bytes that a thread sends while stdout is read; None: no stdin.
             idle_seconds: a read fails after so many seconds without a byte.
 

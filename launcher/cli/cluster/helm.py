@@ -147,7 +147,7 @@ class Helm:
         return list(reversed(json.loads(self._run(words))))
 
     def read_claim(self, release: str, revision: int) -> str:
-        """Return the name of the PersistentVolumeClaim in a revision; empty if it is not of this chart."""
+        """Return the PersistentVolumeClaim's name in a revision; empty if another chart made the revision."""
         words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
         return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")
 

@@ -65,7 +65,7 @@ def state_of(container: Object, kind: str) -> Object:
 
 
 def running_container(pod: Object, or_init: bool = False) -> str | None:
-    """Return the main container's name if it runs; with `or_init` also that of a running init container."""
+    """Return the name of the main container, with `or_init` also of an init container, if it runs; else None."""
     main = pod.get("status", {}).get("containerStatuses", [])
     for status in container_statuses(pod) if or_init else main:
         if "running" in (status.get("state") or {}):
@@ -82,7 +82,10 @@ def find_condition(thing: Object, kind: str) -> Object | None:
 
 
 def unusual_wait(pod: Object) -> tuple[str, str] | None:
-    """Return (reason, sentence) of the first container whose waiting reason is not part of a normal start."""
+    """Return why a container waits unusually: (Kubernetes' reason, the reason with image and message) or None.
+
+    Reasons that are part of every normal start do not count; the first other one is returned.
+    """
     for status in container_statuses(pod):
         waiting = state_of(status, "waiting")
         reason = waiting.get("reason", "")
@@ -95,7 +98,7 @@ def unusual_wait(pod: Object) -> tuple[str, str] | None:
 
 
 def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
-    """Return one sentence that says why a pod does not run yet, with the fix for a stuck storage driver."""
+    """Return why a pod does not run yet; for a storage driver that stays unready on a node, also the fix."""
     reason = _pending_reason(pod, events)
     if _DRIVER not in reason and "untolerated taint" not in reason:
         return reason
@@ -178,7 +181,7 @@ def explain_failure(pod: Object) -> str:
 
 
 def job_state(job: Object | None) -> tuple[str, str]:
-    """Return (state, reason) of a Job; the state is missing, suspended, running, complete or failed."""
+    """Return (state, reason) of a Job: missing (`job` is None), suspended, running, complete or failed."""
     if job is None:
         return "missing", ""
     failed = find_condition(job, "Failed") or find_condition(job, "FailureTarget")

@@ -63,7 +63,7 @@ class ReleaseRun:
 
 
 def source_files(data: Mapping[str, Any]) -> list[str]:
-    """Return the names below `sources/` that a chart's `data` values, or a manifest, refer to."""
+    """Return the names of the files in `sources/` to which values below `data`, or manifest.json, refer."""
     urls = [str(data.get(key) or "") for key in ("source", "testSource")]
     return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
 
@@ -147,7 +147,7 @@ class ReleaseNotFoundError(CliError):
 
 @dataclass(frozen=True)
 class StorageUser:
-    """A release that writes to a given storage."""
+    """A release that writes to the storage for which `list_storage_users` was called."""
 
     release: Release
     run: ReleaseRun | None

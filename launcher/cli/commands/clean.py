@@ -33,7 +33,7 @@ YOUNG_SECONDS = 3600.0  # a release that does not exist yet may be about to trai
 
 @dataclass(frozen=True)
 class Candidate:
-    """A file or folder of the storage that may be removed."""
+    """A file or folder of the storage that `clean` would remove unless `kept` says why not."""
 
     path: str
     """The path below the storage's root."""
@@ -123,15 +123,15 @@ def clean(
 
 
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
-    """Return the candidates that may be removed, with sizes; print which are kept and which are removed.
+    """Return the candidates without `kept`, with their sizes; print which stay and which will be removed.
 
     Args:
         root: the folder that the candidates' paths are relative to.
         found: the candidates.
-        all_or_nothing: whether the user specified each of them, so that one that is in use is an error.
+        all_or_nothing: whether the user specified each candidate, so that `kept` of any of them is an error.
 
     Raises:
-        UsageError: with `all_or_nothing`, one of the candidates is in use.
+        UsageError: with `all_or_nothing`, one of the candidates must stay.
     """
     for one in found:
         if one.kept:
@@ -139,7 +139,7 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     unused = [one for one in found if not one.kept]
     if all_or_nothing and len(unused) < len(found):
         raise UsageError(
-            "nothing was removed, because a part of it is in use (see above)",
+            "nothing was removed, because what the lines `kept: …` above list must stay",
             "give only names that nothing uses",
         )
     sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}
@@ -150,7 +150,10 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
 
 
 def _check_still_unused(candidates: Sequence[Candidate], now: Sequence[Candidate]) -> None:
-    """Raise UsageError if a candidate came into use, or disappeared, while the user was asked."""
+    """Raise UsageError if a candidate came into use, or disappeared, while the user was asked.
+
+    `now` are the candidates found after the answer.
+    """
     kept = {one.path: one.kept for one in now}
     changed = {one.path: kept.get(one.path, "it does not exist any more") for one in candidates}
     if problems := "; ".join(f"{path}: {why}" for path, why in changed.items() if why):
@@ -163,10 +166,10 @@ def _check_still_unused(candidates: Sequence[Candidate], now: Sequence[Candidate
 def find_earlier_runs(
     session: Session, storage: Storage, keep: int, older_than: float, best_by: str | None
 ) -> list[Candidate]:
-    """Return the earlier runs of the storage's job.
+    """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
     Args:
-        session: where pods are looked for.
+        session: has the pods that may use a run.
         storage: the job's folder.
         keep: how many of the newest runs stay.
         older_than: runs that finished within so many days stay.

@@ -1,8 +1,8 @@
 """`leftovers`: list or remove objects that a failed upgrade or an uninstall left in the cluster.
 
 Helm compares an upgrade with the last release that succeeded, so it does not know what a failed upgrade has
-created. Everything that the chart creates has the release's labels, and the key `run.json` of its ConfigMap
-has the names that belong to its values.
+created. Everything that the chart creates has the release's labels, and `run.json` in the release's
+ConfigMap has the names of the Jobs and of the claim that the release's values create: all others are leftovers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SERVER_LABELS = {
 
 @dataclass(frozen=True)
 class Leftover:
-    """An object of a release that is not in the release's values."""
+    """An object with a release's labels that the release's values do not create (or no longer create)."""
 
     kind: str
     """job, persistent_volume_claim or persistent_volume."""
@@ -95,7 +95,10 @@ def leftovers(
 def select_leftovers(
     run: ReleaseRun | None, jobs: Sequence[Object], claims: Sequence[Object], volumes: Sequence[Object]
 ) -> list[Leftover]:
-    """Return the objects of a release that are not in its values, Jobs first; `run` None: all objects."""
+    """Return the leftovers among a release's objects, Jobs first.
+
+    These are the objects that the values of `run` do not create; without a release (`run` None) all objects.
+    """
     existing = {object_states.name_of(job) for job in jobs}
     upgrade_failed = run is not None and run.k8s_job not in existing
     found = []
@@ -119,7 +122,10 @@ def select_leftovers(
 def find_replaced_data(
     run: ReleaseRun, jobs: Sequence[Object], manifest: ManifestFile | None
 ) -> Object | None:
-    """Return the data Job if it is complete although the storage does not contain its data; else None."""
+    """Return the data Job of `run` if it is complete, but the storage has no or other data; else None.
+
+    `manifest` describes the data on the storage; None: there is no data.
+    """
     job = next((job for job in jobs if object_states.name_of(job) == run.k8s_data_job), None)
     stored = manifest.data_digest if manifest else ""
     lost = stored != run.data_digest and object_states.job_state(job)[0] == "complete"

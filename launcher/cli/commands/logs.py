@@ -42,7 +42,10 @@ class LogRole(StrEnum):
 
 @dataclass(frozen=True)
 class LogRequest:
-    """The options of `logs`, which select a log. `role` None is the pod's own log, `attempt` None the newest."""
+    """The options of `logs`, which select a log.
+
+    `role` None selects the launcher's own log in the rank's pod, `attempt` None the newest attempt.
+    """
 
     rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0
     role: Annotated[
@@ -211,7 +214,7 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
 
 
 def _describe_data(session: Session) -> Iterator[bytes]:
-    """Yield a line on the data that the storage has; the data Job's log is not kept there."""
+    """Yield one line with the data Job's state according to the storage, which does not keep its log."""
     view = session.read_view()
     if view.data is None or view.data.state == "missing":
         raise CliError(

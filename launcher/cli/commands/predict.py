@@ -52,7 +52,8 @@ def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[
         rows: a file with more rows, one JSON object on each line; `-`: stdin.
 
     Returns:
-        For each row {"prediction": list, "words": text or None, "unknownIds": count by table, of all rows}.
+        For each row {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding
+        table: number of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
 
     Raises:
         UsageError: there is no row, or an argument is invalid.

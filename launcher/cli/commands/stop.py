@@ -70,7 +70,7 @@ def stop(
 
 @dataclass(frozen=True)
 class CheckpointAnswer:
-    """What `request_checkpoint` returns: the saved checkpoint, or why none was saved."""
+    """Answer to a requested checkpoint: the saved checkpoint, or why none was saved."""
 
     folder: str = ""
     """The checkpoint's folder; `model` if the last pass is saved already; empty if none was saved."""

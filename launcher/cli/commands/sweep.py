@@ -157,8 +157,8 @@ def train_all(
 ) -> None:
     """Launch the trials, at most `parallel` at the same time, and poll them until all are over.
 
-    The second and later ones wait until the first one has its data: their data Jobs then link this data and
-    do not prepare it again. The failure of one trial does not affect the others.
+    The other trials wait until the first one's data is prepared: their data Jobs then link this data and do
+    not prepare it again. If one trial fails, the others continue.
 
     Raises:
         UsageError: the first trial with scores has none with the name `by`.

@@ -77,17 +77,21 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
 
 
 def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train, write the model, and predict the first row of the test data; `say` receives the progress.
+    """Train, write the model, and predict the first row of the test data; `report` receives the progress.
 
     Returns:
-        {"passes": [{"pass", "samples", "seconds", "loss", and each score}], "model", "score", "row",
-        "prediction", "words"}.
+        passes (for each pass: pass, samples, seconds, loss, and each score by its name), model (the folder),
+        score (test scores of the model), row (the predicted row), prediction (its numbers), words (text of
+        describe() or None).
 
     Raises:
         LauncherError: the program, a row or an option is invalid.
     """
     if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
-        raise UsageError(f"--to {options.to} contains other files and no model", "give a new folder")
+        raise UsageError(
+            f"--to {options.to} contains files, but no model.json: `try` replaces only a model",
+            "give a new folder",
+        )
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
     report("loading Paddle")
     try:

@@ -37,7 +37,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that defines a training, still on this machine."""
+    """What one training uploads and the chart values that it sets; nothing of it is on the cluster yet."""
 
     uploads: Sequence[uploads.Upload]
     values: Values
@@ -56,7 +56,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """What `launch` returns."""
+    """The release of a launched training, and where its values are."""
 
     session: ClusterSession
     changed: bool
@@ -88,7 +88,7 @@ def plan_trainings(
 ) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
-    The first plan uploads the data.
+    Every plan uploads the program, but only the first one a local data file.
 
     Raises:
         LauncherError: the program, a row or a value is invalid; nothing was sent.
@@ -255,7 +255,7 @@ def _describe_revision(entry: Mapping[str, Any]) -> str:
 
 
 def _describe_replacement(helm: Helm, release: str, job: str) -> str:
-    """Return the message for a run that is followed and is not the release's run any more."""
+    """Return the message for a user who follows run `job` after another run has replaced it in the release."""
     try:
         by = f"revision {_describe_revision(helm.list_revisions(release)[0])} of helm"
     except CliError as error:
@@ -291,7 +291,7 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
         )
     raise UsageError(
         f"{place} has several releases ({', '.join(known)}), and none has the default name {CHART}: it is "
-        f"not known whose image and storage {session.release} uses",
+        f"unclear whose image and storage the new release {session.release} must use",
         "choose one with --base-release NAME",
     )
 
@@ -341,7 +341,10 @@ def _confirm_replacement(
 
 
 def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
-    """Raise UsageError if a release exists whose job has another name: it is not of an earlier sweep."""
+    """Raise UsageError if one of the releases exists and its job has another name than the release.
+
+    A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
+    """
     for name in releases:
         run = ClusterSession(cluster, name, lambda _: None).run_if_installed()
         if run and run.job_name != name:

@@ -17,7 +17,7 @@ JOB_NAME_LENGTH = 45
 
 
 def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Values:
-    """Return `base` with the values of `own`, as helm merges them: objects by key, all else replaced."""
+    """Return `base` with `overrides`, as helm merges them: objects are merged by key, all else is replaced."""
     both = dict(base)
     for key, value in overrides.items():
         old = both.get(key)
@@ -28,7 +28,7 @@ def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Value
 
 
 def nest_keys(flat: Mapping[str, Any]) -> Values:
-    """Return {"a.b": 1} as {"a": {"b": 1}}."""
+    """Return values with dotted keys as nested objects: {"a.b": 1} becomes {"a": {"b": 1}}."""
     values: Values = {}
     for key, value in flat.items():
         branch = value

@@ -53,7 +53,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
         folder: the program.
         name: its name on the storage; None: that of the folder.
         check: whether the program must define what the trainer needs.
-        fix: how the command offers another name, for messages.
+        fix: how the user can choose another name, as text after `Fix:`.
 
     Raises:
         UsageError: the name is reserved, or the folder has links, no .py file or an incomplete program.

@@ -31,7 +31,7 @@ FINAL_STATES = ("complete", "failed")
 
 
 def move_into_place(new: Path, final: Path, replace: bool) -> None:
-    """Rename `new` to `final`, replacing an existing one if `replace`; it is restored on failure."""
+    """Rename `new` to `final`. With `replace`, an existing `final` is replaced, and restored on failure."""
     if not os.path.lexists(final):
         new.rename(final)
     elif not replace:
@@ -216,7 +216,7 @@ def _write_request(request: Path) -> str:
 
 
 def _find_checkpoints(output: OutputPaths) -> dict[Position, tuple[int, int]]:
-    """Return the complete checkpoints, each with a value that changes if it is saved again."""
+    """Return {complete checkpoint: (inode, mtime in ns)}; the value changes if it is saved again."""
     found = {}
     for done in output.root.glob("pass-*/done"):
         with contextlib.suppress(FileNotFoundError):  # the checkpoint was just removed

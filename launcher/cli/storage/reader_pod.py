@@ -153,7 +153,7 @@ def open_reader_pod(
         run: the run whose storage is opened.
         seconds: the pod's deadline.
         writable: whether the volume is mounted read-write.
-        say: receives progress messages.
+        report: receives progress messages.
 
     Raises:
         CliError: the pod cannot be created or does not start; the message says why.

@@ -99,7 +99,7 @@ def poll_until_over(
     Args:
         poll: returns the run's present state.
         show: receives each view.
-        say: receives sentences between two views.
+        report: receives messages such as that the cluster is unreachable.
         timeout: seconds.
         clock, sleep: replaced in tests.
         pause: seconds.
@@ -157,8 +157,9 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
     Args:
         session: the run.
         timeout: seconds.
-        print_to: receives the lines; `print_line` draws a screen instead if stdout is a terminal.
-        say: receives what is not an answer, for stderr.
+        print_to: receives the lines. If it is `print_line` and stdout is a terminal, a screen that is
+            redrawn replaces the lines.
+        report: receives messages for stderr, such as that the cluster is unreachable.
 
     Raises:
         CliError: as `poll_until_over`.
@@ -210,7 +211,7 @@ def open_screen(
 
 @contextlib.contextmanager
 def explain_interrupt(describe: Callable[[], str], report: Report) -> Iterator[None]:
-    """After Ctrl-C or a signal inside the block, print with `say` what `describe` returns, and exit."""
+    """If Ctrl-C or a signal ends the block, pass the text of `describe` to `report` before the process exits."""
     try:
         yield
     except SystemExit as end:

@@ -23,7 +23,7 @@ _SPEED = {
 
 
 def score_columns(*runs: Passes) -> list[str]:
-    """Return the training loss and the scores that any pass has."""
+    """Return the keys of the training loss and of all scores that at least one pass of `runs` has."""
     scores = {key for passes in runs for row in passes for key in row if key.startswith("test_")}
     return ["train_loss", *sorted(scores)]
 

@@ -17,14 +17,14 @@ DATA_FAILED = "the data Job failed: "
 
 
 def first_line(cause: str) -> str:
-    """Return the first line of a failure's cause, without the words that announce log lines after it."""
+    """Return the first line of a failure's cause, up to `; the last lines of …`, which introduces log lines."""
     line = cause.strip().partition("\n")[0].partition("; the last lines of ")[0]
     return line or "cause unknown"
 
 
 @dataclass(frozen=True)
 class RunProgress(StatusFile):
-    """How far a run is, by its status.json: `number` is the current pass, None while no rank trains."""
+    """How far a run is, by its status.json. `number` is the current pass from 0, None while no rank trains."""
 
     resume: Position | None = None
     """The checkpoint from which the newest planned attempt resumes; see `resumes_from`."""
@@ -61,7 +61,8 @@ def build_progress(status: StatusFile | None, run: RunFile | None, run_id: str |
 class JobView:
     """The state of a Kubernetes Job.
 
-    `state` is missing, suspended, waiting, running, complete, failed, or none (the release has no such Job).
+    `state` is missing (it does not exist although the release has it), suspended, waiting, running, complete,
+    failed, or none (the release has no data Job, because data.enabled is false).
     """
 
     name: str

@@ -123,7 +123,7 @@ def _state_and_cause(
 
 
 def _describe_other_run(seen: ClusterSnapshot) -> str:
-    """Return the run of another release whose output is where this run's was; empty if there is none."""
+    """Return which run of another release has replaced this run's `output/`; empty if none has."""
     run, record = seen.run, seen.files.run
     if seen.files.is_stale or record is None or not record.release:
         return ""

@@ -199,7 +199,7 @@ def remarks(view: RunView) -> list[str]:
 
 
 def _group_by_reason(ranks: Sequence[RankView]) -> list[tuple[str, str]]:
-    """Return (the ranks with one reason, the reason) for each reason."""
+    """Return for each reason (text such as `rank 0 (POD), rank 2 (POD): `, the reason)."""
     grouped: dict[str, list[str]] = {}
     for rank in ranks:
         grouped.setdefault(rank.reason, []).append(f"rank {rank.rank} ({rank.pod})")
