@@ -184,6 +184,7 @@ class Coordinator:
         self.membership.record_state(own_state, now)
         if self.run_files is None or self.lease_error is not None:
             return self.membership.order
+        self.membership.open(self.credential)  # the agent's guard closes it while this thread is stuck
         before = self.plan
         if before.do in ("train", "finish") and own_state.progress.get("state") in ("writing", "done"):
             self._report.draw_curve()

@@ -70,7 +70,7 @@ class Membership:
         self._credential = credential
 
     def close(self) -> None:
-        """Reject all further states: this rank 0 has lost its lease, and members must find another one."""
+        """Reject all states until `open`: this rank 0 lost its lease or is stuck, and members look for another."""
         self._credential = None
 
     def record_state(self, state: MemberState, now: float) -> None:

@@ -85,6 +85,20 @@ def test_a_run_completes_although_rank_0_is_killed_sixteen_times() -> None:
         assert len(kills) == 16, world.newest_events()
 
 
+def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again() -> None:
+    """Regression: it kept the lease, but rejected all states until the run failed at rendezvousSeconds."""
+    world = World(11, faults=False)
+    assert world.ranks > 1
+
+    def close_as_the_guard_does() -> None:
+        agent = world.current[0].agent if world.current[0] is not None else None
+        assert agent is not None and agent.coordinator is not None
+        agent.coordinator.membership.close()
+
+    world.clock.schedule(8, close_as_the_guard_does)
+    assert world.run() == "complete", world.newest_events()
+
+
 def test_a_seed_determines_the_run() -> None:
     one, other = World(11), World(11)
     assert (one.run(), one.newest_events(10_000)) == (other.run(), other.newest_events(10_000))
