@@ -97,6 +97,7 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
     yield made
     run(tool("kubectl"), "delete", "jobs", "--all", "-n", made.namespace)
     kubectl("delete", "namespace", made.namespace, "--wait=false", "--ignore-not-found")
+    run(tool("kubectl"), "delete", "pv", "-l", f"paddle-training/namespace={made.namespace}", "--wait=false")
 
 
 def test_upgrade_without_changes_keeps_pods_and_leaves_suspend_to_kueue(release: Release) -> None:
