@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ON_REQUEST = {"walk"}
+ON_REQUEST = {"own_model_guide"}
 """Benchmarks that repeat what `make test` has just done: tests/e2e/test_own_model_guide.py takes minutes."""
 
 

@@ -4,7 +4,8 @@ It trains in three ways, with the same program, servers and connection, but diff
 batches from memory-mapped records that were parsed before; `alone` does so with one thread. `theirs` is
 `train_from_dataset` over text files in Paddle's MultiSlot format with as many threads. The ways alternate,
 pass by pass, in one process, so that a busy machine slows all of them. The environment variable BENCH_CTR
-contains JSON: {"hows", "repeats", "files": of one pass, "pids": a file with the pids of the servers}. Every
+contains JSON: {"hows": list of these ways, "repeats": measured passes of each way, "files": names of the text
+files of one pass, "pids": path of a JSON file with the process ids of the servers}. Every
 pass but the first, which creates the tables' rows, prints a line of JSON: {"how", "samples", "seconds",
 "cpu": seconds of this process, "servers": CPU seconds of all servers}.
 """
@@ -32,7 +33,7 @@ BEFORE = 8
 
 
 def ours(trainer: PserverClient, batches: Iterator[Any], steps: int) -> None:
-    """Train a pass, or the next part of one, with the product's loop."""
+    """Train the next `steps` batches with the launcher's training loop."""
     trainer.train(batches, steps, lambda *_: None)
 
 

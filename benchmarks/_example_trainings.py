@@ -48,7 +48,7 @@ class FleetGang(LauncherGang):
         return super().start(*ranks)
 
     def marks(self, rank: int) -> dict[str, float]:
-        """Return when a rank's trainer reached each point of its start (unix seconds)."""
+        """Return when (Unix seconds) a rank's trainer reached each point of its start: see MARKS."""
         return dict(read(self.work_dir(rank) / "progress.json").get("marks", {}))
 
     def events(self, rank: int) -> list[tuple[float, str]]:
@@ -60,7 +60,7 @@ class FleetGang(LauncherGang):
         return self._started
 
     def trains(self, after: float) -> bool:
-        """Return whether every rank has trained a first batch after that moment."""
+        """Return whether every rank's trainer has completed its first batch after the time `after` (Unix seconds)."""
         return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
 
     def kill(self, rank: int, role: str) -> float:
@@ -130,22 +130,38 @@ def events(log: str) -> list[tuple[float, str]]:
 
 
 def last(found: Sequence[Sequence[tuple[float, str]]], text: str, after: float = 0.0) -> float:
-    """Return when the last of these launchers first logged `text` after that moment."""
+    """Return the latest of the times (Unix seconds) at which each launcher first logged `text` after `after`.
+
+    Args:
+        found: for each launcher its log lines, as (Unix seconds, message).
+        text: a part of the message.
+        after: earlier lines are ignored.
+    """
     times = [[at for at, message in one if at >= after and text in message] for one in found]
     assert all(times), f"a launcher logged nothing with {text!r} after {after}"
     return max(each[0] for each in times)
 
 
+# Time mark in a trainer's progress.json -> the part of the start that ends at it.
 MARKS = {"imported": "import", "joined": "join", "loaded": "load", "first_batch": "batch"}
 
 
 def paddle_ends(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return when the last rank's trainer had imported Paddle, joined, loaded, and trained a batch."""
+    """Return when (Unix seconds) the last rank reached the end of `import`, `join`, `load` and `batch`.
+
+    Args:
+        marks: for each rank the time marks of its trainer, with the keys of MARKS.
+    """
     return {part: max(m[mark] for m in marks) for mark, part in MARKS.items()}
 
 
 def parts(began: float, ends: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each part, and their sum as `total`, from the moments at which parts ended."""
+    """Return the seconds of each part, and their sum as `total`.
+
+    Args:
+        began: when the first part began (Unix seconds).
+        ends: when each part ended (Unix seconds), in their order; each part begins where the one before it ended.
+    """
     result, before = {}, began
     for part, moment in ends.items():
         result[part], before = moment - before, moment

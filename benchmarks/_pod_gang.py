@@ -117,7 +117,7 @@ class PodGang:
         return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
 
     def marks(self, rank: int) -> dict[str, float]:
-        """Return the time marks of a rank's trainer."""
+        """Return when (Unix seconds) a rank's trainer reached each point of its start."""
         code = "import os; print(open(os.environ['PADDLE_LAUNCHER_WORK_DIR'] + '/progress.json').read())"
         return dict(json.loads(self._python(rank, code)).get("marks", {}))
 
@@ -126,5 +126,5 @@ class PodGang:
         return events(self.cluster.kubectl("logs", self._pods[rank], "-n", self.training.namespace))
 
     def kill(self, rank: int, role: str) -> float:
-        """Kill a rank's process of this role and return when (Unix seconds)."""
+        """Kill a rank's `trainer` or `pserver` (the role), and return when (Unix seconds)."""
         return float(self._python(rank, KILL, role))

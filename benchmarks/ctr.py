@@ -14,9 +14,10 @@
   server, compared with one trainer. All share this machine's cores.
 - `ctr_torch`: samples/s of one server and one trainer, large network, compared with the same network in one
   process of PyTorch (sparse embedding), if BENCH_TORCH names a Python that has it.
-- `ctr_auc_limit`, `ctr_auc_one_process`: AUC of the model of three pods after three passes over a million
-  rows, compared with the planted model's own on the same test rows, and that of one process of ours. Limit:
-  0.005 below. `--seed` starts the program with another one.
+- `ctr_auc_limit`, `ctr_auc_one_process`: AUC of the model that three ranks train in three passes over a million
+  rows, compared with the AUC of the true click probabilities from which the rows were generated (the best
+  possible one), and with that of a model trained by one process. It may be at most 0.005 lower than either.
+  `--seed` sets the seed of the training's random numbers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ LEARN = {"rows": 1_000_000, "passes": 3}
 
 @dataclass
 class Bench(TrainerProcesses):
-    """A gang whose trainer processes are benchmarks/_ctr_trainer.py."""
+    """Pservers and trainers of the program ctr whose trainer processes are benchmarks/_ctr_trainer.py.
+
+    `hows`, `repeats` and `files` are passed on to these processes; see their module.
+    """
 
     hows: tuple[str, ...] = ("ours",)
     repeats: int = 1
@@ -84,7 +88,7 @@ def parse(text: Path) -> row_parsing.Arrays:
 
 
 def slots(rows: Path, files: list[Path]) -> None:
-    """Write a file's rows, as the program ctr parses them, to `files` in Paddle's MultiSlot text format."""
+    """Write the parsed rows of the file `rows`, alternating, to `files` in Paddle's MultiSlot text format."""
     arrays = parse(rows)
     columns = [
         [f"{array.shape[1]} {' '.join(map(str, row))}" for row in array.tolist()]
@@ -96,7 +100,13 @@ def slots(rows: Path, files: list[Path]) -> None:
 
 
 def shards(folder: Path, rows: list[int], threads: int) -> list[Path]:
-    """Create one staged folder per rank with so many rows in our text format and in Paddle's."""
+    """Create a folder of training data for each rank; return the folders.
+
+    Args:
+        folder: the parent of the new folders.
+        rows: number of rows of each rank.
+        threads: number of files into which the rows in Paddle's format are divided; ours are one file.
+    """
     made = []
     for rank, count in enumerate(rows):
         place = folder / str(rank)
@@ -110,10 +120,20 @@ def shards(folder: Path, rows: list[int], threads: int) -> list[Path]:
 def measure(
     folder: Path, data: list[Path], hidden: str, threads: int, repeats: int, *hows: str
 ) -> NDArray[np.float64]:
-    """Return an array of shape [repeats, hows, 3].
+    """Train with one server and one trainer per folder of `data`; return what each pass cost.
 
-    The last axis is: samples per second of all trainers together; CPU microseconds per sample of the
-    trainers; the same of the servers.
+    Args:
+        folder: work folder; an existing one is deleted.
+        data: the ranks' folders, from `shards`.
+        hidden: sizes of the hidden layers, such as `32,16`.
+        threads: threads of each trainer.
+        repeats: measured passes of each way.
+        hows: ways to train (`ours`, `theirs`, `alone`), which alternate: see benchmarks/_ctr_trainer.py.
+
+    Returns:
+        Array of shape [repeats, len(hows), 3]. The columns of the last axis are: samples per second of all
+        trainers together; CPU microseconds per sample of the trainers; CPU microseconds per sample of the
+        servers.
     """
     values = {
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
@@ -170,7 +190,16 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
 
 
 def faster(network: str, two: NDArray[np.float64], one: NDArray[np.float64]) -> bool:
-    """Print `ctr_threads_…` from passes with two threads and with one, each of shape [repeats, 3]."""
+    """Print `ctr_threads_<network>`: how much faster two threads train than one.
+
+    Args:
+        network: key of NETWORKS.
+        two: passes with two threads, an array of shape [repeats, 3] with the columns that `measure` returns.
+        one: passes with one thread, likewise.
+
+    Returns:
+        True if two threads train at least FASTER times as many samples per second as one (median of passes).
+    """
     ours, theirs = (1e6 / float(np.median(passes[:, 0])) for passes in (two, one))
     kept = print_ratio(f"ctr_threads_{network}", ours, theirs, "us", most=1 / FASTER)
     cores = [float(np.median(passes[:, 0] * passes[:, 1:].sum(axis=1))) / 1e6 for passes in (two, one)]

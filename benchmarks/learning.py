@@ -4,9 +4,9 @@
 that the launcher sets and the examples' settings:
 
 - `quick_start_test_error`: our test error and that of scikit-learn's LogisticRegression (C=1) on the same
-  split and the same bag of words. Limit: 0.01 above.
+  split and the same bag of words. Limit of ours: theirs + 0.01.
 - `recommendation_rmse`: our RMSE on the held-out tenth and that of the same network in one process without
-  servers after as many passes. Limits: 0.96, and 0.02 above.
+  servers after as many passes. Limits of ours: 0.96, and theirs + 0.02.
 
 `ours` is always the score of the exported model, computed without any server. Data and settings are those of
 the chart's examples; the launcher's own data preparation splits the data.

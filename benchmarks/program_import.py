@@ -31,7 +31,8 @@ def touched(alias: str, package: str) -> str:
     used = sorted(set(re.findall(rf"\b{alias}\.([\w.]+\.[A-Z]\w+|[A-Z]\w+)\b", sources)))
     if not used:
         raise RuntimeError(
-            f"the program uses nothing of {package}: this measurement looks for the wrong name"
+            f"infra/ uses no attribute of {package} as `{alias}.NAME`, so there is nothing to measure. "
+            f"Fix: correct the name in benchmarks/program_import.py"
         )
     return f"import {package} as {alias}\n" + "".join(f"{alias}.{name}\n" for name in used)
 

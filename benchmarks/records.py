@@ -4,7 +4,8 @@
 
 - `parse_rows`: CPU microseconds per row from text to records, compared with the program's own parse() and
   splitting of the line alone; the comment contains rows per second and core. Limit of the ratio: 2.
-- `parse_cores`: wall time with one process, compared with one process per core. Not more than with one.
+- `parse_cores`: wall time of parsing with one process per core, compared with one process. On more than one
+  core it must not take longer.
 - `parse_train`: parsing and then training (1 server, 1 trainer, two passes), compared with training alone.
 - `memory_rows`: resident memory of a process that loads the program and reads a pass in batches, with 10
   million rows compared with 1 million; limit 50 MB more. (The 10 million are the same rows ten times, by

@@ -10,12 +10,18 @@
 `theirs` of both is the way of bare Paddle to the first batch: the same six processes started by hand at once.
 Names with `_cluster` are the same for `quick_start` in pods of the local cluster, if that is running with
 this launcher's image (`make cluster image`); there the time of `first_batch` starts when the last pod's
-container has started. A line with the median seconds of each part follows: detect (until rank 0 knows of the
-failure), stop (until no process is left), rendezvous (until rank 0 instructs all ranks to start; in
-a first start including output lease and staging), start (of the processes), import (of Paddle and the
-program's data), join (of servers and trainers), load (of the checkpoint), batch (the first one). The
-benchmark takes about six minutes.
+container has started. A line with the median seconds of each part follows each result. The parts are
+consecutive, and each lasts until
 
+- detect: rank 0 knows of the failure (restarts only);
+- stop: no process of the old attempt is left (restarts only);
+- stage: every rank has copied its shard to its own disk (first start only);
+- rendezvous: all ranks have joined and rank 0 instructs them to start;
+- start: every launcher has started its trainer;
+- import, join, load, batch: the last trainer has imported Paddle, has joined the servers and the other
+  trainers, has loaded the checkpoint (if there is one), has trained its first batch.
+
+The benchmark takes about six minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +55,10 @@ Parts = dict[str, float]
 
 
 class RunningGang(Protocol):
-    """Three launchers, on loopback or in pods. Times are Unix seconds: there is one machine and one clock."""
+    """Three launchers, on loopback (FleetGang) or in pods (PodGang).
+
+    All times are Unix seconds, and can be compared because all processes run on one machine.
+    """
 
     def began(self) -> float: ...
 
@@ -73,7 +82,12 @@ def await_training(run: RunningGang, after: float) -> None:
 
 
 def measure_first_batch(run: RunningGang) -> Parts:
-    """Return the parts of a first start, in seconds."""
+    """Wait until every rank has trained its first batch after the start of `run`; return how long it took.
+
+    Returns:
+        Seconds of the parts `stage`, `rendezvous`, `start`, `import`, `join`, `load` and `batch` (see the
+        module), and as `total` their sum: from the start of the launchers to the last rank's first batch.
+    """
     began = run.began()
     await_training(run, began)
     logs = [run.events(rank) for rank in RANKS]
@@ -86,7 +100,12 @@ def measure_first_batch(run: RunningGang) -> Parts:
 
 
 def measure_recovery(run: RunningGang, rank: int, role: str) -> Parts:
-    """Kill a rank's process and return the parts of the restart, in seconds."""
+    """Kill the trainer or pserver (`role`) of a rank; wait until all ranks train again; return how long it took.
+
+    Returns:
+        Seconds of the parts `detect`, `stop`, `rendezvous`, `start`, `import`, `join`, `load` and `batch` (see
+        the module), and as `total` their sum: from the kill to the last rank's first batch.
+    """
     killed = run.kill(rank, role)
     await_training(run, killed)
     logs = [run.events(rank) for rank in RANKS]
@@ -100,7 +119,10 @@ def measure_recovery(run: RunningGang, rank: int, role: str) -> Parts:
 
 
 def measure_start_and_kills(run: RunningGang, first: list[Parts], lost: dict[str, list[Parts]]) -> None:
-    """Measure one start and one kill of each role; append the parts to `first` and `lost`."""
+    """Measure the first start of `run`, then kill rank 1's trainer and rank 2's pserver and measure each restart.
+
+    Appends the result of the start to `first`, and that of each restart to the list of its role in `lost`.
+    """
     first.append(measure_first_batch(run))
     for rank, role in enumerate(ROLES, 1):
         time.sleep(3)  # some passes and saves
@@ -108,7 +130,15 @@ def measure_start_and_kills(run: RunningGang, first: list[Parts], lost: dict[str
 
 
 def report(name: str, where: str, first: list[Parts], lost: dict[str, list[Parts]], bare: float) -> int:
-    """Run the benchmark and print its result lines; return how many limits were exceeded."""
+    """Print the result lines of one example; return how many limits were exceeded.
+
+    Args:
+        name: the example.
+        where: suffix of the lines' names: `_cluster`, or empty for loopback.
+        first: results of `measure_first_batch`.
+        lost: results of `measure_recovery` by role.
+        bare: seconds to the first batch without launchers; `theirs` of all lines.
+    """
     kept = []
     for role, found in lost.items():
         line = f"recovery_{name}_{role}{where}"

@@ -44,7 +44,9 @@ CORES = 2.0
 
 @dataclass(frozen=True)
 class Spent:
-    """CPU seconds of trainer and servers, and bytes that were sent over loopback."""
+    """What a number of batches cost: CPU seconds of trainer and servers together (`cpu`), bytes sent over loopback
+    (`wire`), and resident bytes of the trainer at the end (`memory`).
+    """
 
     batches: int
     cpu: float
@@ -54,7 +56,7 @@ class Spent:
 
 
 def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
-    """Train two passes with one trainer and this number of servers; return what the second pass used."""
+    """Train two passes with one trainer and `servers` servers; return what one batch of the second pass cost."""
     values = {
         "CONF_PADDLE_PORTS_NUM": str(servers),
         "CONF_PADDLE_PORTS_NUM_SPARSE": str(servers),
@@ -107,7 +109,7 @@ def wire() -> float:
 
 
 def rows(file: Path) -> None:
-    """Write rows in which no id occurs twice."""
+    """Write ROWS rows of Criteo's format to `file`, with random ids that hardly ever occur twice."""
     clicks, ids, counts = planted.rows(0, ROWS, day=0, seed=0)
     ids = np.random.default_rng(1).integers(1, 1 << 32, ids.shape)
     file.write_text(planted.text(clicks, ids, counts))

@@ -38,7 +38,7 @@ import paddle
 
 from benchmarks._processes import cpu_seconds
 from benchmarks._result_lines import print_ratio
-from benchmarks.tables import PROGRAM
+from benchmarks.embedding_tables import PROGRAM
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.model import table_folder
@@ -51,7 +51,7 @@ from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 WIDTH = 16
 SLOTS = 26
-A_ROW = 1000  # ids in a row of benchmarks/tables.py's program
+A_ROW = 1000  # ids in a row of benchmarks/embedding_tables.py's program
 BATCH = 50
 PATTERN = re.compile(r"vectors: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) to look them up, ([\d.]+) for")
 

@@ -194,7 +194,7 @@ def start_cluster(nodes: int) -> None:
             nodes, find_tool("kubernetes").folder, find_tool("coredns").folder
         )
     if not changed:
-        console.info("it was running already, and nothing was changed")
+        console.info("the local cluster was running already; nothing was changed")
 
 
 def _print_best_possible_auc(job: Path) -> None:

@@ -15,7 +15,7 @@ from local.errors import LocalError
 
 
 def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> bool:
-    """Write `data` to a temporary file, fsync it and rename it to `path`.
+    """Write `text` to a temporary file, fsync it and rename it to `path`, with the file mode `mode`.
 
     Returns:
         Whether the content changed. A file that already has this content is not rewritten, so that callers

@@ -74,7 +74,8 @@ class LauncherGang:
         """Prepare a gang of as many launchers as PADDLE_LAUNCHER_TRAINERS says.
 
         Args:
-            folder: for the ranks' work folders, `rank-<i>.log` and `rank-<i>.end`.
+            folder: for the ranks' work folders, their logs `rank-<i>.log` and their termination messages
+                `rank-<i>.end`.
             environ: environment of all launchers, without what differs from rank to rank.
         """
         self.folder, self.environ = folder, environ

@@ -1,6 +1,7 @@
 """Pservers and trainers of one training on this machine, without launchers: rank i on 127.0.0.(i+1).
 
-The processes get the environment that a launcher gives them, and this process serves the trainers' store. The
+The processes get the environment that a launcher gives them. This process serves the key-value store through
+which the trainers rendezvous, as rank 0's launcher does. The
 benchmarks and the tests start them here to compare with launchers, or because they need no restarts.
 """
 
@@ -113,7 +114,7 @@ class TrainerProcesses:
         )
 
     def gang(self, rank: int) -> RankAttempt:
-        """Create a rank's folders; return the `RankAttempt` that its launcher would pass to the runtime."""
+        """Create a rank's folders; return what its launcher would pass to the runtime to start an attempt."""
         settings = self.settings(rank)
         settings.work_dir.mkdir(parents=True, exist_ok=True)
         for link, folder in ((settings.work.data, self.data[rank]), (settings.work.program, self.program)):

@@ -23,7 +23,16 @@ from launcher.io.kubernetes_api import PodApi
 def make_pod(
     name: str, ip: str | None, phase: str = "Running", deleting: bool = False, made: str = "", **status: Any
 ) -> dict[str, Any]:
-    """Return a Pod object as the API server lists it; `status` is added to its status."""
+    """Return a Pod object as the API server lists it.
+
+    Args:
+        name: name of the pod.
+        ip: its address; None before it has one.
+        phase: such as `Pending` or `Running`.
+        deleting: whether the pod has a deletion timestamp.
+        made: creation timestamp; any text that sorts by age.
+        status: further fields of its status.
+    """
     meta = {"name": name, "uid": f"uid-{name}", "creationTimestamp": made}
     if deleting:
         meta["deletionTimestamp"] = "now"

@@ -32,7 +32,10 @@ pass; both then sleep."""
 
 
 def write_small_job(job: Path, shards: int, digest: str) -> None:
-    """Write a job's folder as the data Job leaves it, with one line per shard and a program `mine`."""
+    """Write the job folder `job` as the data Job leaves it, with one line per shard and a program `mine`.
+
+    `digest` is the data digest in its manifest.json.
+    """
 
     def write(path: Path, text: str) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)

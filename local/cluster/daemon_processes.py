@@ -1,7 +1,8 @@
 """Start, find and stop the cluster's daemons without ever signalling another process.
 
-The kernel reuses process ids. The record of a daemon therefore also contains its start time (field 22 of
-/proc/<pid>/stat, in clock ticks since boot) and the boot id. Every daemon has the variable `MARK` in its
+Each daemon has a record, the JSON file `run/<name>.json` in the cluster's state folder. The kernel reuses process
+ids, so the record also contains the start time of the process (field 22 of /proc/<pid>/stat, in clock ticks
+since boot) and the boot id. Every daemon has the variable `MARK` in its
 environment, so that daemons whose record was lost are found after a crash.
 """
 

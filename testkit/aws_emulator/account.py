@@ -35,7 +35,11 @@ class AwsError(Exception):
 
 @dataclass(frozen=True)
 class Record:
-    """An existing resource. `owned` are ids that were created with it (an EKS cluster's security group)."""
+    """An existing resource of the account.
+
+    `type` is its Pulumi type, `id` its id in AWS, `urn` its name in the Pulumi stack. `owned` are ids of further
+    objects that AWS created with it, such as the security group of an EKS cluster.
+    """
 
     type: str
     id: str
@@ -46,7 +50,7 @@ class Record:
 
 
 class Account:
-    """The state of the account in `folder`; see `Account.create`."""
+    """An emulated account, whose state is in `folder`: resources, calls and faults. `Account.create` creates it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -59,7 +63,8 @@ class Account:
         """Create an empty account.
 
         Args:
-            folder: created if it does not exist. moto: address of the moto server, `http://127.0.0.1:<port>`.
+            folder: folder of the account's state; created if it does not exist.
+            moto: address of the moto server, `http://127.0.0.1:<port>`.
             cluster: `server` and `ca` (base64) of every emulated EKS cluster, and `tokenFile`, the file with
             the token that `aws eks get-token` returns.
         """
@@ -150,7 +155,8 @@ class Account:
         """Raise the error of AWS if the caller lacks a right.
 
         Args:
-            actions: IAM actions. resource: ARN of the resource; without it, any resource of a statement will do.
+            actions: IAM actions.
+            resource: ARN of the resource; if empty, resources in the policies are not compared.
             context: condition keys of the service `iam`, without their prefix.
         """
         try:
@@ -173,7 +179,7 @@ class Account:
         self._fault(kind, operation, self.calls(kind, operation) + nth, 0.0, message)
 
     def slow(self, kind: str, operation: str, seconds: float) -> None:
-        """Make every such call take `seconds` longer."""
+        """Make every call of `operation` (as of `fail`) on this type take `seconds` longer."""
         self._fault(kind, operation, None, seconds, "")
 
     def _fault(self, kind: str, operation: str, nth: int | None, seconds: float, message: str) -> None:
@@ -184,18 +190,18 @@ class Account:
             )
 
     def late_logs(self) -> None:
-        """Make a control plane's log group appear again after it is deleted."""
+        """From now on, create the log group of a control plane again after its deletion, as EKS does."""
         (self.folder / "late-logs").touch()
 
     def has_late_logs(self) -> bool:
         return (self.folder / "late-logs").exists()
 
     def release_image(self, date: str) -> None:
-        """Release a newer machine image; `date` are the eight digits in its name."""
+        """Make the newest machine image of nodes the one whose name contains `date` (YYYYMMDD)."""
         (self.folder / "image-date").write_text(date, encoding="utf-8")
 
     def image_date(self) -> str:
-        """Return the date of the newest machine image."""
+        """Return the date (YYYYMMDD) in the name of the newest machine image of nodes."""
         path = self.folder / "image-date"
         return path.read_text(encoding="utf-8") if path.exists() else "20261101"
 
@@ -217,7 +223,11 @@ class Account:
             return database.execute("select operation, type, urn from calls order by rowid").fetchall()
 
     def enter(self, kind: str, operation: str, urn: str) -> None:
-        """Count a call; raise or wait if permissions or injected faults require it."""
+        """Record a call of `operation` on the type `kind` before it is carried out, and apply faults to it.
+
+        Raises:
+            AwsError: the caller lacks a right, or a test injected a failure of this call.
+        """
         self.authorize(required_actions("every preview" if operation == "invoke" else kind))
         with self._database() as database:
             database.execute("begin immediate")

@@ -251,7 +251,11 @@ class NodeGroup(Handler):
 
 
 class OfCluster(Handler):
-    """A resource of a cluster, identified by a pair or triple of names."""
+    """Base class of resources in a cluster, which are handled without moto.
+
+    The id of such a resource are the values of the inputs `parts` (the cluster's name and others), joined by
+    `separator`; `token` is its Pulumi type.
+    """
 
     parts: tuple[str, ...] = ()
     separator = ":"

@@ -68,7 +68,11 @@ class Handler:
         return uuid.uuid4().hex[:17], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        """Return the present inputs, for refresh and import; raise the cloud's not-found error."""
+        """Return the present inputs of the resource, for refresh and import; None if it does not exist.
+
+        Raises:
+            ClientError, AwsError: the resource does not exist, or another error of the cloud.
+        """
         return {}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:

@@ -103,7 +103,7 @@ def _packages() -> str:
 
 
 def python_command(folder: Path) -> Path:
-    """Return a Python that answers `pip list` from a file.
+    """Write a program `python` to `folder` that answers `pip list` from a file; return its path.
 
     The engine runs `pip list` before each command, which takes most of a second.
     """
@@ -194,7 +194,7 @@ class Step:
 
 @dataclass
 class Result:
-    """Exit code and output of an engine command, and its steps other than `same`."""
+    """Exit code and output of an engine command, and its steps; unchanged resources (step `same`) are left out."""
 
     code: int
     text: str

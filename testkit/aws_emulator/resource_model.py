@@ -169,7 +169,10 @@ class Model:
         return rid, outputs
 
     def read(self, kind: str, urn: str, rid: str, known: Props) -> tuple[Props, Props] | None:
-        """Return present inputs and outputs, or None if the resource is gone; without `known`, import it."""
+        """Return the present (inputs, outputs) of a resource, or None if it does not exist.
+
+        `known` are its inputs in Pulumi's state; empty when Pulumi imports the resource.
+        """
         self.account.enter(kind, "read", urn)
         record = self.account.get(kind, rid)
         handler = HANDLERS.get(kind)
@@ -288,9 +291,10 @@ def _plain(p: Props) -> Props:
 
 
 def _news(seen: Props, before: Props, *, imported: bool) -> Props:
-    """Return what a read changes: given inputs whose value differs, and all differences of tags.
+    """Return the inputs, by name, whose value in the cloud (`seen`) differs from the one in the state (`before`).
 
-    A value that the program never set is a default of AWS, and no drift.
+    Inputs that the program never set are left out, except tags: their value is a default of AWS, not a manual
+    change. With `imported`, all inputs are compared.
     """
     changed: Props = {}
     for name, value in seen.items():

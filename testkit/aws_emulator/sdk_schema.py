@@ -65,7 +65,11 @@ def _source(path: Path) -> str:
 
 @lru_cache
 def _class_source(module: str, name: str, own: str) -> str:
-    """Return the source of class `name`: from its own file, or from the input types of module or package."""
+    """Return the source code of the class `name`; empty if the SDK has none.
+
+    The first of these files of pulumi_aws that contains the class is used: `<module>/<own>.py`,
+    `<module>/_inputs.py`, `_inputs.py`.
+    """
     folder = _root() / module if module != "index" else _root()
     for path in (folder / f"{own}.py", folder / "_inputs.py", _root() / "_inputs.py"):
         text = _source(path)

@@ -168,7 +168,7 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     assert (passes, f"{batches:07d}") == (0, saved[-7:])
     assert batches >= 200
     run.training.complete()
-    run.keep(0, "complete; nothing that was trained before `stop` is trained again but for a few batches")
+    run.keep(0, "complete; only the few batches between this checkpoint and the suspension are trained again")
 
 
 def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: StartRun) -> None:

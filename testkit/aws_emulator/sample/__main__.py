@@ -1,4 +1,4 @@
-"""One of each type that a training cluster needs, wired as the real program wires them."""
+"""Pulumi program for tests: one resource of each type of the real program, with the same references."""
 
 import json
 

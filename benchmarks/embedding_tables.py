@@ -1,6 +1,6 @@
-"""Measure memory, saving and loading of growing tables with one pserver and one trainer.
+"""Measure memory, saving and loading of large embedding tables with one pserver and one trainer.
 
-`python -m benchmarks.tables [--millions 1] [--brief]` prints
+`python -m benchmarks.embedding_tables [--millions 1] [--brief]` prints
 
 - `ctr_table_memory_<rule>`: megabytes of the pserver per million ids of width 16, compared with Adam's;
 - `ctr_table_save_<how>`: CPU seconds of the pservers to save a million of them, compressed as in the product,
@@ -9,8 +9,8 @@
 - `ctr_table_init`: the same of a new run that starts with the model (`training.initModelPath`), compared
   with that load.
 
-`--brief` leaves out other rules than Adam and gzip's level 6: 20 million ids took 12 minutes.
-
+A rule is an optimizer of the tables: Adam, Adagrad or SGD. `--brief` measures neither Adagrad and SGD nor
+gzip's level 6; 20 million ids then took 12 minutes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def gang(folder: Path, lines: list[str], **values: str) -> TrainerProcesses:
 
 
 class Watched:
-    """A run whose pserver's memory and CPU time are read before and after its save."""
+    """Runs a training to its end and reads the pserver's memory and CPU time before and after its checkpoint."""
 
     def __init__(self, started: TrainerProcesses) -> None:
         self.started = started
@@ -107,7 +107,7 @@ class Watched:
 
 
 def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
-    """Return a run that trains each of so many million ids once and saves."""
+    """Train each of `millions` million ids once with the optimizer `rule`, and save a checkpoint."""
     lines = [str(n) for n in range(int(millions * 1000))]
     values = {
         "PADDLE_LAUNCHER_PASSES": "1",
@@ -166,7 +166,7 @@ def loaded(started: TrainerProcesses, millions: float) -> bool:
 
 
 def loading(gang: TrainerProcesses) -> float:
-    """Return the seconds in which the servers load a run's tables; the run is stopped then."""
+    """Start `gang`, kill it when the servers have loaded the tables, and return the seconds of the loading."""
     progress = gang.root / "work0" / "progress.json"
     progress.unlink(missing_ok=True)  # an earlier attempt's
     found: list[float] = []
@@ -187,7 +187,7 @@ def loading(gang: TrainerProcesses) -> float:
 
 def main() -> int:
     """Run the benchmark and print its result lines; return 1 if a limit is exceeded."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.embedding_tables", description=__doc__)
     parser.add_argument("--millions", type=float, default=1.0, help="of ids")
     parser.add_argument("--brief", action="store_true", help="Adam only, compressed as we do")
     given = parser.parse_args()

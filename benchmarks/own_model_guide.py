@@ -1,6 +1,7 @@
 """Run docs/how-to/own-model.md on the local cluster; compare its commands and minutes with the 2017 tutorial.
 
-`python -m benchmarks.walk` runs tests/e2e/test_own_model_guide.py, which follows the page, and prints for each section
+`python -m benchmarks.own_model_guide` runs tests/e2e/test_own_model_guide.py, which follows the page, and prints
+for each section
 
 - `walk_commands_<section>`: command lines, compared with those that the tutorial needs for the same
   (COMMANDS, from the text of its versions; files to write are counted on neither side);
