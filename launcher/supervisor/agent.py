@@ -3,8 +3,8 @@
     start HTTP server → (rank 0: acquire the output lease; others: connect to rank 0) → wait for data →
     copy the input to the pod's disk → (rank 0: open output/) → execute the coordinator's orders until the end
 
-Other threads only record events and wake the main thread, which alone decides and acts. One exception is the
-guard thread, which kills the processes when the main thread cannot do so in time.
+Other threads only record events and wake the main thread, which alone decides and acts. There are two exceptions:
+the guard thread (`process_guard`) and the thread of the output lease kill the processes.
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher import runtimes
-from launcher.errors import (
-    EXIT_UNFIT,
-    DeadlineError,
-    LauncherError,
-    TwinError,
-    UnfitError,
-)
+from launcher.errors import DeadlineError, LauncherError, TwinError, UnfitError
 from launcher.io import files
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
@@ -45,6 +38,7 @@ from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.rank0_locator import Rank0Locator
 from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
+from launcher.supervisor.process_guard import ProcessGuard
 from launcher.supervisor.progress import read_progress
 from launcher.supervisor.run_end import RunEndedError, raise_if_run_is_over
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
@@ -54,7 +48,6 @@ from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GUARD_SECONDS = 0.5  # between two checks of the guard thread
 
 
 def run_rank(settings: TrainSettings) -> int:
@@ -95,8 +88,8 @@ class Agent:
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._signal: int | None = None
         self._lease_error: LauncherError | None = None
-        self._last_turn = self._last_reaping = self._last_wait_log = time.monotonic()
-        """`_last_turn`: monotonic time at which the main thread last ran; the guard thread reads it."""
+        self._guard = ProcessGuard(settings, timings)
+        self._last_reaping = self._last_wait_log = time.monotonic()
 
     def run(self) -> int:
         """Run this rank until the run is over or fails, and return the exit code of the process.
@@ -132,9 +125,9 @@ class Agent:
         """
         s, t = self.settings, self.timings
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
-        pages = build_pages(self._seconds_stuck, self._probe, t, lambda: self.coordinator)
+        pages = build_pages(self._guard.seconds_stuck, self._probe, t, lambda: self.coordinator)
         self.server = PeerServer(self.network, s.peer_port, pages)
-        threading.Thread(target=self._guard, name="guard", daemon=True).start()
+        self._guard.start()
         if self.rank == 0:
             self._start_coordinator(self.server)
         else:
@@ -159,39 +152,28 @@ class Agent:
             self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
-        self.coordinator = Coordinator(
-            AgentContext(
-                self.settings,
-                self.runtime,
-                self.network,
-                self.timings,
-                self.incarnation,
-                self._address,
-                self.pause,
-                self.wake,
-            )
-        )
+        s, t, own = self.settings, self.timings, self.incarnation
+        context = AgentContext(s, self.runtime, self.network, t, own, self._address, self.pause, self.wake)
+        self.coordinator = Coordinator(context)
+        self._guard.membership = self.coordinator.membership
         server.handle_state = self.coordinator.membership.handle_state
         server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
         self._exit_if_over("complete")
-        self._locator = Rank0Locator(self.settings, self.network)
-        self.link = CoordinatorLink(
-            self.network,
-            self.settings.peer_port,
-            self.timings,
-            self._locator,
-            read_state=self._read_state_to_send,
-            wake=self.wake,
+        s, send = self.settings, self._read_state_to_send
+        self._locator = locator = Rank0Locator(s, self.network)
+        self.link = self._guard.link = CoordinatorLink(
+            self.network, s.peer_port, self.timings, locator, read_state=send, wake=self.wake
         )
         self.link.start()
 
     def _step(self) -> Order | None:
-        """Do one turn of the main loop: take the newest order, act on it, and return it.
+        """Do one turn of the main loop: take the newest order, act on it, and return the newest order.
 
-        On rank 0 the coordinator decides before and after that, so this returns its newest order.
+        Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
+        may be newer than the one that this rank acted on. None: rank 0 has not sent an order yet.
         """
         now = time.monotonic()
         if self.coordinator is not None:
@@ -275,8 +257,9 @@ class Agent:
         )
 
     def _start_fork_server(self) -> None:
-        """Start the process that loads Paddle once and forks the others: loading it takes longest at a
-        start.
+        """Start the process that loads Paddle once and then forks the pservers and the trainer.
+
+        Loading Paddle takes the longest part of a start. Without a fork server each process loads it itself.
         """
         spec = self.runtime.fork_server(self.settings)
         try:
@@ -316,7 +299,7 @@ class Agent:
             LauncherError: this launcher must exit, because it received a signal, lost the output lease, or
                 its storage has not responded for `Timings.storage` seconds.
         """
-        now = self._last_turn = time.monotonic()
+        now = self._guard.record_turn()
         if now - self._last_reaping > 1:
             self._last_reaping = now
             child_processes.reap_orphans(child_processes.watched_pids())
@@ -333,8 +316,10 @@ class Agent:
                 self._wakes.get_nowait()
 
     def _shut_down(self, error: LauncherError | None) -> None:
-        """Stop this rank's processes, inform the other ranks, and write the outcome to run.json, in this
-        order.
+        """Stop this rank's processes, then end its communication with the other ranks.
+
+        After an error rank 0 first orders the other ranks to stop. At the end it waits until they have received
+        its last order, and writes the outcome to run.json.
 
         Args:
             error: why this launcher exits; None if the run is complete.
@@ -350,7 +335,7 @@ class Agent:
             self._forks.end()
         self._is_leaving = True
         if self.coordinator is not None:
-            self.coordinator.wait_and_close(reported, self._record_turn)
+            self.coordinator.wait_and_close(reported, self._guard.record_turn)
         elif self.link is not None:
             self.link.close(self.timings.copies)
         if isinstance(self.executor.processes, ProcessGroup):
@@ -364,7 +349,7 @@ class Agent:
         """Stop all processes of this rank and wait until they have exited, for a limited time."""
         deadline = time.monotonic() + self.timings.stop + 5
         while True:
-            now = self._record_turn()
+            now = self._guard.record_turn()
             try:
                 self.executor.step(None, now, now)
             except LauncherError as error:  # processes that cannot be killed do not keep the launcher alive
@@ -374,11 +359,6 @@ class Agent:
                 return
             with contextlib.suppress(Empty):
                 self._wakes.get(timeout=self.timings.poll)
-
-    def _record_turn(self) -> float:
-        """Record that the main thread runs, and return the monotonic time."""
-        self._last_turn = time.monotonic()
-        return self._last_turn
 
     # Other threads.
 
@@ -406,42 +386,13 @@ class Agent:
             error: why the lease is lost; the main thread raises it.
         """
         self._lease_error = error
+        self._guard.is_lease_lost = True
         child_processes.kill_all_children()
         child_processes.kill_helpers()  # report and export write to output/, or read what they upload from there
         if self.coordinator is not None:
             self.coordinator.stop_attempt(error)
         self.wake()
 
-    def _guard(self) -> None:
-        """Run the guard thread: kill the processes when the main thread is stuck or rank 0 is unreachable.
-
-        This thread never uses the storage, which may be what the main thread is stuck in.
-        """
-        while True:
-            time.sleep(GUARD_SECONDS)
-            self._check_guarded_limits(time.monotonic())
-
-    def _check_guarded_limits(self, now: float) -> None:
-        t, stuck = self.timings, self._seconds_stuck()
-        if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
-            child_processes.kill_all_children()
-        if stuck >= t.stuck or (self._lease_error is not None and stuck >= t.stop):
-            child_processes.kill_all_children()
-            if self.coordinator is not None:
-                self.coordinator.membership.close()
-        if stuck >= 2 * t.stuck:
-            text = (
-                f"the launcher's main thread did not run for {stuck:.0f} s, most likely because a volume "
-                "does not respond. This pod exits, and Kubernetes replaces it. Fix: check that the volume is "
-                f"mounted on node {self.settings.node_name} and that its server responds."
-            )
-            write_termination_message(self.settings.termination_log, text)
-            os._exit(EXIT_UNFIT)
-
     def _read_state_to_send(self) -> MemberState | None:
         """Return this rank's state for the threads that send it; None while the main thread is stuck."""
-        return None if self._seconds_stuck() >= self.timings.stuck else self._build_state()
-
-    def _seconds_stuck(self) -> float:
-        """Return the seconds since the main thread last ran."""
-        return time.monotonic() - self._last_turn
+        return None if self._guard.seconds_stuck() >= self.timings.stuck else self._build_state()

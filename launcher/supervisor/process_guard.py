@@ -1,0 +1,74 @@
+"""The guard thread: kills a rank's processes when the agent's main thread cannot do so in time.
+
+The thread never uses the storage, which may be what the main thread is stuck in.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from launcher.errors import EXIT_UNFIT
+from launcher.reporting.failure_messages import write_termination_message
+from launcher.settings import TrainSettings
+from launcher.supervisor import child_processes
+from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.timings import Timings
+
+GUARD_SECONDS = 0.5  # between two checks
+
+
+class ProcessGuard:
+    """Kills this rank's processes when the agent's main thread is stuck or rank 0 is unreachable.
+
+    Attributes:
+        link: the connection to rank 0, whose last answer counts; None on rank 0.
+        membership: rejects all states once rank 0's main thread is stuck; None on the other ranks.
+        is_lease_lost: whether rank 0 lost the output lease, so that a stuck main thread has less time.
+    """
+
+    def __init__(self, settings: TrainSettings, timings: Timings) -> None:
+        """Create the guard; it checks nothing before `start`."""
+        self._settings, self._timings = settings, timings
+        self.link: CoordinatorLink | None = None
+        self.membership: Membership | None = None
+        self.is_lease_lost = False
+        self._last_turn = time.monotonic()
+
+    def start(self) -> None:
+        """Start the guard thread."""
+        threading.Thread(target=self._run, name="guard", daemon=True).start()
+
+    def record_turn(self) -> float:
+        """Record that the main thread runs, and return the monotonic time in seconds."""
+        self._last_turn = time.monotonic()
+        return self._last_turn
+
+    def seconds_stuck(self) -> float:
+        """Return the seconds since the main thread last called `record_turn`."""
+        return time.monotonic() - self._last_turn
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(GUARD_SECONDS)
+            self._check_limits(time.monotonic())
+
+    def _check_limits(self, now: float) -> None:
+        """Kill the processes if a limit is exceeded at monotonic time `now`; exit if the thread stays stuck."""
+        t, stuck = self._timings, self.seconds_stuck()
+        if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
+            child_processes.kill_all_children()
+        if stuck >= t.stuck or (self.is_lease_lost and stuck >= t.stop):
+            child_processes.kill_all_children()
+            if self.membership is not None:
+                self.membership.close()
+        if stuck >= 2 * t.stuck:
+            text = (
+                f"the launcher's main thread did not run for {stuck:.0f} s, most likely because a volume "
+                "does not respond. This pod exits, and Kubernetes replaces it. Fix: check that the volume is "
+                f"mounted on node {self._settings.node_name} and that its server responds."
+            )
+            write_termination_message(self._settings.termination_log, text)
+            os._exit(EXIT_UNFIT)
