@@ -1,4 +1,4 @@
-"""Combine all parts: the folders of the shards, the one test set and the manifest."""
+"""Combine the split parts of a source into the folder of each shard, one test set and the manifest."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def assemble_shards(
 
 
 def shard_file_name(part: int, parts: int) -> str:
-    """Return the name of a part's file in each shard's folder."""
+    """Return the name that the file of part number `part` (from 0) of `parts` has in each shard's folder."""
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
 
 
@@ -139,7 +139,7 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int) -> None:
 
 
 def _check_columns(settings: DataSettings, markers: list[dict[str, Any]]) -> None:
-    """Raise `DataError` when csv objects of two parts have other columns; `CsvReader` checks within a part."""
+    """Raise `DataError` when the columns of csv objects in two parts differ; `CsvReader` checks within a part."""
     if settings.columns and all(isinstance(column, str) for column in settings.columns):
         return
     first = markers[0]

@@ -60,7 +60,7 @@ class OpenAt(Protocol):
 
 
 class ResumingStream:
-    """A source over a network that may break at any byte.
+    """Reads a source over a network, and connects again when the connection breaks.
 
     After a break the stream continues at the same byte if the server supports that. If the server sends the
     source from its start, the stream reads over the bytes that were already used and compares their sha256.
@@ -152,9 +152,16 @@ class ResumingStream:
         self._version = self._version or body.version
 
     def _read_over(self, body: RemoteBody) -> None:
-        """Read an answer that starts at byte 0 up to `position`, and compare those bytes by their sha256."""
+        """Skip the first `position` bytes of a response that starts at byte 0.
+
+        Raises:
+            DataError: their sha256 differs from that of the bytes that `read` returned before the break.
+            TransientError: the connection broke again.
+        """
         log.info(
-            "%s: the server sends the source from its start; reading over %d bytes", self._name, self.position
+            "%s: the server sends the source from its start; skipping %d bytes that were already read",
+            self._name,
+            self.position,
         )
         seen, left = hashlib.sha256(), self.position
         try:

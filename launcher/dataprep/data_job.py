@@ -205,21 +205,25 @@ class DataPod:
         return parts
 
     def _start_or_join(self, plan: list[Any], size: int) -> bool:
-        """Start the common work, or join it. Return False when the data was published meanwhile.
+        """Write plan.json if this pod is the first one; else check that it has the plan of this pod.
 
         Args:
-            plan: the plan of this pod, as JSON; another pod with another plan saw another source.
+            plan: the plan of this pod, as JSON. It differs from plan.json if the source has changed.
             size: bytes of the source; 0 when they are unknown.
 
+        Returns:
+            True: there are parts to read. False: the data is already published, or was linked from
+            another job.
+
         Raises:
-            DataError: another pod of this Job failed, or the source changed between two pods' looks at it.
+            DataError: another pod of this Job failed, or the plans of two pods differ.
         """
         path = self._tmp / "plan.json"
         wanted = json.loads(json.dumps({"parts": plan}))
         while True:
             alone = self._lock.try_exclusive()
             if not alone and not self._lock.try_shared():
-                self._progress.report("waiting for the pod that plans")
+                self._progress.report("waiting for the pod that writes plan.json")
                 time.sleep(_POLL_SECONDS / 10)
                 continue
             if is_published(self._settings):
@@ -274,7 +278,7 @@ class DataPod:
         return True
 
     def _failure(self) -> dict[str, Any] | None:
-        """Return the content of `data-failed.json` of a pod that prepares the same data; None without one."""
+        """Return the content of `data-failed.json`; None if there is none, or it is about other data."""
         try:
             found = read_json(self._layout.data_failed)
         except UnreadableError:
@@ -323,7 +327,7 @@ class DataPod:
         return self._tmp / f"{part.key}.json"
 
     def _make(self, part: PlannedPart, count: int, files: MultiFileSource | None) -> None:
-        """Read and split one of `count` parts.
+        """Read and split one of `count` parts; `files` opens its objects (None: the source is one stream).
 
         The files are written to a temporary folder and moved to their final names; then a marker file
         (`<key>.json`) records that the part is finished.

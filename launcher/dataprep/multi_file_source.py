@@ -39,7 +39,7 @@ class MultiFileSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close the connections of this source."""
         ...
 
 

@@ -45,7 +45,7 @@ class Prefetch(Generic[T]):
             self._put((None, StopIteration()))
 
     def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
-        """Return False when the consumer has closed this iterator."""
+        """Queue an item, or the error that ends the items. Return False when the consumer has called `close`."""
         while not self._closed.is_set():
             try:
                 self._ready.put(entry, timeout=_WAIT_SECONDS)
@@ -70,7 +70,7 @@ class Prefetch(Generic[T]):
         raise self._end
 
     def close(self, seconds: float | None = None) -> None:
-        """Stop the thread, and wait for it: at most so many seconds if they are given."""
+        """Stop the thread, and wait at most `seconds` until it has ended (None: without a limit)."""
         self._closed.set()
         self.thread.join(seconds)
 

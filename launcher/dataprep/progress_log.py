@@ -41,7 +41,7 @@ class DataProgress:
         self._log_at = self.started + LOG_SECONDS
 
     def set_deadline(self, size: int | None, pods: int) -> None:
-        """Derive the deadline from `size` bytes (None: unknown) for so many pods, unless one is set."""
+        """Derive the deadline from `size` bytes (None: unknown) and the number of pods, if none was given."""
         if self.deadline_seconds is None:
             self.deadline_seconds = (
                 UNKNOWN_SIZE_SECONDS if size is None else LEAST_SECONDS + size / (SLOWEST_RATE * pods)

@@ -1,4 +1,4 @@
-"""Move complete data to its final names, the manifest last, and check whether that was done already."""
+"""Publish complete data: move it to its final names, the manifest last. Check whether data is published."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def files_of_manifest(manifest: dict[str, Any], layout: JobPaths) -> dict[Path, 
 def origin(settings: DataSettings) -> dict[str, Any]:
     """Return the manifest's fields that identify the release of the data: `madeBy`, and `replaced`.
 
-    `replaced` lists the data of other releases that this data replaced, oldest first. A training pod whose
-    own data is in it would wait in vain: its data Job is complete, and Kubernetes does not start it again.
+    `replaced` lists the data of other releases that this data replaced, oldest first. A training pod
+    whose own data is in this list fails: the data Job is complete, and Kubernetes does not run it again.
     """
     try:
         earlier = read_json(settings.layout.manifest) or {}

@@ -1,6 +1,7 @@
 """Reuse the data of another job on the same storage by hard links, instead of making it again.
 
-Removing or replacing one job's data leaves the other job's as it was, since each link is a name of its own.
+Removing or replacing one job's data leaves the other job's as it was, since a file exists until its last
+hard link is removed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from launcher.settings import DataSettings
 
 
 def content_digest(settings: DataSettings, plan: list[Any], identified: bool) -> str:
-    """Return a digest of everything that determines the shards' bytes, or an empty text.
+    """Return a digest of everything that determines the shards' bytes, or "" if data cannot be reused.
 
     Args:
         settings: the settings; the job's name is not part of the digest.

@@ -43,7 +43,7 @@ class _OutputFile:
         self.flushed = 0
 
     def write(self, data: bytes) -> bool:
-        """Append `data`. Return True when enough is written that the disk should start (`start_sync`)."""
+        """Append `data`. Return True after every FLUSH_BYTES: the caller then lets a thread run `start_sync`."""
         with storage_errors(self.path):
             self.sha256.update(data)
             self.file.write(data)
@@ -55,7 +55,7 @@ class _OutputFile:
             return True
 
     def start_sync(self) -> None:
-        """Wait until what was flushed is on the disk. Runs next to `write`, in another thread."""
+        """Wait until the flushed bytes are on the disk. Another thread may call `write` meanwhile."""
         with contextlib.suppress(OSError, ValueError):  # the last fsync reports the error with its reason
             os.fdatasync(self.file.fileno())
 

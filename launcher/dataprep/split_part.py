@@ -31,7 +31,7 @@ _READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the pro
 
 
 def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Join the pieces of several blocks for each file, so that the writing threads are called less often."""
+    """Yield one piece for each file, joined of several blocks, so that writing threads are called less often."""
     waiting: list[list[bytes]] = []
     size = 0
     for pieces in rows:

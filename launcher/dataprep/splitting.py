@@ -120,7 +120,7 @@ class LineSplitter:
         return pieces, held
 
     def assign(self, lines: list[bytes]) -> list[bytes]:
-        """Return one piece for each shard of held-out lines that the test set does not need."""
+        """Assign held-out lines that the test set does not need to the shards; return one piece for each shard."""
         *pieces, _ = self._group(lines, self._assigner.owners(len(lines)))
         return pieces
 
@@ -152,7 +152,7 @@ class LineSplitter:
         return int(rest[self._assigner.owners(len(rest)) == shard][place])
 
     def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
-        """Join the lines of each owner, the held-out ones last; count those of the shards."""
+        """Return one piece for each shard, then the held-out lines; `owners` has the shard of each line."""
         order = np.argsort(owners, kind="stable").tolist()
         sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)
         pieces, first = [], 0

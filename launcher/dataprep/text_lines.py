@@ -215,7 +215,7 @@ class CsvReader:
             yield ("\n".join(lines) + "\n").encode()
 
     def _read_header(self, record: list[str], name: str) -> None:
-        """Take the names of the columns from an object's header, and find the columns to keep in it.
+        """Read the names of the columns from an object's header, and find the columns to keep in it.
 
         Columns that are chosen by name are found in each object; otherwise all objects need the same header.
         """
@@ -229,7 +229,7 @@ class CsvReader:
         self._indexes = self._column_indexes(len(record), record, name)
 
     def _check_width(self, record: list[str], where: str, name: str) -> None:
-        """Take the width of the first record; raise `DataError` for another one later."""
+        """Store the first record's number of fields; raise `DataError` for a later record with another number."""
         if self.width:
             column = min(len(record), self.width) + 1
             raise DataError(

@@ -178,7 +178,7 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
 
 
 def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
-    """Write the JSON file with a process's settings, and return the process's environment without its role.
+    """Write the JSON file with a process's settings, and return its environment without TRAINING_ROLE.
 
     Args:
         attempt: the attempt, as this rank sees it.

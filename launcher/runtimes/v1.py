@@ -106,7 +106,7 @@ class V1Runtime:
         ]
 
     def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the tutorial's trainer process, plus `--num_gradient_servers` and `--start_pass` of a resume."""
+        """Return the trainer process: the tutorial's flags, `--num_gradient_servers`, after a resume `--start_pass`."""
         s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes
@@ -173,7 +173,10 @@ def _check_binary(settings: TrainSettings) -> None:
         # gflags' --help exits with 1, so only its output shows whether the sub-command exists.
         shown = done.stdout.decode(errors="replace")
         if not all(word in shown for word in HELP_WORDS):
-            raise _unusable(f"`{BINARY} {command}` is not a command of {found}", settings)
+            raise _unusable(
+                f"`{BINARY} {command}` is not a command of {found}: its --help lacks one of {', '.join(HELP_WORDS)}",
+                settings,
+            )
 
 
 def _unusable(why: str, settings: TrainSettings) -> SettingsError:

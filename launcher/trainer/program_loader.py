@@ -62,7 +62,7 @@ class TrainingProgram:
             raise self.failed(function, error) from error
 
     def record(self) -> dict[str, Any]:
-        """Return the content of program.json: all options with their values, and the texts of its files.
+        """Return the content of program.json: all options with their values, and the texts of the program's files.
 
         Files that would make the texts longer than TEXT_BYTES together are left out.
         """

@@ -1,6 +1,6 @@
-"""The trainers' question to rank 0's launcher: save a checkpoint now, because a user requested one?
+"""Ask rank 0's launcher whether to save a checkpoint now, because a user requested one.
 
-launcher/supervisor/peers/trainer_store.py answers it.
+Every trainer asks; launcher/supervisor/peers/trainer_store.py gives all of them the same answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
     Args:
         host: address of rank 0.
         port: `peerPort`.
-        path: contains the attempt's secret and the present step (number of trained batches).
+        path: path of the request: contains the attempt's secret and the present step (number of trained batches).
         proposed: the step at which this trainer proposes that all trainers ask the next time.
 
     Returns:

@@ -137,7 +137,7 @@ class TrainingLoop:
         return metrics.stops_early(self.settings.keep_best, self.scores, self.settings.patience)
 
     def _join(self) -> PassTotals:
-        """Connect to the servers and restore the checkpoint to resume from; return its totals of the pass."""
+        """Connect to the servers and restore the checkpoint to resume from; return the unfinished pass' totals."""
         size = None if self.settings.init_model else 0
         if self.settings.resume is not None:
             size = self.restorer.size(self.settings.resume)
@@ -220,8 +220,8 @@ class TrainingLoop:
     def _settle(self, last: bool, state: str) -> None:
         """Wait until the updates of all trainers have arrived at the servers.
 
-        While this trainer waits for others it reports the state `waiting`, since their training must not
-        count towards the deadline of `state`.
+        While this trainer waits for others, progress.json has the state `waiting`, so that their training does
+        not count towards the deadline of `state`.
 
         Args:
             last: no batch follows in this attempt.

@@ -1,4 +1,4 @@
-"""Scores of predicted click probabilities."""
+"""Calculate scores of predicted click probabilities."""
 
 import numpy as np
 

@@ -51,7 +51,7 @@ def parse(row: dict, job: Job) -> dict:
 
 
 def _number(text: str) -> int:
-    """Return 0 for an empty text, else a number below 2**40: the hexadecimal digits, or a hash."""
+    """Return 0 for an empty text, else a number below 2**40: the value of 8 hexadecimal digits plus 1, or a hash."""
     if not text:
         return 0
     if len(text) == 8 and text.isalnum():

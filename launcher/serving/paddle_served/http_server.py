@@ -57,7 +57,7 @@ class ErrorResponse(BaseModel):
 
 
 class _IdCounts(Collector):
-    """Gives Prometheus the model's counts of looked-up and unknown ids, whenever it reads /metrics."""
+    """Gives Prometheus the model's counts of looked-up and unknown ids, whenever Prometheus reads /metrics."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -22,7 +22,11 @@ class InputColumn(Protocol):
         """Add the next row's value or values. Raise `ValueError` or `TypeError` if they are invalid."""
 
     def fill(self, target: NDArray[Any]) -> int | None:
-        """Write all rows to `target`. Return the first row with a number not finite in float32, or None."""
+        """Write all rows to `target`, of shape [rows, length or width].
+
+        Returns:
+            The index (from 0) of the first row with a number that is not finite in float32; None without one.
+        """
 
 
 def new_column(kind: Any) -> InputColumn:

@@ -14,7 +14,7 @@ IDS, VECTORS = "ids.npy", "vectors.npy"
 
 
 class MappedTable:
-    """A table: `ids.npy` is uint64 [rows] in ascending order, `vectors.npy` is float32 [rows, width]."""
+    """Reads a table: `ids.npy` is uint64 [rows] in ascending order, `vectors.npy` is float32 [rows, width]."""
 
     def __init__(self, folder: Path, rows: int, width: int) -> None:
         """Map the files.

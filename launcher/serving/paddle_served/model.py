@@ -39,15 +39,17 @@ class PredictionResult:
 
 @dataclass(frozen=True)
 class TableLookup:
-    """One look-up of the network: table, input or variable with the ids, and input for the vectors."""
+    """Describes one use of an embedding table in the network."""
 
     table: str
     ids: str
+    """Name of the input, or of the variable that network() calculates, with the ids to look up."""
     vectors: str
+    """Name of the network's input that gets the vectors of these ids."""
 
 
 def table_folder(folder: Path, name: str) -> Path:
-    """Return the folder of a table; the table's name may contain any characters."""
+    """Return the folder of table `name` in the model `folder`; characters invalid in a file name are escaped."""
     return folder / EMBEDDINGS / quote(name, safe="")
 
 

@@ -45,7 +45,7 @@ _UNFINISHED = re.compile(r"\..+\.attempt-(\d+)\.tmp")
 
 
 class CheckpointFolder:
-    """The folder of one checkpoint while all trainers write it together.
+    """Writes the folder of one checkpoint, together with the other trainers.
 
     Trainer 0 calls `create`; all trainers write files and call `add_rank_files`; trainer 0 calls
     `collect_rank_files` and `publish`.
@@ -98,14 +98,18 @@ class CheckpointFolder:
             return {name: CheckpointFile(path.stat().st_size, files.sha256_file(path))}
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
-        """Record what a rank wrote and read back, for `collect_rank_files` on trainer 0."""
+        """Write a rank's record of its files and compared rows, which `collect_rank_files` reads on trainer 0."""
         files.write_json(self._rank_file(rank), schema.to_json(written))
 
     def _rank_file(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.json"
 
     def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
-        """Return the files and compared rows that all ranks recorded; add `config` and path.txt to them.
+        """Return the files and compared rows that all ranks recorded; add the program's file and path.txt.
+
+        Args:
+            config: the program's file, which is copied into the checkpoint.
+            ranks: number of ranks.
 
         Raises:
             StorageFailedError: a rank's record is missing.
@@ -177,7 +181,7 @@ def prune_checkpoints(
 
 
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the folders of the checkpoints that a finished one continues; None when it cannot be used.
+    """Return the checkpoints that the one at `at` continues (none if it is full); None when `at` is unusable.
 
     The files of the continued checkpoints are not checked.
     """

@@ -40,7 +40,7 @@ def read_contents(folder: Path) -> CheckpointContents:
         version = value.get("version")
         if version not in (VERSION, INCREMENTAL_VERSION):
             raise CheckpointError(
-                f"{CONTENTS} was written by another version of the launcher (format {version}, not {VERSION})"
+                f"{CONTENTS} was written by another version of the launcher (its format is {version}, this launcher reads {VERSION})"
             )
         contents = schema.from_json(CheckpointContents, value)
     except files.UnreadableError as error:

@@ -35,6 +35,10 @@ if TYPE_CHECKING:  # both import Paddle
 
 KEY = "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)"
 Values = dict[str, NDArray[np.float32]]
+_FIX = (
+    "Paddle only logs why. Fix: look for warnings and errors with `load` in every rank's server log (python -m "
+    "launcher logs --role pserver --rank RANK), correct their cause, and start the training again."
+)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def _checkpoint_table(folder: Path, contents: CheckpointContents, table: Checkpo
 
 
 def _overlay(members: list[InitialTable]) -> InitialTable:
-    """Return one table from that of each checkpoint of a chain; of each row, the newest checkpoint's values.
+    """Combine a table's rows in all checkpoints of a chain; each row has the values of the newest checkpoint.
 
     Args:
         members: the table in each checkpoint, the newest first.
@@ -238,7 +242,7 @@ def prepare(settings: ProcessSettings, trainer: PserverClient) -> InitialModel |
 def load(
     settings: ProcessSettings, trainer: PserverClient, initial: InitialModel | None, log: TrainerLog
 ) -> None:
-    """Load the tables of the initial model into the servers, after the trainers' rendezvous, and verify.
+    """Load the initial model's tables into the servers, after the trainers' rendezvous; compare the values.
 
     Args:
         settings: this trainer's settings.
@@ -247,7 +251,7 @@ def load(
         log: this trainer's log.
 
     Raises:
-        GangError: the servers or the ranks do not have the values of the initial model.
+        GangError: the servers do not have the initial model's values, or the ranks' dense parameters differ.
     """
     began = time.monotonic()
     if initial is not None:
@@ -257,8 +261,8 @@ def load(
     totals = trainer.gather([total])[:, 0]
     if not np.allclose(totals, totals[0], rtol=table_files.TOLERANCE):
         raise GangError(
-            "training.initModelPath: the ranks start with different parameters; their sums of absolute values "
-            f"are {totals.tolist()}. Fix: see the server logs of all ranks."
+            f"training.initModelPath: after loading {settings.init_model}, the ranks' dense parameters differ: the "
+            f"sums of their absolute values, by rank, are {totals.tolist()}. {_FIX}"
         )
     took = time.monotonic() - began
     log.line(f"started with the parameters of {settings.init_model} ({took:.2f} s)")
@@ -267,7 +271,11 @@ def load(
 def _load_tables(
     settings: ProcessSettings, trainer: PserverClient, initial: InitialModel
 ) -> dict[str, TableRows]:
-    """Write the tables as files that this rank's servers load; load them. Return some rows by table name."""
+    """Write the tables to files, and let the servers load them; all trainers together.
+
+    Returns:
+        Some rows of this rank's files for `_verify`, by table name.
+    """
     temp = settings.output_dir / f".init.attempt-{settings.attempt}.tmp"
     if settings.rank == 0:
         with files.storage_errors(temp):
@@ -300,7 +308,7 @@ def _load_tables(
 
 
 def _verify(trainer: PserverClient, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
-    """Raise `GangError` unless the servers have the values that were loaded."""
+    """Raise `GangError` unless the servers have the dense parameters of `initial` and the rows of `samples`."""
     given = trainer.parameters() | (trainer.tables() if trainer.mode == "geo" else {})
     wrong = [
         name for name, values in given.items() if table_files.values_differ(values, initial.values[name])
@@ -310,6 +318,6 @@ def _verify(trainer: PserverClient, initial: InitialModel, samples: Mapping[str,
             wrong.append(name)
     if wrong:
         raise GangError(
-            f"training.initModelPath: the servers have other values of {', '.join(wrong)} than "
-            f"{initial.source}. Fix: see the server logs of all ranks."
+            f"training.initModelPath: loading {initial.source} into the servers failed: afterwards their values "
+            f"of {', '.join(wrong)} are not those of the files. {_FIX}"
         )

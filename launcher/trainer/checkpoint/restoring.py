@@ -211,7 +211,11 @@ class CheckpointRestorer:
             given |= self.trainer.tables()
             saved = found
         wrong = [name for name, values in given.items() if table_files.values_differ(values, saved[name])]
-        return f"after the load the servers have other values of {', '.join(wrong)}" if wrong else None
+        return (
+            f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
+            if wrong
+            else None
+        )
 
     def _rows_mismatch(self, contents: CheckpointContents) -> str | None:
         """Return how the servers' rows differ from those that they had at the save, or None."""

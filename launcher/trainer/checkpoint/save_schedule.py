@@ -78,7 +78,7 @@ class SaveSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether a checkpoint is due: `every` batches since the last one, or a user's request."""
+        """Return whether `every` batches were trained since the last checkpoint, or a user requested one."""
         return self._requested or 0 < self.every <= self._since
 
     def reset(self) -> None:

@@ -128,7 +128,15 @@ class CheckpointSaver:
         parameters: Values,
         scores: metrics.Scores,
     ) -> int:
-        """Complete the checkpoint on trainer 0. Return the size of its files in bytes."""
+        """Complete the checkpoint on trainer 0. Return the size of its files in bytes.
+
+        Args:
+            folder: the checkpoint, to which all ranks have added their files.
+            ranks: [samples, seconds, sum of the loss] of each rank in the unfinished pass.
+            steps: batches per pass.
+            parameters: dense parameters by name.
+            scores: as for `save`.
+        """
         settings, trainer = self.settings, self.trainer
         written = folder.collect_rank_files(self.config, settings.trainers)
         chain = [link for link in self._chain if link]
@@ -188,8 +196,9 @@ class CheckpointSaver:
         except DataError as error:
             folder.require_space(sum(path.stat().st_size for path in files.folder_files(folder.folder)))
             raise StorageFailedError(
-                f"the checkpoint of {folder.at} is incomplete: {error}. It is not marked as done. Fix: see "
-                "the server logs of this rank."
+                f"the checkpoint of {folder.at} is incomplete: {error}. It is not marked as done, and is never "
+                "resumed from. Fix: look for errors of `save` in this rank's server log: python -m launcher logs "
+                f"--role pserver --rank {self.settings.rank}"
             ) from error
 
     def _read_table(
@@ -248,7 +257,9 @@ class CheckpointSaver:
         if not np.isfinite(given).all():
             raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
         if samples and table_files.values_differ(np.stack(list(samples.values())), given[: len(samples)]):
-            raise DataError(f"the rows of table {table} that were written are not those of the servers")
+            raise DataError(
+                f"the rows of table {table} in its new files differ from those that the servers answer"
+            )
         if self.settings.incremental_checkpoints:
             # Each checkpoint of a chain adds an equal share of CHAIN_SAMPLES.
             most = max(1, CHAIN_SAMPLES // self.settings.incremental_checkpoints)

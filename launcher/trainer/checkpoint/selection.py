@@ -49,7 +49,7 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 
 
 def is_model_complete(folder: Path) -> bool:
-    """Return whether the folder has a complete exported model. Its name appears in one step."""
+    """Return whether the folder is a complete exported model: it gets this name only when it is complete."""
     with files.storage_errors(folder):
         return all((folder / name).is_file() for name in MODEL_FILES)
 
@@ -77,7 +77,7 @@ def choose_model_checkpoint(
     Args:
         output_dir: the run's output folder.
         metric: `training.keepBest`; empty for the last pass.
-        scored: the score of each pass, as `launcher/metrics.py` takes them.
+        scored: (finished passes, score by `metric`) of each pass.
         passes: the number of finished passes.
         made: the folder name of the checkpoint that the present model was made from.
 

@@ -12,8 +12,8 @@ state of w[0]. Values have six significant digits, so a value that is read back 
 at most 5e-6 of it.
 
 The dense table (all other parameters) has one file per server, part-<server>.gz, which may have no lines. A
-line is one number: `w state`, where Adam's state is `g g2`. The file of a server that holds a single number
-has additional values in that line, which every server has once.
+line is one number: `w state`, where Adam's state is `g g2`. If a server holds a single
+number, its line also has the values that Paddle keeps once per server: Adam's betas and the learning rate.
 
 All files are compressed with gzip.
 """
@@ -263,5 +263,5 @@ def redistribute_dense(source: Path, folder: Path, rule: OptimizerRule, servers:
 
 
 def values_differ(given: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """Return whether two arrays differ in shape, or in a value by more than the digits that servers write."""
+    """Return whether two arrays differ in shape, or in a value by more than TOLERANCE (relative)."""
     return given.shape != expected.shape or not np.allclose(given, expected, rtol=TOLERANCE, atol=1e-12)

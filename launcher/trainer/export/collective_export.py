@@ -90,7 +90,7 @@ class ModelExporter:
         )
 
     def _map_ids(self, at: Position) -> dict[str, list[table_writer.Ids]]:
-        """Return the ids of each table that every rank's servers saved, memory-mapped.
+        """Return for each table name one memory-mapped array per rank: the ids that the rank's servers saved.
 
         Raises:
             StorageFailedError: a file has changed since it was saved; the checkpoint was rejected.

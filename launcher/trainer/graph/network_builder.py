@@ -69,7 +69,7 @@ class BuiltNetwork:
         return [p.name for p in self.main.all_parameters() if p.name not in tables]
 
     def names_needed(self, outputs: Iterable[Any]) -> set[str]:
-        """Return the names of all variables on which these variables depend, and their own."""
+        """Return the names of `outputs` and of all variables that they are calculated from."""
         needed = {output.name for output in outputs}
         for operator in reversed(self.main.global_block().ops):
             if needed.intersection(operator.output_arg_names):
@@ -149,7 +149,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
 
 
 def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
-    """Raise `ValueError` for a table with invalid arguments, or other ones than in its first use."""
+    """Raise `ValueError` if `table` has invalid arguments, or differs from `first`, the first use of its name."""
     if table != first:
         raise ValueError(
             f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "

@@ -20,7 +20,7 @@ NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "S
 
 @dataclass(frozen=True)
 class OptimizerRule:
-    """The kind and the numbers of an optimizer."""
+    """Holds the kind of an optimizer (adam, sgd or adagrad) and its numbers, such as the learning rate."""
 
     kind: str
     """adam, sgd or adagrad."""

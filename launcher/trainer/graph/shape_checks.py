@@ -28,7 +28,7 @@ def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
         The prediction, and the loss or the sum of the losses, as static variables.
 
     Raises:
-        SettingsError: no pair, a loss of more than one number, or a prediction without a batch.
+        SettingsError: no pair, a loss of more than one number, or a prediction without the batch dimension.
     """
     import paddle
 
@@ -59,9 +59,9 @@ def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
 
 
 def check_broadcasts(program: TrainingProgram, main: Any) -> None:
-    """Raise `SettingsError` where Paddle repeats label or prediction to combine their different shapes.
+    """Raise `SettingsError` if network() combines the label with a value of another shape.
 
-    The loss then compares values that do not belong together, and trains without an error.
+    Paddle then repeats one of them (broadcasting): the loss compares values of different rows, without an error.
     """
     block = main.global_block()
     label = frozenset({program.label})
@@ -131,7 +131,7 @@ def check_batch(
 
 
 def check_metric(program: TrainingProgram, keep_best: str, scores: Collection[str]) -> None:
-    """Raise `SettingsError` if `training.keepBest` is none of `scores`; empty `scores` are not known yet."""
+    """Raise `SettingsError` unless `keep_best` is one of `scores`; empty `scores` mean that none is known yet."""
     if keep_best and scores and keep_best not in scores:
         raise setting_error(
             "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",

@@ -114,7 +114,7 @@ class TrainingGraph:
             )
 
     def _describe_tables(self) -> None:
-        """Give each table on the servers its optimizer, admission, eviction and compression."""
+        """Write each table's optimizer, admission, eviction and file compression into Paddle's table descriptions."""
         from paddle.distributed.ps import the_one_ps
 
         described = the_one_ps.SparseTable._set

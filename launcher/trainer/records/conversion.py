@@ -164,7 +164,7 @@ def _origin_digest(program: TrainingProgram, text: str) -> str:
 
 
 def _process_count(files_to_write: int) -> int:
-    """Return how many processes to start: one per core and file, if they fit in a quarter of the pod's memory."""
+    """Return how many processes to start: one per core, at most one per file, in a quarter of the memory."""
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
 
@@ -223,7 +223,7 @@ def convert_staged(
 
 
 def _locate(data: Path, name: str, shard: int | None, row: int) -> str:
-    """Return where a staged row is in the source; in the staged file when the data Job did not record it."""
+    """Return file and row of a staged row: those of the source if rows.json has them, else the staged file's."""
     with contextlib.suppress(LauncherError, LookupError, TypeError, ValueError):
         if rows := files.read_json(data / "rows.json"):
             return row_positions.find_row(rows, shard, row)

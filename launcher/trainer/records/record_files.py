@@ -137,9 +137,10 @@ class Records:
             yield split_inputs(raw.view(self._dtype)[:, 0])
 
     def _windows(self, seed: tuple[int, ...], start: int) -> Iterator[_Window]:
-        """Yield the window (WINDOW_FILES files, shuffled together) to take rows from, again and again.
+        """Yield, without end, the window (WINDOW_FILES files, shuffled together) from which the caller takes rows.
 
-        When a window is empty, the next one follows; after the last one, the first. Skip `start` rows.
+        A window is yielded until it is empty, then the next one; after the last window, the first. The
+        first `start` rows are skipped.
         """
         order = [self._files[i] for i in np.random.default_rng(seed).permutation(len(self._files))]
         windows = [order[first : first + WINDOW_FILES] for first in range(0, len(order), WINDOW_FILES)]

@@ -105,7 +105,9 @@ def parse_records(
         try:
             parts = split_fields(line)
         except ValueError as error:
-            raise DataError(f"{locate(number)}: {error}. Fix: set data.format to csv") from error
+            raise DataError(
+                f"{locate(number)}: {error}. Fix: set data.format to csv, in which the data Job escapes backslashes"
+            ) from error
         if len(parts) != len(columns):
             raise _wrong_column_count(line, len(parts), locate(number), program)
         try:

@@ -46,7 +46,7 @@ def check_program(
         incremental_checkpoints: training.incrementalCheckpoints.
 
     Returns:
-        The names of its scores; empty if metrics() cannot be called with these rows.
+        The names of the program's scores; empty if metrics() cannot be calculated from these rows.
 
     Raises:
         SettingsError: the program cannot be trained; the message names its function and line.

@@ -156,8 +156,8 @@ def write_records(
         form: the file's format.
         folder: where the records are written.
         held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
-        limit: as for `read_rows`.
-        report: as for `read_rows`.
+        limit: read at most this many rows; None for all.
+        report: called with a progress line every few seconds.
 
     Returns:
         The records by name: train, test, or one of both when `held_out` is 0 or 1.
