@@ -152,7 +152,12 @@ class LineSplitter:
         return int(rest[self._assigner.owners(len(rest)) == shard][place])
 
     def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
-        """Return one piece for each shard, then the held-out lines; `owners` has the shard of each line."""
+        """Return one piece for each shard, then the held-out lines; add to `self.lines` of each shard.
+
+        Args:
+            lines: the lines.
+            owners: the shard of each line; the number of shards for a held-out line.
+        """
         order = np.argsort(owners, kind="stable").tolist()
         sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)
         pieces, first = [], 0

@@ -40,7 +40,8 @@ def read_contents(folder: Path) -> CheckpointContents:
         version = value.get("version")
         if version not in (VERSION, INCREMENTAL_VERSION):
             raise CheckpointError(
-                f"{CONTENTS} was written by another version of the launcher (its format is {version}, this launcher reads {VERSION})"
+                f"{CONTENTS} was written by another version of the launcher: its format is {version}, "
+                f"and this launcher reads {VERSION} and {INCREMENTAL_VERSION}"
             )
         contents = schema.from_json(CheckpointContents, value)
     except files.UnreadableError as error:
