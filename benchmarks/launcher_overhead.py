@@ -57,7 +57,7 @@ def run_with_launchers(folder: Path, job: Path, values: dict[str, str]) -> Cost:
 
 
 def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, int]:
-    """Return the wall and CPU seconds of the same processes without launchers, and the batches of a rank."""
+    """Run the same processes without launchers; return (wall and CPU seconds, batches that a rank trained)."""
     gang = ByHand(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="1000", **values)
     began = read_clocks()
     codes = gang.run(DEADLINE)
@@ -69,7 +69,17 @@ def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, 
 
 
 def compare(folder: Path, job: Path, values: dict[str, str], saving: bool) -> list[float]:
-    """Return medians: wall seconds under launchers and by hand, CPU seconds under launchers and by hand."""
+    """Run the job ROUNDS times by hand and under launchers, alternating.
+
+    Args:
+        folder: parent of the runs' folders.
+        job: folder of the prepared job, which each run copies or reads.
+        values: environment variables of both kinds of runs.
+        saving: whether the runs under launchers also save a checkpoint about every SAVE_SECONDS.
+
+    Returns:
+        Four medians: wall seconds under launchers and by hand, CPU seconds under launchers and by hand.
+    """
     pairs = []
     for n in range(ROUNDS):
         hand, batches = run_by_hand(folder / f"hand-{n}", job, values)

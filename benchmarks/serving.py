@@ -14,7 +14,8 @@
 - `serve_rows`: predictions per second and core for parsed rows (DeepFM: 26 ids, 13 counts), compared with the
   network alone, whose vectors were looked up before.
 - `serve_texts`: the same for rows of text that the program's parse() reads, compared with parsed rows.
-- `serve_http_p50`, `serve_http_p99`: seconds for one row over HTTP, compared with one row without HTTP.
+- `serve_http_p50`, `serve_http_p99`: median and 99th percentile in milliseconds for one row over HTTP, compared
+  with one row without HTTP.
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ def export(root: Path, millions: float) -> bool:
 
 
 def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], list[dict[str, str]]]]:
-    """Create a DeepFM with generated ids, and rows that contain them."""
+    """Create a model (DeepFM) in `root` whose table has `millions` million generated ids.
+
+    Returns:
+        Its folder, and a function that takes a number of rows and a seed and returns so many rows with these ids.
+    """
     paddle.enable_static()
     config = PROGRAMS / "ctr" / "trainer_config.py"
     program = programs.load_program(config, root / "tables")
@@ -143,7 +148,11 @@ def wall(work: Callable[[], Any], times: int) -> list[float]:
 
 
 def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -> list[float]:
-    """Print what predictions cost in this process; return the sorted seconds of one row."""
+    """Print `serve_open`, `serve_rows` and `serve_texts`, measured in this process.
+
+    Returns:
+        Seconds of 400 predictions of one row each, in ascending order.
+    """
     began = time.perf_counter()
     model = Model(folder)
     opened = time.perf_counter() - began
@@ -196,7 +205,10 @@ def ask(connection: http.client.HTTPConnection, body: str) -> None:
 
 
 def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], singles: list[float]) -> bool:
-    """Print start and latency of the HTTP server."""
+    """Print `serve_start` and `serve_http_…`, measured with a server process.
+
+    `singles` are the sorted seconds of one row without HTTP. Returns False if `serve_start` exceeds its limit.
+    """
     starts = []
     for _ in range(3):
         process, port, seconds = start(folder, rows(1, 5)[0])

@@ -127,7 +127,7 @@ class Training:
         shutil.rmtree(self.job, ignore_errors=True)
 
     def described(self) -> dict[str, Any]:
-        """Return the release's run ConfigMap."""
+        """Return the description of the release's run: key `run.json` of the ConfigMap `<release>-run`."""
         text = self.cluster.kubectl(
             "get", "configmap", f"{self.release}-run", "-n", self.namespace, "-o", "json"
         )

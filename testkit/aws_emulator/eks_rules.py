@@ -91,7 +91,7 @@ def principal_exists(cloud: MotoCloud, arn: str) -> bool:
 
 
 def require_fitting_network(cloud: MotoCloud, p: Props, subnets: list[Props]) -> None:
-    """Raise the error of EKS if a zone has no control planes, or if the service network overlaps the VPC."""
+    """Raise the error of EKS if it has no control planes in a subnet's zone, or Service addresses overlap the VPC."""
     ec2 = cloud.client("ec2")
     for subnet in subnets:
         if subnet["AvailabilityZoneId"] in _NO_CONTROL_PLANE:

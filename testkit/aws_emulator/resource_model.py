@@ -73,7 +73,11 @@ _GONE = re.compile(r"NotFound|NoSuch|Not_Found|does not exist", re.IGNORECASE)
 
 @dataclass
 class Difference:
-    """An update: detailed paths, those that require replacement, and whether the old one is deleted first."""
+    """The difference between two versions of a resource's inputs.
+
+    `paths` maps the path of each changed input to `add`, `delete` or `update`. `replaces` are the paths whose
+    change requires a new resource. `delete_first` says whether the old one is deleted before the new one is created.
+    """
 
     paths: dict[str, str] = field(default_factory=dict)
     replaces: list[str] = field(default_factory=list)
@@ -95,7 +99,15 @@ class Model:
     def check(
         self, kind: str, name: str, old: Props, new: Props, seed: bytes
     ) -> tuple[Props, list[input_checks.Failure]]:
-        """Return the inputs with name and default tags filled in, and all their problems."""
+        """Return (the inputs with a generated name and the default tags added, their invalid fields).
+
+        Args:
+            kind: Pulumi type.
+            name: the resource's name in the program.
+            old: inputs in the state, whose generated name is kept; empty for a new resource.
+            new: inputs of the program.
+            seed: random bytes from the engine, for the generated name.
+        """
         shape = sdk_schema.read_shape(kind)
         inputs = dict(new)
         found = input_checks.find_failures(shape, inputs)
