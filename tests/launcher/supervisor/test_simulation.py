@@ -168,7 +168,7 @@ BUGS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     do_not_wait_for_lost_pods: ("node_lost",),
     no_stop_without_orders: ("node_lost",),
     publish_before_recording: (),
-    lease_that_never_expires: ("storage_hangs",),
+    lease_that_never_expires: ("node_lost",),
     old_idle_report_counts_as_stopped: ("starts_fail",),
     done_without_all_parts: ("child_killed",),
     new_rank_0_ignores_the_run_record: (),
