@@ -1,8 +1,8 @@
 """Define the fields of the JSON files that another process reads; check them and convert them to objects.
 
 `json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files.
-Fields with a default, and `NotRequired` fields of TypedDicts, are missing in files of older launchers or in some
-states of a run.
+A field with a default, or a `NotRequired` field of a TypedDict, may be missing in a file: older launchers did not
+write it, or the run has no value for it yet.
 """
 
 from launcher.schema.checkpoint_files import (

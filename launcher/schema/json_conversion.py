@@ -22,7 +22,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def mismatch(value: object, shape: Any, at: str = "") -> str | None:
-    """Compare a parsed JSON value with a type; return a description of the first difference, or None.
+    """Compare a parsed JSON value with a type; return a description of the first difference; None if it fits.
 
     Args:
         value: the parsed JSON value.
@@ -140,7 +140,7 @@ def _default(found: dataclasses.Field[Any]) -> Any:
 
 
 def is_required(found: dataclasses.Field[Any]) -> bool:
-    """Return whether every file has this field of a dataclass."""
+    """Return whether the key of this dataclass field must be present in every file."""
     return _default(found) is dataclasses.MISSING or "required" in found.metadata
 
 

@@ -29,6 +29,7 @@ TrainerProgress = TypedDict(
 """`progress.json`: how far one trainer is, which it rewrites often and its launcher reads.
 
 Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
+docs/reference/file-formats.md describes the other keys.
 """
 
 
@@ -58,7 +59,7 @@ class RankStatus:
     node: str | None = field(default=None, metadata=ALWAYS)
     state: str | None = field(default=None, metadata=ALWAYS)
     number: int | None = field(default=None, metadata=_written("pass"))
-    """Its pass, which counts from 0; None while the rank does not train."""
+    """The pass that the rank trains, from 0; None while it does not train."""
     batch: int | None = field(default=None, metadata=ALWAYS)
     samples_per_second: float | None = field(default=None, metadata=_written("samplesPerSecond"))
     loss: float | None = field(default=None, metadata=ALWAYS)
@@ -117,7 +118,7 @@ class RunFile:
     patience: int | None = None
     """`training.patience`; None without `training.keepBest`."""
     model_pass: int | None = field(default=None, metadata={KEY: "modelPass"})
-    """With `training.keepBest`: the pass, from 0, of which output/model is."""
+    """With `training.keepBest`: the pass, from 0, after which the model in output/model was saved."""
     started: float = field(default=0.0, metadata=ALWAYS)
     finished: float | None = field(default=None, metadata=ALWAYS)
     state: str = field(default="", metadata=ALWAYS)

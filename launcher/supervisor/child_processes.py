@@ -133,10 +133,11 @@ def _popen(spec: ProcessSpec, stdin: int, stdout: int | None = None) -> subproce
 class ForkServer:
     """A process that loads large libraries once per pod and then forks this launcher's children.
 
-    Each line of its stdin describes a child: {"env", "cwd", "log"}. It writes a line to stdout each time:
-    first `ready`, then the child's process id, or 0 if it could not fork. The child becomes a child of this
-    launcher, because the process that forked it exits and this launcher adopts orphans (`_adopt`). The fork
-    server exits when its stdin is closed, and so with the launcher.
+    The process writes the line `ready` to stdout once it has loaded the libraries. Each line of its stdin then
+    requests a child, as JSON {"env", "cwd", "log"}; it answers with the child's process id, or 0 if it could not
+    fork. The child becomes a child of this launcher, because the process that forked it exits and this launcher
+    adopts orphans (`_adopt`). The fork server exits when its stdin is closed, which also happens when the launcher
+    exits.
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
@@ -144,7 +145,7 @@ class ForkServer:
         _adopt()
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         self._popen = _popen(spec, subprocess.PIPE, subprocess.PIPE)
-        self._said = b""
+        self._output = b""
         self._ready = False
 
     @property
@@ -165,10 +166,10 @@ class ForkServer:
         """
         if not (self.alive and self.ready()):
             return None
-        told = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
-        assert self._popen.stdin is not None  # noqa: S101 - it was asked for
+        request = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
+        assert self._popen.stdin is not None  # noqa: S101 - opened as a pipe
         try:
-            self._popen.stdin.write(json.dumps(told).encode() + b"\n")
+            self._popen.stdin.write(json.dumps(request).encode() + b"\n")
             self._popen.stdin.flush()
         except OSError:
             return None
@@ -182,16 +183,16 @@ class ForkServer:
     def _line(self, seconds: float) -> bytes:
         """Return the fork server's next line of output without the newline; empty if none comes in time."""
         stdout = self._popen.stdout
-        assert stdout is not None  # noqa: S101 - it was asked for
+        assert stdout is not None  # noqa: S101 - opened as a pipe
         deadline = time.monotonic() + seconds
-        while b"\n" not in self._said:
+        while b"\n" not in self._output:
             if not select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
                 return b""
             block = os.read(stdout.fileno(), 1 << 12)
             if not block:
                 return b""
-            self._said += block
-        line, _, self._said = self._said.partition(b"\n")
+            self._output += block
+        line, _, self._output = self._output.partition(b"\n")
         return line
 
     def end(self) -> None:

@@ -14,7 +14,7 @@ LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has
 
 
 class LogFollower:
-    """Copies new lines of a child's growing log file to the pod's log, to another file, and to a function.
+    """Writes new lines of a child's growing log file to the pod's log and to a copy, and searches them for errors.
 
     The child writes its log itself, to the pod's own disk, so neither a slow launcher nor a full or hung
     volume blocks it. The copy is retried until it can be written. The log file must exist; it is read to its
@@ -81,7 +81,7 @@ class LogFollower:
                 return
 
     def _copied(self, file: BinaryIO) -> None:
-        """Copy the log. The copy stays open, because it is renamed when the next attempt starts."""
+        """Append the growing log to the copy until `end`; the copy stays open, as the next attempt renames it."""
         copy: BinaryIO | None = None
         position, give_up = 0, float("inf")
         while time.monotonic() < give_up:
@@ -112,10 +112,10 @@ class LogFollower:
                 copy.close()
 
     def end(self) -> None:
-        """Let the threads copy the rest of the log and then end, because the child has exited."""
+        """Let the threads copy the rest of the log and then exit, because the child has exited."""
         self._end.set()
 
     def join(self, seconds: float) -> None:
-        """Wait at most `seconds` per thread until they have ended."""
+        """Wait until the threads have exited, at most `seconds` for each of them."""
         for thread in self._threads:
             thread.join(seconds)

@@ -207,7 +207,7 @@ class ProcessGroup:
             self._await_servers(now)
 
     def _check_exit(self, child: ChildProcess, now: float) -> None:
-        """Raise `ProcessError` if `child` should not have exited, or not with its exit code."""
+        """Raise `ProcessError` if `child`, which has exited, did so too early or with an unexpected exit code."""
         code = child.returncode or 0
         if child.spec.role == "trainer" and code == 0 and self.phase in ("training", "done"):
             return

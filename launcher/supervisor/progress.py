@@ -29,6 +29,6 @@ def finite_number(value: object) -> float | None:
 
 
 def whole_number(value: object) -> int | None:
-    """Return `value` as an integer, or None if it is not a finite number."""
+    """Return `value` rounded towards 0, or None if it is not a finite number."""
     found = finite_number(value)
     return None if found is None else int(found)

@@ -42,9 +42,9 @@ def find_state_deadline(
         state: `state` of progress.json.
         progress_deadline: `training.progressDeadlineSeconds`.
         exit_deadline: seconds within which a trainer with the state `done` must exit.
-        longest_stays: state → longest time in seconds that a trainer of this rank has spent in it; without
-            `training`.
-        before: seconds from the start of training to the start of this state.
+        longest_stays: state → longest time in seconds that a trainer of this rank has spent in it; it
+            has no entry for `training`.
+        before: seconds from the order to train until the trainer entered this state.
         size: bytes of the checkpoint that was loaded or saved last; None if unknown.
     """
     if state == "training":

@@ -83,7 +83,7 @@ class Timings:
     def life(self) -> float:
         """Return the seconds after its last report for which a lost rank's processes may run.
 
-        The rank stops them after `orphan`, and its guard kills them 2 s after `stop` if its main thread does
-        not; the rest allows for a slow clock and a late packet.
+        The rank stops them after `orphan` seconds. If its main thread does not, the guard thread kills them `stop`
+        + 2 seconds later. The other 5 seconds allow for a slow clock and a late packet.
         """
         return self.orphan + self.stop + 7.0

@@ -121,7 +121,7 @@ class Coordinator:
                 self.run_files.stop_status()
             on_lease_lost(error)
 
-        self.lock.keep(lose)
+        self.lock.start_renewing(lose)
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
@@ -213,7 +213,7 @@ class Coordinator:
         return self._agent.runtime.newest_checkpoint(self.output.root)
 
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
-        """Log a new plan, and send the notification of a restart."""
+        """Log a new plan; for a new attempt also prepare the store and the report, after a failure notify users."""
         if plan.do == "serve":
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
             self._report.discard()
@@ -289,9 +289,9 @@ class Coordinator:
         )
 
     def announce_exit(self, error: LauncherError) -> None:
-        """Send an order to all ranks because rank 0's launcher exits with `error`, before its processes stop.
+        """Order all ranks to stop, because rank 0's launcher exits with `error`; its own processes still run.
 
-        The order is `end` if the error ends the whole run, else `stop`: a new pod of rank 0 then continues.
+        The order is `end` if the error ends the whole run, else `stop`: a new pod of rank 0 then resumes the run.
         """
         if error.exit_code in RUN_ENDS:
             cause = Failure.from_error(error, time.monotonic(), 0)
@@ -311,7 +311,9 @@ class Coordinator:
         self.membership.publish(self.plan.order())
 
     def others_run_no_process(self, now: float) -> bool:
-        """Return whether all other ranks have stopped their processes, or were lost long enough ago.
+        """Return whether no other rank can still run processes.
+
+        A rank runs none if it reports so, or if it was lost more than `GangLimits.life` seconds ago.
 
         Args:
             now: present monotonic time in seconds.

@@ -11,6 +11,8 @@ The actions of the plan of an attempt, and when `decide_next_plan` changes one t
    └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
                                      (until no rank runs a process)
 
+A failure is final if the next attempt would fail in the same way (`FINAL` in launcher/errors.py).
+
 The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended, back to
 idle whenever its processes were stopped, and leaving when its launcher exits. A rank follows the newest order
 and runs no process without one, so lost messages, reconnects and late ranks need no special cases.
@@ -159,8 +161,10 @@ def _plan_after_waiting(
     limits: GangLimits,
     find_checkpoint: FindCheckpoint,
 ) -> AttemptPlan:
-    """Return the plan that follows the action `wait`: `serve`, once all ranks have joined and run no
-    process.
+    """Return the plan that follows the action `wait`.
+
+    That is `serve` once all ranks have joined and run no process, and `end` if a rank failed before it joined,
+    the rendezvous timed out, or the fingerprints differ; until then `plan` itself.
     """
     failures = [
         m.state.failure
@@ -279,8 +283,8 @@ def _find_member_failure(
 def _runs_no_process(member: Member, attempt: int) -> bool:
     """Return whether a member runs no process and will start none in attempt number `attempt`.
 
-    A member that still reports an earlier attempt may be starting processes now, by an order that is under
-    way.
+    A member that still reports an earlier attempt may be starting processes now: it may have received the order
+    for `attempt` after it sent that report.
     """
     if member.state is None or member.phase == "leaving":
         return True
@@ -294,8 +298,10 @@ def _plan_after_stopping(
     limits: GangLimits,
     find_checkpoint: FindCheckpoint,
 ) -> AttemptPlan:
-    """Return the plan that follows the action `stop`: the next attempt or the end, once no rank runs a
-    process.
+    """Return the plan that follows the action `stop`.
+
+    Once no rank runs a process, that is the next attempt (`wait`) or `end`; until then `plan`, whose cause may be
+    replaced by an earlier failure.
     """
     cause, failure = plan.cause, _first_failure(plan, members, now, limits)
     if failure is not None and (cause is None or failure.at < cause.at):

@@ -1,4 +1,4 @@
-"""The first plan of a new rank 0, from the run record that an earlier rank 0 left; a pure function."""
+"""Calculates the first plan of a new pod of rank 0 from the run record of an earlier pod; a pure function."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from launcher.supervisor.peers.messages import Failure, MemberState
 def plan_first_attempt(
     earlier: RunFile, attempt: int, trainers: int, now: float, wall_offset: float
 ) -> tuple[AttemptPlan, tuple[Member, ...]]:
-    """Return the first plan of a new rank 0, from the run record that an earlier rank 0 left.
+    """Return the first plan of a new pod of rank 0, from the run record that an earlier pod of rank 0 left.
 
-    If run.json still says `training`, the earlier rank 0 was lost while an attempt ran, and other pods may
-    still run processes. Then the first plan stops that attempt, and its pods count as alive until they report
-    or have not reported for too long. Otherwise the first plan waits for all ranks to join.
+    If run.json still says `training`, the earlier pod was lost while an attempt ran, and the other ranks may still
+    run processes. Then the first plan stops that attempt, and waits until each of these ranks has reported that it
+    runs no process, or has not reported for too long. Otherwise the first plan waits for all ranks to join.
 
     Args:
         earlier: run.json of this run; empty if this run has none.

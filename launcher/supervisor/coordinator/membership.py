@@ -137,7 +137,7 @@ class Membership:
             return self._body
 
     def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
-        """Return whether every live member has received the newest order or is leaving.
+        """Return whether every other rank has received the newest order; lost and leaving ranks are not counted.
 
         Args:
             now: monotonic time in seconds.

@@ -136,7 +136,11 @@ class ModelUpload:
             model = self._output.checkpoint(newest)
         found = files.folder_files(model) if model.is_dir() else []
         if not found:
-            raise ExportError(f"there is nothing to export: {self._output.model} has no files")
+            raise ExportError(
+                f"no files to export: {self._output.model} is missing or empty, and output/ has no checkpoint; "
+                "they were removed after the training, or the program saved none. Restore them, or train "
+                "again with another text in `startFromScratch`"
+            )
         found += [root / name for name in RUN_FILES if (root / name).is_file()]
         return [
             {

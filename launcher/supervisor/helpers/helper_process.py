@@ -59,7 +59,8 @@ class HelperProcess:
             work: the pod's own disk, for log and answer.
             timings: deadlines.
             wake: called from a thread when the process has exited.
-            preparation: what the process does before it reads the request.
+            preparation: object with which the process prepares its work before it reads the request; None: no
+                preparation.
             show_log: whether its log is also written to the pod's log.
             stop_seconds: from SIGTERM to SIGKILL when it is stopped; None: `timings.stop`.
 
@@ -113,7 +114,7 @@ class HelperProcess:
             return dict(answer["result"])
         if "error" in answer:
             raise HelperError(str(answer["error"]), code)
-        raise HelperError(f"its process ended with {describe_exit(code)}", code, quote_last_lines(self._log))
+        raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(self._log))
 
     def discard(self) -> None:
         """Let a process without a request exit by itself, without waiting for it."""

@@ -1,9 +1,9 @@
 """Draw curve.png and write report.html in a helper process, so that neither its memory nor its errors harm
 the run.
 
-This module is both sides: `ReportProcess` starts the process, whose main module this is, too. The process
-draws curve.png before it receives its request; the request, sent once run.json has the final state, makes it
-write report.html.
+`ReportProcess` runs in rank 0's launcher and starts the process, which runs this module as its main module. The
+process first draws curve.png. Once run.json has the final state, the launcher sends the request, and the process
+writes report.html.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        """Answer with the page or the trainers' value of the path; with status 404 if there is none."""
+        """Answer with the page of the path or, for a trainer, with the value stored there; with 404 if none exists."""
         store = self._trainer_store()
         if store is not None:
             value = store.read(self.path)
@@ -62,13 +62,15 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         store = self._trainer_store()
         if store is None:
             self.close_connection = True  # the body was not read
-            self._answer_error(403, "only the trainers of the present attempt store values, on rank 0")
+            self._answer_error(
+                403, "only trainers of the present attempt can store values, and only on rank 0"
+            )
         elif (value := self._read_body(trainer_store.MAX_BYTES)) is not None:
             store.write(self.path, value)
             self._answer(200, b"")
 
     def do_DELETE(self) -> None:
-        """Accept gloo's message that one trainer no longer needs a value: others may, so it stays."""
+        """Confirm that a trainer no longer needs a value, but keep it, because other trainers may still read it."""
         self._answer(403 if self._trainer_store() is None else 200, b"")
 
     def do_POST(self) -> None:
@@ -86,13 +88,18 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
             return
         handle_state = self.server.handle_state
         if self.path != "/state" or handle_state is None:
-            self._answer_error(404, "only rank 0 accepts states, at /state, and its trainers' questions")
+            self._answer_error(
+                404, "POST is only for rank 0: /state, and paths of the present attempt's trainers"
+            )
             return
         credential = self.headers.get("Authorization", "").removeprefix("Bearer ")
         self._answer(*handle_state(credential, body))
 
     def _trainer_store(self) -> TrainerStore | None:
-        """Return the trainers' store if this request is one of the present attempt's trainers; else None."""
+        """Return rank 0's key-value store for trainers if a trainer of the present attempt sent this request.
+
+        Its path then has the secret of the attempt. In all other cases, and on other ranks, return None.
+        """
         store = self.server.trainer_store
         return store if store is not None and store.accepts(self.path) else None
 
@@ -121,7 +128,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
 
 
 class PeerServer(ThreadingHTTPServer):
-    """Serves the pages of one rank and, on rank 0, the members' states, from a thread."""
+    """HTTP server of one rank in a thread: serves its pages; on rank 0 also receives states and stores values."""
 
     daemon_threads = True
     request_queue_size = 1024  # all members connect at the same time

@@ -4,8 +4,8 @@ The library gloo connects the trainers of runtime fleet: each trainer stores its
 reads those of the others. gloo sends no header of ours, so the secret that authenticates a trainer is a part of
 the path (`build_store_prefix`). The server forgets all values when the next attempt starts.
 
-The store also decides at which batch the trainers save a checkpoint that a user requested: the first trainer
-that asks at a batch gets the decision, and all others get the same one when they reach that batch.
+The store also decides at which batch the trainers save a checkpoint that a user requested: it decides when the
+first trainer asks at a batch, and gives all other trainers the same answer when they reach that batch.
 
 PaddlePaddle's own store is a child of pserver 0 that needs a port of its own, starts after the import of Paddle,
 and keeps pserver 0 from serving until it exits.
@@ -28,16 +28,17 @@ def build_store_prefix(credential: str, attempt: int) -> str:
     """Return the beginning of the path of all requests that the trainers of one attempt send to the store.
 
     Args:
-        credential: the run's credential (`build_credential`), from which the path's secret is derived. Who reads
-            a path in a log can send no state of a rank.
-        attempt: number of the attempt: a trainer of an earlier attempt reaches no value of this one.
+        credential: the run's credential (`build_credential`), from which the path's secret is derived. The secret
+            does not reveal the credential, so a path in a log does not help to send a rank's state.
+        attempt: number of the attempt. Trainers of an earlier attempt know another path, and so cannot read or
+            write the values of this one.
     """
     secret = hmac.new(credential.encode(), f"trainers of attempt {attempt}".encode(), hashlib.sha256)
     return f"/trainers/{attempt}/{secret.hexdigest()}"
 
 
 class TrainerStore:
-    """Holds the values of the present attempt, and decides about requested checkpoints."""
+    """Stores the addresses of the present attempt's trainers, and decides when they save a requested checkpoint."""
 
     def __init__(self, request: Path) -> None:
         """Create the store, which rejects every request before `open`.
@@ -56,7 +57,8 @@ class TrainerStore:
     def open(self, prefix: str) -> None:
         """Start an attempt: forget all values, and accept only requests whose path begins with `prefix`.
 
-        A request for a checkpoint that the attempt before did not save may be granted again.
+        A checkpoint request that the previous attempt granted may be granted again, since that attempt may have
+        failed before it saved the checkpoint.
         """
         with self._lock:
             self._prefix, self._values, self._granted = prefix, {}, ""

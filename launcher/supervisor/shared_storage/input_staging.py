@@ -92,7 +92,7 @@ def stage_inputs(
     Args:
         settings: the settings of the run.
         rank: this pod's rank.
-        manifest: manifest.json.
+        manifest: the parsed manifest.json.
         program: the program's folder.
         check: called often; it may raise to stop a long copy.
 
@@ -102,7 +102,7 @@ def stage_inputs(
         UnfitError: the pod's own disk does not return what was written.
     """
     work = settings.work
-    _check_space(work.root, manifest, rank, test=_tests(settings, rank, manifest))
+    _check_space(work.root, manifest, rank, test=_needs_test_set(settings, rank, manifest))
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
@@ -173,7 +173,7 @@ def _check_space(root: Path, manifest: dict[str, Any], rank: int, *, test: bool)
     disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)
 
 
-def _tests(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
+def _needs_test_set(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
     """Return whether this rank needs the test set: rank 0, or all if it is large or the runtime is v1."""
     lines = (manifest.get("test") or {}).get("lines", 0)
     return rank == 0 or settings.runtime == "v1" or lines > TEST_ALONE
@@ -185,7 +185,7 @@ def _stage_data(
     work, layout = settings.work, settings.layout
     shard, about = layout.shard(rank), manifest["shards"][rank]
     sums = {"train.txt": _copy_pieces(layout, about, work.data / "train.txt", check)}
-    if manifest.get("test") and _tests(settings, rank, manifest):
+    if manifest.get("test") and _needs_test_set(settings, rank, manifest):
         sums["test.txt"] = _copy_checked(
             layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
         )

@@ -4,13 +4,13 @@ A run matches an output if both have the same fingerprint: the settings and prog
 trained.
 
     run.json matches this run                → resume it
-    runs/<id>/run.json matches               → move output/ to runs/ and bring that one back
+    runs/<id>/run.json matches               → move output/ to runs/ and move that run's folder back to output/
     run.json is another run's                → move output/ to runs/ and start from scratch
     no readable run.json and no checkpoint   → move output/ to runs/ and start from scratch
     no readable run.json, but checkpoints    → an error: it is unknown which run saved them
 
-A damaged or missing run.json is read from its copy, run.copy.json. A failing read is retried, and then stops
-this launcher.
+If run.json is damaged or missing, its copy run.copy.json is read. A read error of the storage is retried; if it
+persists, this launcher exits.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ T = TypeVar("T")
 def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
     """Return the settings that must be equal for a run to resume the output of another.
 
-    The fingerprint does not contain passes, image, resources and log periods, and the number of pservers per
-    pod (`portsNum`) of a runtime whose checkpoints any number of pservers can restore.
+    Passes, image, resources and log periods may differ, so the fingerprint does not contain them. It contains the
+    number of pservers per pod (`portsNum`) except with runtime fleet, whose checkpoints any number of pservers can
+    restore.
     """
     return {
         "program": program_sha256,
@@ -90,14 +91,14 @@ def check_folders(layout: JobPaths) -> None:
             )
 
 
-def open_output(settings: TrainSettings, print_: dict[str, Any], lock: OutputLease) -> OpenedOutput:
+def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease) -> OpenedOutput:
     """Resume output/, or move it to runs/ and create a new one or bring an earlier one back.
 
     Only rank 0 calls this, while it holds the lease.
 
     Args:
         settings: the settings of the run.
-        print_: `run_fingerprint` of this run.
+        fingerprint: `run_fingerprint` of this run.
         lock: the lease on output/, which this pod holds.
 
     Raises:
@@ -107,33 +108,33 @@ def open_output(settings: TrainSettings, print_: dict[str, Any], lock: OutputLea
     """
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
-    earlier = _earlier(output, pause)
-    if earlier is not None and earlier.fingerprint == print_:
+    earlier = _read_earlier_run(output, pause)
+    if earlier is not None and earlier.fingerprint == fingerprint:
         log.info("resuming output/ of run %s: same fingerprint", earlier.run_id)
         return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
-    back = _matching(layout, print_, pause)
-    if back is None and not any(_kept(name) for name in files.list_names(output.root, pause)):
+    back = _find_matching_run(layout, fingerprint, pause)
+    if back is None and not any(_must_be_kept(name) for name in files.list_names(output.root, pause)):
         return OpenedOutput(output, 0, RunFile())
-    moved = _swap(layout, earlier, back, run_id=settings.run_id, lock=lock)
+    moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info("moved output/ with another fingerprint to %s", moved.relative_to(layout.job))
     if back is None:
         return OpenedOutput(output, 0, RunFile())
     log.info("brought back runs/%s: same fingerprint", back.name)
-    earlier = _earlier(output, pause) or RunFile()
+    earlier = _read_earlier_run(output, pause) or RunFile()
     return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
 
 
-def _kept(name: str) -> bool:
+def _must_be_kept(name: str) -> bool:
     """Return whether this file of an output must be kept: not the lease, nor temporary files."""
     return not name.startswith((".", "run.lock"))
 
 
-def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | None:
-    """Return the run record of the present output/; None if it is absent or damaged and there is no
+def _read_earlier_run(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | None:
+    """Return the run record of the present output/; None if it is missing or damaged and there is no
     checkpoint.
 
     Raises:
-        DataError: it is absent or damaged, but there are checkpoints.
+        DataError: the run record is missing or damaged, but there are checkpoints.
     """
     why = "is missing"
     try:
@@ -154,10 +155,10 @@ def _earlier(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | N
 
 
 def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RunFile | None:
-    """Return an output's run record: run.json, else its copy; None when neither is there.
+    """Return an output's run record: run.json, else its copy; None if both are missing.
 
     Raises:
-        UnreadableError: it is damaged, and there is no intact copy.
+        UnreadableError: run.json is damaged, and there is no intact copy.
         StorageError, StorageFailedError: the files cannot be read, also after 20 s of retries.
     """
     found, damage = run_record.read(output, pause)
@@ -179,21 +180,24 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
     return default if found is None else found
 
 
-def _matching(layout: JobPaths, print_: dict[str, Any], pause: Callable[[float], None]) -> Path | None:
-    """Return the folder of the newest run in runs/ with this fingerprint, for a rollback; None if there is
-    none."""
+def _find_matching_run(
+    layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
+) -> Path | None:
+    """Return the folder of the newest run in runs/ with this fingerprint, for a rollback to it; None if no
+    run has it.
+    """
     found = []
     for name in files.list_names(layout.runs, pause):
         if name.startswith("."):  # `clean` is removing it
             continue
         read = functools.partial(read_run_record, OutputPaths(layout.run(name)), pause)
         run = read_if_intact(read, RunFile())
-        if run.fingerprint == print_:
+        if run.fingerprint == fingerprint:
             found.append((run.started, name))
     return layout.run(max(found)[1]) if found else None
 
 
-def _swap(
+def _replace_output(
     layout: JobPaths, earlier: RunFile | None, back: Path | None, *, run_id: str, lock: OutputLease
 ) -> Path:
     """Move output/ to runs/, and another folder, which contains this pod's lease, into its place.
@@ -208,12 +212,12 @@ def _swap(
     Returns:
         The path in runs/ to which output/ was moved.
     """
-    with files.storage_errors(layout.job), lock.still():
+    with files.storage_errors(layout.job), lock.pause_renewals():
         layout.runs.mkdir(exist_ok=True)
-        aside = _free_name(layout, (earlier.run_id if earlier else None) or "unknown")
+        aside = _find_free_path(layout, (earlier.run_id if earlier else None) or "unknown")
         incoming = back or layout.output_tmp(run_id)
         incoming.mkdir(exist_ok=True)
-        lock.plant(OutputPaths(incoming).lock)
+        lock.write_to(OutputPaths(incoming).lock)
         layout.output.rename(aside)
         try:
             incoming.rename(layout.output)
@@ -231,7 +235,7 @@ def _swap(
     return aside
 
 
-def _free_name(layout: JobPaths, run_id: str) -> Path:
+def _find_free_path(layout: JobPaths, run_id: str) -> Path:
     """Return `runs/<run id>`, with a number appended if that exists."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".") or "unknown"
     path, count = layout.run(name), 1
@@ -266,10 +270,10 @@ def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
             return
         earlier = output.attempt(rank, attempt - 1)
         earlier.mkdir(exist_ok=True)
-        there = set(files.list_names(earlier))
+        existing = set(files.list_names(earlier))
         for name in logs:
             new, count = name, 1
-            while new in there:
+            while new in existing:
                 count += 1
                 new = f"{name.removesuffix('.log')}.{count}.log"
             with contextlib.suppress(FileNotFoundError):  # another pod of this rank did it

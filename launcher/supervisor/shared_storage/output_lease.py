@@ -74,7 +74,7 @@ class LeaseHolder:
 
 
 class OutputLease:
-    """The lease on one output folder, as rank 0's launcher uses it: acquire, keep, check, release.
+    """The lease on one output folder, as rank 0's launcher uses it: acquire, renew in a thread, check, release.
 
     `pause` waits for the given number of seconds, and may raise to stop a wait.
     """
@@ -127,7 +127,7 @@ class OutputLease:
         began = self._clock()
         seen: bytes | None = None
         seen_at = began
-        told = False
+        is_logged = False
         while True:
             now = self._clock()
             current = files.read_bytes(self.path, self.pause)
@@ -140,11 +140,11 @@ class OutputLease:
                 return
             if now - began >= self.timings.lock_wait:
                 raise self._refusal(seen)
-            if not told and seen is not None:
+            if not is_logged and seen is not None:
                 log.info(
                     "waiting for %s to release %s, up to %g s", _who(seen), self.path, self.timings.lock_wait
                 )
-                told = True
+                is_logged = True
             self.pause(self.timings.poll)
 
     def _refusal(self, seen: bytes | None) -> LauncherError:
@@ -181,7 +181,7 @@ class OutputLease:
         now = self._clock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            self.plant(temp)
+            self.write_to(temp)
             os.link(temp, self.path)
         except (FileExistsError, FileNotFoundError):  # the latter: the folder was moved aside at this moment
             return False
@@ -200,7 +200,7 @@ class OutputLease:
         log.info(
             "run.lock of %s was not renewed for %g s: taking it over", _who(stale), self.timings.lock_stale
         )
-        if not self._did(lambda: self.plant(self.path)):
+        if not self._did(lambda: self.write_to(self.path)):
             return False
         in_time = self._clock() - looked < self.timings.lock_settle
         self.pause(self.timings.lock_settle + (0 if in_time else self.timings.lock_lease))
@@ -215,13 +215,13 @@ class OutputLease:
             return False
         return True
 
-    def plant(self, path: Path) -> None:
+    def write_to(self, path: Path) -> None:
         """Write this process's lease to `path`, over an expired one or into a folder that will become
         output/."""
         files.write_atomically(path, self._content())
 
     @contextlib.contextmanager
-    def still(self) -> Iterator[None]:
+    def pause_renewals(self) -> Iterator[None]:
         """Prevent renewals inside the `with` block, so that output/ can be replaced; the lease may still
         expire.
         """
@@ -230,7 +230,7 @@ class OutputLease:
             yield
             self.check()
 
-    def keep(self, lost: Callable[[LauncherError], None]) -> None:
+    def start_renewing(self, lost: Callable[[LauncherError], None]) -> None:
         """Renew the lease from now on.
 
         Args:

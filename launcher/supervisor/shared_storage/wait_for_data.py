@@ -31,7 +31,7 @@ def wait_for_manifest(
     Args:
         settings: the settings of the run.
         pause: waits that many seconds; it may raise to stop the wait.
-        clock: returns seconds that only increase.
+        clock: returns monotonic time in seconds.
         timings: intervals and deadlines.
 
     Raises:
@@ -42,9 +42,9 @@ def wait_for_manifest(
     timings = timings or Timings()
     layout = settings.layout
     deadline = clock() + settings.data_wait_seconds
-    say_at = clock()
+    log_at = clock()
     alive = None
-    began = clock()
+    start = clock()
     while True:
         manifest, seen = _read(layout.manifest, pause)
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
@@ -61,9 +61,9 @@ def wait_for_manifest(
         activity = _activity(layout.data_alive(settings.data_digest))
         if activity != alive:
             alive, deadline = activity, now + settings.data_wait_seconds
-        if alive is None and now - began >= timings.data_again and _is_replaced(manifest, settings):
+        if alive is None and now - start >= timings.data_again and _is_replaced(manifest, settings):
             raise DataError(_conflict(manifest or {}, settings))
-        if alive is None and now - began >= timings.data_again and manifest == {}:
+        if alive is None and now - start >= timings.data_again and manifest == {}:
             raise DataError(f"{seen}. {AGAIN}")
         if now >= deadline:
             raise DataError(
@@ -72,9 +72,9 @@ def wait_for_manifest(
                 f"{settings.data_digest}, but {seen}. Fix: run `python -m launcher status` to see why the "
                 "data Job's pod does not run, and correct that."
             )
-        if now >= say_at:
+        if now >= log_at:
             log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
-            say_at = now + timings.log_again
+            log_at = now + timings.log_again
         pause(min(timings.poll, deadline - now))
 
 
@@ -90,7 +90,7 @@ def _is_replaced(manifest: dict[str, Any] | None, settings: TrainSettings) -> bo
 
 
 def _conflict(manifest: dict[str, Any], settings: TrainSettings) -> str:
-    theirs = maker(manifest)
+    theirs = describe_maker(manifest)
     return (
         f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
         f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, which holds "
@@ -121,12 +121,12 @@ def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | 
         return None, f"there is no {path} yet"
     return (
         found,
-        f"that manifest is of other data (dataDigest {found.get('dataDigest')}, made by {maker(found)})",
+        f"that manifest is of other data (dataDigest {found.get('dataDigest')}, made by {describe_maker(found)})",
     )
 
 
-def maker(manifest: Mapping[str, Any]) -> str:
-    """Return which release made the data, for messages; manifests of older launchers do not contain it."""
+def describe_maker(manifest: Mapping[str, Any]) -> str:
+    """Return text that identifies the release which made the data; older manifests do not contain it."""
     made_by = manifest.get("madeBy") or {}
     if not made_by.get("release"):
         return "an unknown release"
@@ -166,19 +166,19 @@ def await_data(settings: TrainSettings) -> None:
     stopped = threading.Event()
     received: list[int] = []
 
-    # The handler only takes a note: an exception from it could be swallowed anywhere.
+    # The handler only records the signal: an exception from it could be swallowed anywhere.
     def stop(number: int) -> None:
         received.append(number)
         stopped.set()
 
     def pause(seconds: float) -> None:
         if stopped.wait(seconds):
-            raise stopped_by(received[0], "the data was not there yet")
+            raise stopped_by(received[0], "the data was not published yet")
 
     with handle_signals(stop):
         manifest = wait_for_manifest(settings, pause)
     log.info(
-        "data %s is there: %s lines, %s shards",
+        "data %s is published: %s lines, %s shards",
         settings.data_digest,
         manifest.get("lines"),
         settings.trainers,

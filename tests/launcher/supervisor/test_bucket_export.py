@@ -376,7 +376,7 @@ def test_a_killed_export_process_is_reported_with_its_signal(bucket: ExportBucke
         (child,) = set(gang.running_pids()) - launchers
         os.kill(child, signal.SIGKILL)
         assert gang.wait_for_exit(15) == [75, 75], gang.pod_log(0)
-        assert "its process ended with signal SIGKILL" in gang.termination_message(0)
+        assert "its process exited with signal SIGKILL" in gang.termination_message(0)
 
 
 def test_the_launcher_does_not_import_boto3() -> None:

@@ -65,7 +65,7 @@ def start_renewed_lease(path: Path, who: LeaseHolder) -> tuple[OutputLease, Loss
     """Return an acquired lease with short periods that a real thread renews, and its recorder of losses."""
     held, lost = OutputLease(path, who, SHORT), LossRecorder()
     held.acquire()
-    held.keep(lost)
+    held.start_renewing(lost)
     return held, lost
 
 
@@ -164,7 +164,7 @@ def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path:
 
     def other_pod_takes_lease() -> None:
         other = build_lease(path, build_holder("c"), clock)
-        other.plant(path)
+        other.write_to(path)
         clock.at = renewals(other, 400, 18)
 
     clock.at = [(16.0, other_pod_takes_lease)]
@@ -179,7 +179,7 @@ def test_an_expired_lease_that_another_pod_has_just_taken_is_not_overwritten(pat
 
     def other_pod_takes_lease() -> None:
         other = build_lease(path, build_holder("c"), clock)
-        other.plant(path)
+        other.write_to(path)
         clock.at = renewals(other, 400, 17)
 
     with (
@@ -256,8 +256,8 @@ def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path
     held, lost = start_renewed_lease(path, build_holder("a"))
     new = path.parent.with_name("new")
     new.mkdir()
-    with held.still():
-        held.plant(new / "run.lock")
+    with held.pause_renewals():
+        held.write_to(new / "run.lock")
         path.parent.rename(path.parent.with_name("old"))
         assert not lost.reported.wait(5 * SHORT.lock_beat), "no renewal runs while the file is missing"
         new.rename(path.parent)
@@ -340,7 +340,7 @@ def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path
     held, lost = start_renewed_lease(path, build_holder("a"))
     other = OutputLease(path, build_holder("b"), SHORT)
     if taken:
-        other.plant(path)
+        other.write_to(path)
     else:
         path.unlink()
     assert lost.reported.wait(10)
@@ -352,7 +352,7 @@ def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path
 
 def test_a_lease_lost_during_a_folder_replacement_raises(path: Path) -> None:
     held, lost = start_renewed_lease(path, build_holder("a"))
-    with pytest.raises(LeaseLostError), held.still():  # no renewal for longer than the lease
+    with pytest.raises(LeaseLostError), held.pause_renewals():  # no renewal for longer than the lease
         assert lost.reported.wait(10)
 
 
