@@ -25,7 +25,7 @@ class ProcessGuard:
 
     Attributes:
         link: the connection to rank 0, whose last answer counts; None on rank 0.
-        membership: rejects all states once rank 0's main thread is stuck; None on the other ranks.
+        membership: rejects all states while rank 0's main thread is stuck; None on the other ranks.
         is_lease_lost: whether rank 0 lost the output lease, so that a stuck main thread has less time.
     """
 

@@ -123,7 +123,7 @@ class SimulatedNetwork(PodNetwork):
         self.pod = pod
 
     def resolve(self, name: str) -> list[str]:
-        """Return the address of rank 0's pod, which may be the one before."""
+        """Return the address of rank 0's pod, which may be the previous one."""
         found = self.pod.world.resolve()
         return [] if found is None else [found.address]
 

@@ -145,7 +145,7 @@ class SimulatedTrainer(SimulatedChild):
         if self.at == len(self.world.points):
             self._after(self.world.rng.uniform(0, 2), self._finish_training)
         else:
-            self._after(self.world.seconds, self._begin_checkpoint)
+            self._after(self.world.seconds, self._start_checkpoint)
 
     def _finish_training(self) -> None:
         """Exit as the training is done; trainer 0 also writes the model. The last trainer stops the pservers."""
@@ -182,7 +182,7 @@ class SimulatedTrainer(SimulatedChild):
         except (LauncherError, OSError) as error:
             self.exit(getattr(error, "exit_code", 1))
 
-    def _begin_checkpoint(self) -> None:
+    def _start_checkpoint(self) -> None:
         """Reach the position at which all ranks write their parts of a checkpoint."""
         if self.world.bug == (self.rank, self.at):
             self.exit(1)

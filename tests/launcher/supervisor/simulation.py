@@ -117,7 +117,7 @@ class World:
         return shown.replace(str(self.root), "")
 
     def run(self) -> str:
-        """Run until the Job completes or fails, and return how. Raise `InvariantBrokenError`."""
+        """Run until the Job completes or fails, and return the outcome. Raise `InvariantBrokenError`."""
         self.root = Path(tempfile.mkdtemp(prefix="simulation-", dir=MEMORY if MEMORY.is_dir() else None))
         self.shared, self.storage_prefix = self.root / "shared", str(self.root / "shared")
         self.output = JobPaths(self.shared, "quick-start").output
@@ -141,7 +141,7 @@ class World:
             ):
                 self._fail("all ranks are done, but the last checkpoint or the model is missing")
             if self.run_record["state"] != "complete":
-                self._fail(f"all ranks are done, but run.json says {self.run_record['state']}")
+                self._fail(f"all ranks are done, but run.json has the state {self.run_record['state']}")
             return "complete"
         code, why = self.failed
         if not why or code not in RUN_ENDS:
@@ -224,7 +224,7 @@ class World:
         return self._lost[rank] > 10 * self.restarts
 
     def resolve(self) -> SimulatedPod | None:
-        """Return rank 0's pod as DNS resolves it, which may be the one before."""
+        """Return rank 0's pod as DNS resolves it, which may be the previous one."""
         until, before = self.before
         return before if self.now < until and self.rng.random() < 0.3 else self.current[0]
 
@@ -256,8 +256,8 @@ class World:
         """Return the fault that this pod's storage has now, and the time of its end."""
         if pod.cut_storage and self.now < pod.cut:
             return "hang", pod.cut
-        for begin, end, kind, whose in self.storage_faults:
-            if begin <= self.now < end and whose in (None, pod):
+        for start, end, kind, whose in self.storage_faults:
+            if start <= self.now < end and whose in (None, pod):
                 return kind, end
         return None, 0.0
 

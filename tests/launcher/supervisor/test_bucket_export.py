@@ -1,4 +1,4 @@
-"""Tests of `training.exportTo` with whole gangs that export to moto's S3, with injected errors and delays."""
+"""Tests of `training.exportTo` with gangs of launchers that export to moto's S3, with injected errors and delays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SMALL = {"model": {"network.pdmodel": 1000}}
 
 
 class FakeS3:
-    """moto's S3 behind an HTTP server that counts requests and injects errors and delays."""
+    """HTTP server in front of moto's S3 that counts requests and injects errors and delays."""
 
     def __init__(self) -> None:
         from moto.server import DomainDispatcherApplication, create_backend_app

@@ -32,7 +32,7 @@ class OneAddress(PodNetwork):
 
 
 class Rank0:
-    """A membership behind an HTTP server; nothing decides."""
+    """Rank 0: a membership and a real HTTP server, without a coordinator that decides."""
 
     def __init__(self, host: str, hold: float = 0.05) -> None:
         self.wakes = 0

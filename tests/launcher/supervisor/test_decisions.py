@@ -30,7 +30,7 @@ NOW = 1000.0
 def rank(
     number: int, phase: str = "idle", attempt: int = -1, failure: Failure | None = None, **more: Any
 ) -> Member:
-    """A member that was heard just now."""
+    """Return a member whose state was received just now."""
     state = MemberState(
         number, f"i{number}", phase, attempt, failure, f"10.0.0.{number}", f"pod-{number}", "node-a"
     )
@@ -80,8 +80,8 @@ def test_wait_becomes_serve_from_the_newest_checkpoint_once_all_ranks_joined() -
 def test_the_next_action_follows_when_the_last_rank_reaches_the_phase(
     do: str, reached: str, then: str
 ) -> None:
-    behind = [rank(0, reached, 3), rank(1, PHASES[PHASES.index(reached) - 1], 3)]
-    assert step(plan(do), behind) == plan(do)
+    late = [rank(0, reached, 3), rank(1, PHASES[PHASES.index(reached) - 1], 3)]
+    assert step(plan(do), late) == plan(do)
     after = step(plan(do), gang(reached))
     assert (after.do, after.cause) == (then, None)
 
@@ -137,9 +137,9 @@ def test_a_rank_that_is_idle_in_an_earlier_attempt_may_still_start_processes() -
 
 
 def test_the_next_attempt_waits_as_long_as_a_lost_ranks_processes_may_run() -> None:
-    silent = [rank(0, "idle", 3), rank(1, "training", 3, heard=NOW - 24)]
-    assert step(stopped(), silent).do == "stop"
-    assert step(stopped(), silent, now=NOW + 1).do == "wait"
+    lost = [rank(0, "idle", 3), rank(1, "training", 3, heard=NOW - 24)]
+    assert step(stopped(), lost).do == "stop"
+    assert step(stopped(), lost, now=NOW + 1).do == "wait"
 
 
 def test_processes_that_cannot_be_stopped_end_the_run() -> None:
@@ -297,14 +297,14 @@ def test_a_state_that_arrives_after_a_later_one_is_ignored(phase: str, attempt: 
 
 
 def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run() -> None:
-    told = {
+    record = {
         "state": "training",
         "incarnations": ["i0", "i1"],
         "resume": [2, 10],
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
     }
-    first, members = plan_first_attempt(from_json(RunFile, told), 4, 2, NOW, 3000.0)
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 3000.0)
     assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
     assert first.restarts == (FailedAttempt(1, "x", 2000.0, (1, "trainer", 1)),)
     assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
@@ -313,11 +313,11 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
 
 
 @pytest.mark.parametrize(
-    "told",
+    "record",
     [{}, {"state": "stopped", "incarnations": ["i0", "i1"]}, {"state": "training", "incarnations": []}],
 )
-def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(told: dict[str, Any]) -> None:
-    first, members = plan_first_attempt(from_json(RunFile, told), 4, 2, NOW, 0.0)
+def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(record: dict[str, Any]) -> None:
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 0.0)
     assert (first.do, first.attempt, members) == ("wait", 4, ())
 
 
@@ -327,10 +327,10 @@ def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(told: dict[str, Any
 def test_trainers_that_all_wait_for_each_other_are_a_failure(state: str, seconds: int, fails: bool) -> None:
     """A half-open connection: each has sent, and none has received."""
 
-    def at(number: int, said: str, progressed: float) -> Member:
+    def at(number: int, state: str, progressed: float) -> Member:
         member = rank(number, "training", 3)
         assert member.state is not None
-        return replace(member, progressed=progressed, state=replace(member.state, progress={"state": said}))
+        return replace(member, progressed=progressed, state=replace(member.state, progress={"state": state}))
 
     after = step(plan("train"), [at(0, "waiting", NOW - 300), at(1, state, NOW - seconds)])
     assert after.do == ("stop" if fails else "train")
@@ -340,11 +340,14 @@ def test_trainers_that_all_wait_for_each_other_are_a_failure(state: str, seconds
 def test_a_member_progresses_with_its_trainers_position_and_state() -> None:
     before = rank(1, "training", 3)
     assert before.state is not None
-    there = admit_state(
+    changed = admit_state(
         before, replace(before.state, progress={"state": "waiting", "batch": 3}), NOW + 1, LIMITS
     )
-    assert there.state is not None
+    assert changed.state is not None
     same = admit_state(
-        there, replace(there.state, progress={"state": "waiting", "batch": 3, "loss": 1.0}), NOW + 2, LIMITS
+        changed,
+        replace(changed.state, progress={"state": "waiting", "batch": 3, "loss": 1.0}),
+        NOW + 2,
+        LIMITS,
     )
-    assert (there.progressed, same.progressed, same.heard) == (NOW + 1, NOW + 1, NOW + 2)
+    assert (changed.progressed, same.progressed, same.heard) == (NOW + 1, NOW + 1, NOW + 2)

@@ -340,7 +340,7 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
 
 def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
-    for rank, runtime, lines, there in (
+    for rank, runtime, lines, is_staged in (
         (0, "fleet", 1, True),
         (1, "fleet", 1, False),
         (1, "fleet", 200_001, True),
@@ -349,4 +349,4 @@ def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: 
         manifest["test"]["lines"] = lines
         settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
         found = input_staging.stage_inputs(settings, rank, manifest, job / "mine")
-        assert (found.data_dir / "test.txt").exists() is there
+        assert (found.data_dir / "test.txt").exists() is is_staged

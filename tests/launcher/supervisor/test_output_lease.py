@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 
 class LossRecorder:
-    """Record the errors that `keep` reports."""
+    """Record the errors that `start_renewing` reports."""
 
     def __init__(self) -> None:
         self.errors: list[LauncherError] = []

@@ -219,13 +219,13 @@ def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing
     group = start_training(
         build_group(ScriptRuntime([SLEEP]), PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10")
     )
-    began = time.monotonic()
+    start = time.monotonic()
     for state, hangs in (("starting", False), ("saving", False), ("testing", False), ("training", True)):
         progress.write_text(json.dumps({"state": state, "pass": 0, "batch": 4}))
-        group.poll(began)
-        group.poll(began + 11)
+        group.poll(start)
+        group.poll(start + 11)
         assert (group.failure is not None) == hangs, state
-        began += 11
+        start += 11
     assert group.failure is not None
     assert (
         "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass 1, batch 4"
@@ -240,12 +240,12 @@ def test_a_state_that_lasts_many_times_its_longest_stay_is_a_hang(
     """Regression: with the default progressDeadlineSeconds the hang was found after 100 minutes."""
     progress = tmp_path / "work" / "progress.json"
     group = start_training(build_group(ScriptRuntime([SLEEP])))
-    began = time.monotonic() + 1
+    start = time.monotonic() + 1
     for at, current in ((0, state), (50, "training"), (90, state), (90 + 249, state)):
         progress.write_text(json.dumps({"state": current, "pass": 0, "batch": 4, "bytes": 0}))
-        group.poll(began + at)
+        group.poll(start + at)
         assert group.failure is None
-    group.poll(began + 90 + 251)
+    group.poll(start + 90 + 251)
     assert group.failure is not None
     text = f"trainer hangs: still {state} for 250 s (5 times its longest stay so far, at least 180 s)"
     assert text in group.failure.text
@@ -255,13 +255,13 @@ def test_a_state_that_lasts_many_times_its_longest_stay_is_a_hang(
 def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement(build_group: Build) -> None:
     """The kernel cannot kill a process that waits for a hung storage; the run must not fail because of it."""
     group = start_training(build_group(ScriptRuntime([SLEEP])))
-    began = time.monotonic()
-    group.stop(began)
+    start = time.monotonic()
+    group.stop(start)
     group._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
-    group.poll(began + FAST["stop"] + FAST["stuck"] - 1)
+    group.poll(start + FAST["stop"] + FAST["stuck"] - 1)
     with pytest.raises(UnfitError, match=r"pserver 0 \(pid \d+\), trainer .* Kubernetes replaces it"):
-        group.poll(began + FAST["stop"] + FAST["stuck"] + 1)
-    group.poll(began + 1e6)  # the error is raised only once
+        group.poll(start + FAST["stop"] + FAST["stuck"] + 1)
+    group.poll(start + 1e6)  # the error is raised only once
 
 
 @pytest.mark.slow
@@ -291,9 +291,9 @@ def test_a_stopped_launcher_reports_and_exits_although_processes_survive_sigkill
 def test_a_trainer_that_is_done_but_does_not_exit_is_a_hang(build_group: Build, tmp_path: Path) -> None:
     group = start_training(build_group(ScriptRuntime([SLEEP])))
     (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 4}))
-    began = time.monotonic()
+    start = time.monotonic()
     for seconds, hangs in ((0, False), (50, False), (61, True)):
-        group.poll(began + seconds)
+        group.poll(start + seconds)
         assert (group.failure is not None) == hangs
     assert group.failure is not None
     text = "trainer hangs: done, but not exited for 60 s (for a trainer that is done), at pass 2, batch 4"

@@ -92,10 +92,10 @@ def test_a_stopped_launcher_kills_the_parser(tmp_path: Path) -> None:
     def stop(_: float) -> None:
         raise StoppedError("received SIGTERM")
 
-    began = time.monotonic()
+    start = time.monotonic()
     with pytest.raises(StoppedError):
         run_conversion(ScriptRuntime("time.sleep(60)", tmp_path), tmp_path, stop)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - start < 20
     assert not child_processes.watched_pids()
 
 

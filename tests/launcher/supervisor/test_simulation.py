@@ -156,7 +156,7 @@ def done_without_all_parts(patch: Patch) -> None:
 
 
 def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
-    """Let a new rank 0 ignore the run record of the one before."""
+    """Let a new rank 0 ignore the run record of the previous pod."""
     patch.setattr(
         coordinator,
         "plan_first_attempt",

@@ -123,7 +123,7 @@ def test_all_trainers_at_one_batch_get_the_same_answer_and_a_request_is_granted_
     until(granted, "the request to be seen")
     assert rank_0.ask(1, 7) == (False, 2), "the decision of a batch stays, with the first one's proposal"
     assert rank_0.ask(last[0]) == (True, 9)
-    assert not rank_0.ask(1001)[0], "the same request, whose file is still there"
+    assert not rank_0.ask(1001)[0], "the same request, whose file still exists"
     rank_0.request.write_text("b")
     until(granted, "the next request to be seen")
 

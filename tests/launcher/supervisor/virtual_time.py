@@ -2,7 +2,7 @@
 
 `VirtualClock` hands a baton from thread to thread. A thread that waits passes it to the thread, or runs the
 callback, that is due next, so nothing waits in real time and equal inputs give equal runs. `TIME`, `THREADING`
-and `SimpleQueue` have the interface of the standard library's; outside of a simulation they are those.
+and `SimpleQueue` have the interface of the standard library's; outside of a simulation they behave like these.
 A thread belongs to an owner (`SimulatedPod`): its threads wait while it is frozen and end when it is dead, and
 its `clock_offset` is how many seconds its clock is ahead.
 """
