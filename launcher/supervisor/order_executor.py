@@ -73,7 +73,7 @@ class OrderExecutor:
         self.address: str | None = None
         """This launcher's address: an order with another one is meant for an earlier pod of this rank."""
         self._stopped_early = False
-        """Whether the processes received SIGTERM before all trainers were done."""
+        """Whether this rank stops, or has stopped, its processes before the attempt was complete."""
         self.report = Report("staging", -1, None)
         """Read by other threads; replaced as one object, and before the first process starts."""
 

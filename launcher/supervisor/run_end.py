@@ -30,9 +30,8 @@ def raise_if_run_is_over(
 ) -> None:
     """Raise `RunEndedError` if run.json says that the run is over.
 
-    Rank 0 may have exited before this rank received its last order. The state `failed` counts only
-    if the holder of the output lease that this rank knows wrote it: a state from an earlier start of the same run
-    does not end this start.
+    Rank 0 may have exited before this rank received its last order. The state `failed` counts only if
+    the holder of the output lease that this rank knows wrote it, because a later start of the same run tries again.
 
     Args:
         output: the output folder.

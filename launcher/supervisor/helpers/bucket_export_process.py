@@ -137,9 +137,9 @@ class ModelUpload:
         found = files.folder_files(model) if model.is_dir() else []
         if not found:
             raise ExportError(
-                f"no files to export: {self._output.model} is missing or empty, and output/ has no checkpoint; "
-                "they were removed after the training, or the program saved none. Restore them, or train "
-                "again with another text in `startFromScratch`"
+                f"no files to export: {model} is missing or empty, because its files were removed after the "
+                "training or the program saved none. Restore them, or train again with another text in "
+                "`startFromScratch`"
             )
         found += [root / name for name in RUN_FILES if (root / name).is_file()]
         return [

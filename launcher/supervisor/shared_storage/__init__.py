@@ -1,3 +1,3 @@
-"""Use of the shared storage: lease on output/, resume of output/, wait for the data, copies to the pod,
-probe.
+"""Access to the shared storage: lease on output/, resume of output/, wait for the data, copies to the
+pod, and a probe that detects storage that hangs.
 """
