@@ -10,7 +10,8 @@
 - `data_prepare_memory_mb_<size>`: peak resident memory (VmHWM) in MB for a tenth of the rows and for all,
   compared with the limit of 150.
 
-Our run ends with an fsync of every file, the others without any; before each run pending writes are synced.
+Our run ends with an fsync of every file; the runs of coreutils and of the tutorial's way have none. Before each
+run, pending writes are synced.
 The ratios are between medians.
 
 """

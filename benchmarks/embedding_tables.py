@@ -6,8 +6,8 @@
 - `ctr_table_save_<how>`: CPU seconds of the pservers to save a million of them, compressed as in the product,
   compared with gzip's default level 6, and the bytes per id of each;
 - `ctr_table_load`: wall seconds to load a million, compared with saving them;
-- `ctr_table_init`: the same of a new run that starts with the model (`training.initModelPath`), compared
-  with that load.
+- `ctr_table_init`: wall seconds to load a million in a new run that starts from the model of an earlier one
+  (`training.initModelPath`), compared with `ctr_table_load`.
 
 A rule is an optimizer of the tables: Adam, Adagrad or SGD. `--brief` measures neither Adagrad and SGD nor
 gzip's level 6; 20 million ids then took 12 minutes.

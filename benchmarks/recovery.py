@@ -7,7 +7,7 @@
 - `first_batch_<example>`: median seconds from the start of three launchers to the last rank's first batch.
   Limit 6.
 
-`theirs` of both is the way of bare Paddle to the first batch: the same six processes started by hand at once.
+`theirs` of both is the time until the first batch without launchers: the same six processes, started at once.
 Names with `_cluster` are the same for `quick_start` in pods of the local cluster, if that is running with
 this launcher's image (`make cluster image`); there the time of `first_batch` starts when the last pod's
 container has started. A line with the median seconds of each part follows each result. The parts are
