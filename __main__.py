@@ -14,10 +14,10 @@ from infra.stack_builder import build_stack
 
 
 def main() -> None:
-    """Create the stack and export its outputs.
+    """Create the resources of the stack that the engine runs, and export its outputs.
 
     Raises:
-        pulumi.RunError: the settings are invalid; the message lists every mistake.
+        pulumi.RunError: the settings are invalid; the message lists every mistake, and no resource was registered.
     """
     # The SDK creates thousands of classes that live until the end. Garbage collection would search them again
     # and again, which takes a fifth of the program's time.

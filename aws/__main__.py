@@ -31,7 +31,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for
 out = Console(soft_wrap=True, highlight=False, markup=False)
 
 StackName = Annotated[str, typer.Option("--stack", help="The stack: Pulumi.<stack>.yaml.")]
-Base = Annotated[str, typer.Option(help="Base image: Debian 12 with Python 3.11.")]
+Base = Annotated[
+    str, typer.Option(help="Base image of the launcher image: must be Debian 12 with Python 3.11.")
+]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Setting to change, as KEY=VALUE, such as nodes.desired=1.")
 ]
@@ -61,7 +63,7 @@ def show_cost(
     gigabytes: Annotated[float, typer.Option("--gb", help="Data on the file system, 10⁹ bytes.")] = 0,
     changes: Changes = None,
 ) -> None:
-    """Show the hourly cost of this stack by part, and with --set the effect of a change."""
+    """Show the hourly cost of this stack by part, next to that with a change (--set; default: compute=off)."""
     changes = changes or ["compute=off"]
     columns = {}
     for label, of in (("now", []), (", ".join(changes), changes)):
@@ -82,7 +84,9 @@ def show_cost(
     for unit, key in (("GB", "gb"), ("GB and month", "gb_month")):
         out.print(f"$ per {unit}: " + ", ".join(f"{name} {price:g}" for name, price in prices[key].items()))
     if gigabytes <= 0:
-        out.print("Not in the sum: storage and backups of the file system. To add them, give GB=.")
+        out.print(
+            "The sum excludes the data on the file system. To include it: --gb SIZE (make: GB=SIZE, 10⁹ bytes)."
+        )
     _print_price_notes(any(" to " in f"{dollars:.3f}" for dollars in sums))
 
 
@@ -118,12 +122,12 @@ def show_plan(
         run = training_estimate.cost_of_run(after, settings, known)
         out.print(f"{run.pods} pods for {run.hours:.2f} h at the stack's price: ${run.dollars:.2f}")
         out.print(
-            f"to make `plan` estimate the same training time, set train_us: {run.train_us:.3g} in RATES"
+            f"For estimates at the speed of this run, write train_us: {run.train_us:.3g} to a file for --rates."
         )
         if run.network_share > 0.9:
             share = f"{run.network_share:.0%} of its node's baseline bandwidth"
             out.print(
-                f"A pod used {share}, so the network may have limited this run, and train_us is too high."
+                f"A pod used {share}, so the network may have limited this run; train_us is then too high."
             )
         return
     if min(rows, gigabytes, passes) <= 0 or ids < 0:
@@ -230,7 +234,7 @@ def try_all(
     yes: Yes = False,
     keep: Annotated[bool, typer.Option("--keep", help="Do not destroy the stack at the end.")] = False,
 ) -> None:
-    """Run up, training, results, destroy and a search for leftovers in a real AWS account."""
+    """Test a complete cycle in a real AWS account: up, training, results, destroy, search for what is left."""
     target = read_stack(stack)
     client = make_clients(target.region)
     price = hourly_cost.total_per_hour(hourly_cost.cost_items(target.settings))
@@ -263,21 +267,20 @@ def remove(stack: StackName, yes: Yes = False) -> None:
     target = read_stack(stack)
     exported = json.loads(target.pulumi("stack", "export", capture=True))
     planned = destroy_plan.plan_destroy(exported, stack, target.settings.storage.protect)
-    out.print(
-        f"{planned.removed_count} resources of stack {stack} are removed: {target.outputs().get('destroyLoses')}"
-    )
+    note = target.outputs().get("destroyLoses", "")
+    out.print(f"{planned.removed_count} resources of stack {stack} will be removed. {note}")
     for line in [f"  removed: {name}" for name in planned.removed_data] + [
         f"  kept: {name}" for name in planned.kept_data
     ]:
         out.print(line)
     if not yes and typer.prompt(f"type {stack} to continue", default="", show_default=False) != stack:
-        raise CommandError("nothing was removed")
+        raise CommandError(f"not confirmed: the answer was not {stack}; nothing was removed")
     target.pulumi(*destroy_plan.ARGUMENTS)
 
 
 @app.command("kept")
 def show_kept(stack: StackName) -> None:
-    """List the resources with this stack's tags or names; after a destroy, those that it kept."""
+    """List the resources with this stack's tags or name prefix: after a destroy, those that the destroy kept."""
     target = read_stack(stack)
     left = smoke_test.find_leftovers(target, make_clients(target.region))
     out.print("\n".join(left) if left else f"no resource has the tags or names of stack {stack}")
@@ -289,7 +292,7 @@ def write_comment(
     base: Annotated[Path, typer.Option(help="Checkout of the pull request's base.")],
     to: Annotated[Path, typer.Option(help="File for the comment.")],
 ) -> None:
-    """Write the comment for a pull request; exit with the preview's exit code."""
+    """Preview a pull request, write its comment (preview, chart diff) to a file; exit with the preview's exit code."""
     code, text, why = preview_comment.run_preview(stack)
     chart = preview_comment.chart_diff(base.resolve(), FOLDER, stack)
     to.write_text(preview_comment.build_comment(stack, code, text, chart, why), encoding="utf-8")
@@ -297,7 +300,7 @@ def write_comment(
 
 
 def main() -> int:
-    """Run a command; print every error as one message on stderr."""
+    """Run a command; print an error as one message on stderr. Return 0, 1, or 64 for invalid settings."""
     try:
         app()
     except (CommandError, SettingsError) as error:

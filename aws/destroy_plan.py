@@ -1,7 +1,7 @@
 """`make destroy`: list what a destroy removes and keeps, and stop when settings and state disagree.
 
-Pulumi decides by the state of the last `up` what it destroys: a `storage.protect: true` that was written to
-the stack file later protects nothing.
+Pulumi decides by the state of the last `up` what it destroys: if `storage.protect: true` was written to the stack
+file after that `up`, it protects nothing yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ ARGUMENTS = ("destroy", "--yes", "--skip-preview")
 
 @dataclass(frozen=True)
 class DestroyPlan:
-    """Resources that hold user data, by name, and the number of resources that a destroy removes."""
+    """What a destroy does.
+
+    Attributes:
+        removed_data: resources with user data that it removes, each as kind and id.
+        kept_data: resources with user data that it keeps, each as kind and id.
+        removed_count: number of all resources that it removes.
+    """
 
     removed_data: list[str]
     kept_data: list[str]
@@ -32,15 +38,20 @@ class DestroyPlan:
 
 
 def plan_destroy(exported: dict[str, Any], stack: str, protect: bool) -> DestroyPlan:
-    """Return what a destroy would do, from `pulumi stack export` and the file's present `storage.protect`.
+    """Return what a destroy would remove and keep.
+
+    Args:
+        exported: the output of `pulumi stack export`.
+        stack: name of the stack.
+        protect: `storage.protect` in the stack file.
 
     Raises:
-        CommandError: there is nothing to destroy, or stack file and state disagree.
+        CommandError: the state has no resources, or it protects other resources than `protect` says.
     """
     resources = (exported.get("deployment") or {}).get("resources") or []
     real = [r for r in resources if r.get("custom") and not r["type"].startswith("pulumi:")]
     if not real:
-        raise CommandError(f"stack {stack} has no resources: there is nothing to destroy")
+        raise CommandError(f"the state of stack {stack} has no resources, so there is nothing to destroy")
     names: dict[bool, list[str]] = {True: [], False: []}
     for r in real:
         if r["type"] in HOLD_DATA:

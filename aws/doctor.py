@@ -44,8 +44,8 @@ class Finding:
 
     Attributes:
         level: ok, unknown (could not be checked), warn (`up` works, with a caveat) or bad (`up` fails).
-        what: the result.
-        fix: what to do, or empty.
+        what: what was found, as one line.
+        fix: command or step that removes the problem, or an empty text.
     """
 
     level: str
@@ -61,7 +61,7 @@ ok, warn, bad, unknown = (partial(Finding, level) for level in ("ok", "warn", "b
 def find_principal_arn(client: Client, kind: str, name: str) -> str | None:
     """Return the ARN, with its path, of the role or user of this name; None when it does not exist.
 
-    A session's ARN lacks the path of its role, and EKS accepts only the full ARN.
+    `kind` is `role` or `user`. A session's ARN lacks the path of its role, and EKS accepts only the full ARN.
     """
     iam, noun = client("iam"), kind.capitalize()
     found = call_if_exists(iam.get_user if kind == "user" else iam.get_role, **{f"{noun}Name": name})
@@ -123,7 +123,7 @@ def offered_zones(client: Client) -> list[str]:
 
 
 def used_zones(stack: AwsStack, client: Client) -> list[str]:
-    """Return the zones that the stack will use, chosen as in infra/aws_target.py."""
+    """Return the names of the zones that the stack will use, chosen as in infra/network_selection.py."""
     network = stack.settings.network
     if network.vpc_id != "":
         found = client("ec2").describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]
@@ -142,8 +142,12 @@ def check_region(stack: AwsStack, client: Client) -> Findings:
     zones = offered_zones(client)
     refused = sorted(set(used_zones(stack, client)) - set(zones))
     if refused or len(zones) < network.zones:
-        lacks = f"no EKS support in zone {', '.join(refused)}" if refused else f"only {len(zones)} zones"
-        yield bad(f"{stack.region} has {lacks}", f"supported zones are {', '.join(zones)}")
+        lacks = (
+            f"no EKS support in zone {', '.join(refused)}"
+            if refused
+            else f"only {len(zones)} zones with EKS (network.zones: {network.zones})"
+        )
+        yield bad(f"{stack.region} has {lacks}", f"use zones of {', '.join(zones)}, or another region")
     else:
         yield ok(f"region {stack.region} with zones {', '.join(zones)}")
 
@@ -167,13 +171,17 @@ def check_types(stack: AwsStack, client: Client) -> Findings:
 
 
 def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items without the stack's own, which the estimate of what is needed includes already."""
+    """Return the AWS resources in `items` that do not belong to this stack.
+
+    `check_quotas` adds what the stack needs to what these use; counting the stack's resources too would count
+    them twice. `items` are from a describe call of EC2, with their `Tags`.
+    """
     mine = stack.tags.items()
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
-    """Check that the quotas allow the node group at its maximum size, one more VPC and its NAT gateways."""
+    """Check that the account's quotas allow the nodes at `nodes.max`, the VPC, and addresses of its NAT gateways."""
     nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
     markets = ["SPOT", "ON_DEMAND"] if nodes.fallback else [nodes.capacity]
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
@@ -200,7 +208,7 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
         # An account that never requested another value has AWS' default quota.
         own = call_if_exists(quotas.get_service_quota, **asked)
         limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
-        text = f"{name}: {held} used by others, {needed} needed, quota {limit:g}"
+        text = f"{name}: {held} used by other resources, {needed} needed by this stack, quota {limit:g}"
         asks = f"--service-code {service} --quota-code {code} --desired-value {held + needed}"
         fix = f"aws service-quotas request-service-quota-increase {asks} --region {stack.region}"
         yield ok(text) if held + needed <= limit else bad(text, fix)
@@ -220,14 +228,15 @@ def check_existing(stack: AwsStack, client: Client) -> Findings:
             continue
         found = call_if_exists(look, name)
         state = found.get("KeyMetadata", {}).get("KeyState", "Enabled") if found else "missing"
-        fix = f"correct {setting}, or leave it empty"
+        fix = f"set {setting} to one that exists, or to an empty text"
         yield ok(f"{setting} {name}") if state == "Enabled" else bad(f"{setting} {name} is {state}", fix)
 
 
 def check_actions(stack: AwsStack, client: Client) -> Findings:
-    """Check with IAM's policy simulator that the caller has all rights of the program and these commands.
+    """Check with IAM's policy simulator that the caller may call all actions of the program and these commands.
 
-    Rights that a policy limits to the stack's roles are simulated for such a role, with the limits met.
+    An action that the deployer's policy allows only for the stack's roles, or under a condition, is simulated for
+    a role with the stack's prefix and with the condition met.
     """
     arn = caller_arn(client)
     if arn.endswith(":root"):
@@ -269,7 +278,7 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_version(stack: AwsStack, client: Client) -> Findings:
-    """Check how long AWS supports the Kubernetes version; afterwards it upgrades the control plane itself."""
+    """Check that standard support of `cluster.version` does not end soon; AWS then upgrades the control plane."""
     version = stack.settings.cluster.version
     found = client("eks").describe_cluster_versions(clusterVersions=[version])["clusterVersions"]
     if not found:
@@ -321,11 +330,11 @@ def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:
             said = f"{name}: not checked: AWS denied {error.operation_name}"
             yield unknown(said, "attach the policies that `make iam-policy` writes")
         else:
-            yield unknown(f"{name}: {' '.join(str(error).split())}")
+            yield unknown(f"{name}: not checked: {' '.join(str(error).split())}")
 
 
 def run_checks(stack: AwsStack, client: Client) -> list[Finding]:
-    """Return all findings in the order of the checks; without working credentials only that finding."""
+    """Return the findings of all CHECKS in their order; if the credentials do not work, only a finding about that."""
     try:
         who = client("sts").get_caller_identity()
     except (ClientError, BotoCoreError, ValueError) as error:

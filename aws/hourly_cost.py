@@ -1,6 +1,6 @@
-"""Hourly cost of a stack, part by part, from its settings. Pure.
+"""Calculate the hourly cost of a stack, part by part, from its settings.
 
-Prices come from `prices.yaml`, which states their date and region; no call is made to AWS.
+Prices come from `prices.yaml`, which states their date and region; nothing here calls AWS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOURS_PER_MONTH = 730
 
 @dataclass(frozen=True)
 class Dollars:
-    """An amount in US dollars; with spot nodes a range, because their price varies."""
+    """An amount in US dollars: a range from `least` to `most`, which differ only for spot nodes."""
 
     least: float
     most: float
@@ -44,8 +44,11 @@ class CostItem:
     """One line of the cost table: a part of the stack, how much of it there is, and what that costs.
 
     Attributes:
-        per_hour: price an hour of all of it; None when `prices.yaml` has no price.
-        of_nodes: whether it is paid for each node of the training pods.
+        name: name of the part.
+        count: amount of the part, in `unit`.
+        unit: unit of `count`, such as node or GiB.
+        per_hour: dollars an hour for the whole amount; None if `prices.yaml` has no price.
+        of_nodes: whether the amount grows with the number of nodes of the training pods.
     """
 
     name: str
@@ -63,7 +66,7 @@ class CostItem:
 class Instance:
     """An instance type: on-demand price in US dollars an hour, size, and baseline bandwidth.
 
-    `bandwidth` is in bytes per second and direction; an instance exceeds it only for minutes.
+    `bandwidth` is in bytes per second in each direction; an instance can exceed this baseline only for minutes.
     """
 
     price: float
@@ -72,7 +75,7 @@ class Instance:
 
     @property
     def usable(self) -> node_capacity.Size:
-        """Return the part of the size that is left for pods."""
+        """Return the cores and memory that EKS, kernel and daemons leave to pods."""
         return node_capacity.usable_size(self.size)
 
 
@@ -84,7 +87,7 @@ def read_prices() -> dict[str, Any]:
 
 
 def find_instance(kind: str) -> Instance | None:
-    """Return price, size and bandwidth of an instance type; None when `prices.yaml` does not have it."""
+    """Return price, size and bandwidth of the instance type `kind` (`m6i.large`); None if `prices.yaml` lacks it."""
     prices = read_prices()
     family, _, size = kind.partition(".")
     if kind in prices["instances"]:
@@ -126,18 +129,19 @@ def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
 
 
 def storage_items(settings: Settings, stored_gb: float) -> Iterator[CostItem]:
-    """Yield storage and backups of the file system when it holds this many 10⁹ bytes."""
+    """Yield the cost of storage and backups while the file system holds `stored_gb` (10⁹ bytes)."""
     for name in ("EFS storage", "EFS backups") if settings.storage.backup else ("EFS storage",):
         price = _fixed(stored_gb * read_prices()["gb_month"][name] / HOURS_PER_MONTH)
         yield CostItem(name, stored_gb, "GB", price)
 
 
 def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 0) -> Iterator[CostItem]:
-    """Yield the parts that cost money by the hour, whether used or idle.
+    """Yield the parts of the stack that cost money for every hour, whether used or idle.
 
     Args:
-        count: number of nodes; None takes it from the settings (with `nodes.auto`, the maximum).
-        stored_gb: 10⁹ bytes on the file system.
+        settings: settings of the stack.
+        count: number of nodes; None uses `nodes.desired`, or `nodes.max` with `nodes.auto`.
+        stored_gb: data on the file system in 10⁹ bytes; with 0, its storage and backups are omitted.
     """
     prices = read_prices()
     hour, month, network, nodes = prices["hour"], prices["month"], settings.network, settings.nodes
@@ -173,5 +177,5 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
 
 
 def total_per_hour(listed: Iterable[CostItem]) -> Dollars:
-    """Return the sum of the known prices an hour."""
+    """Return the sum of the prices an hour; items without a price are omitted."""
     return sum((part.per_hour for part in listed if part.per_hour is not None), Dollars(0, 0))

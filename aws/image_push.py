@@ -22,7 +22,7 @@ ECR = r"(\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/([^@:]+)"
 
 
 def find_builder() -> str:
-    """Return the first image builder on PATH.
+    """Return the name of the first image builder on PATH (one of BUILDERS).
 
     Raises:
         CommandError: there is none.
@@ -51,7 +51,7 @@ def build_image(tool: str, context: Path, reference: str, arch: str, base: str) 
 
 
 def upload_image(tool: str, reference: str, token: str) -> None:
-    """Push an image; `token` is base64 of `user:password`, the format of ECR and of docker logins."""
+    """Push the image `reference` with the builder `tool`; `token` is base64 of `user:password`, as ECR returns it."""
     registry = reference.partition("/")[0]
     if tool == "buildah":
         with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as folder:
@@ -70,7 +70,7 @@ def upload_image(tool: str, reference: str, token: str) -> None:
 
 
 def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
-    """Return the digest of the image with the tag `wanted`, or None."""
+    """Return the digest of the image with the tag `wanted`, or None if the repository has no such image."""
     found = call_if_exists(ecr.describe_images, repositoryName=repository, imageIds=[{"imageTag": wanted}])
     return found and str(found["imageDetails"][0]["imageDigest"])
 

@@ -32,7 +32,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def code_block(text: str, language: str, room: int) -> str:
-    """Return `text` as a Markdown code block that it cannot close; cut to `room` characters, with a note."""
+    """Return `text` as a Markdown code block with a fence that `text` does not contain.
+
+    Text beyond `room` characters is replaced by a note.
+    """
     plain = _ANSI.sub("", text).strip("\n")
     if len(plain) > room:
         cut = plain[:room].rpartition("\n")[0]
@@ -50,8 +53,8 @@ def build_comment(stack: str, code: int, preview: str, chart: str, unreachable: 
         stack: name of the stack.
         code: exit code of the preview.
         preview: output of the preview.
-        chart: diff of the rendered chart, or empty.
-        unreachable: why the cluster was not compared, or empty.
+        chart: diff of the rendered chart, or an empty text.
+        unreachable: why the preview excluded the Kubernetes resources, or an empty text.
     """
     head = [MARKER.format(stack=stack), f"### Preview of `{stack}`"]
     if code != 0:
@@ -80,7 +83,7 @@ def why_unreachable(kubeconfig: str) -> str:
 
 
 def run_preview(stack: str) -> tuple[int, str, str]:
-    """Run the preview; return its exit code, its output, and why the cluster was excluded (or an empty text).
+    """Run the preview; return its exit code, its output, and why it excluded the Kubernetes resources (or "").
 
     Raises:
         CommandError: pulumi is not on PATH.
@@ -116,7 +119,7 @@ def render_chart(folder: Path, stack: str) -> str:
 
 
 def chart_diff(base: Path, head: Path, stack: str) -> str:
-    """Return the unified diff of the two renderings, or why one of them failed."""
+    """Return the unified diff of the chart rendered in two checkouts, or the error of a rendering that failed."""
     texts = []
     for name, folder in (("base", base), ("head", head)):
         try:

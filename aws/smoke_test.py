@@ -36,8 +36,8 @@ def find_leftovers(stack: AwsStack, client: Client) -> list[str]:
 def _named(stack: AwsStack, client: Client) -> Iterator[str]:
     """Yield the ARNs of roles, instance profiles and log groups with the stack's prefix in their names.
 
-    The tagging API returns no IAM resources, and log groups that AWS creates have no tags. The name of a
-    role may also begin with this prefix when it belongs to another stack (dev, dev-eu): its tags decide.
+    The tagging API returns no IAM resources, and log groups that AWS creates have no tags. A role
+    of another stack may have a name with this prefix (dev-eu for dev), so the role's tag `Stack` decides.
     """
     prefix, iam = naming.prefix(PROJECT, stack.name), client("iam")
     for kind in ("Role", "InstanceProfile"):
@@ -72,10 +72,18 @@ def _gone(arn: str, client: Client) -> bool:
 def run_smoke_test(
     stack: AwsStack, client: Client, *, base: str, results: Path, show_step: Callable[[str], None], keep: bool
 ) -> list[str]:
-    """Run the cycle and return the ARNs that are left (with `keep`, nothing is removed or searched for).
+    """Run the cycle and return the ARNs of resources that exist after destroy.
+
+    Args:
+        stack: the stack.
+        client: AWS clients.
+        base: base image of the launcher image.
+        results: folder for the results of the training.
+        show_step: is called with the name of each step.
+        keep: neither destroy the stack nor search; the returned list is empty.
 
     Raises:
-        CommandError: a step failed; destroy and search ran all the same.
+        CommandError: a step failed; without `keep`, destroy and search ran nevertheless.
     """
     python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:

@@ -64,11 +64,11 @@ class AwsStack:
         return naming.prefix(PROJECT, self.name)
 
     def setting(self, path: str, value: str) -> str:
-        """Return the command that sets a setting of this stack."""
+        """Return the `pulumi config set` command (as text, for messages) that sets `path` to `value`."""
         return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
     def pulumi(self, *arguments: str, capture: bool = False) -> str:
-        """Run a pulumi command for this stack without prompts; see `run_command`."""
+        """Run a pulumi command for this stack without prompts; `capture` and errors as of `run_command`."""
         return run_command(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
 
     def outputs(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class AwsStack:
 def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
     """Read and validate a stack of target aws, with `changes` (`KEY=VALUE`) applied to its settings.
 
-    From then on this process and every command that it starts use the stack's `aws:profile`, as the provider
-    does. Access keys in the environment take precedence over a profile, so they are removed.
+    Changes the environment of this process: AWS_PROFILE is set to the stack's `aws:profile`, if it has one, and
+    access keys are removed, because they would take precedence.
 
     Raises:
-        CommandError: the stack has another target.
+        CommandError: the stack's target is not aws.
         SettingsError: the stack does not exist, or its settings are invalid.
     """
     config = stack_config.read_stack_config(FOLDER, stack, changes)
@@ -107,7 +107,7 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
 
 
 def make_clients(region: str) -> Client:
-    """Return a thread-safe function from service name to boto3 client; each client is made once."""
+    """Return a thread-safe function: service name (`ec2`) → boto3 client, which is created at the first call."""
     session: Any = boto3.session.Session(region_name=region)
     # Threads may share boto3 clients, but not sessions.
     lock = threading.Lock()
@@ -121,7 +121,7 @@ def make_clients(region: str) -> Client:
 
 
 def call_if_exists(look: Callable[..., Any], *given: object, **asked: object) -> Any:
-    """Call `look` and return its response, or None when AWS reports that the resource does not exist."""
+    """Return the response of the boto3 call `look`, or None if AWS reports that the resource does not exist."""
     try:
         return look(*given, **asked)
     except ClientError as error:

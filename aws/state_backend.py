@@ -1,7 +1,7 @@
 """`make state`: create an S3 bucket for Pulumi's state and a KMS key for its secrets, for a team to share.
 
-They belong to no stack, because stacks are stored in them, and no command here removes them. The command is
-idempotent: a second run changes only settings that differ.
+Bucket and key belong to no stack, because the bucket stores the stacks' state, and no command here removes them.
+The command is idempotent: a second run changes only settings that differ.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TAGS = {"Project": "paddle-training", "ManagedBy": "make state"}
 
 @dataclass(frozen=True)
 class StateBackend:
-    """Arguments for `pulumi login` (`backend`) and `pulumi stack init --secrets-provider` (`secrets`)."""
+    """The name of the bucket, and arguments of `pulumi login` (`backend`) and `--secrets-provider` (`secrets`)."""
 
     bucket: str
     backend: str
@@ -33,7 +33,7 @@ def create_state_backend(client: Client, region: str) -> StateBackend:
     """Create bucket and key if they do not exist, and set encryption, versioning and access rules.
 
     Raises:
-        ClientError: AWS rejected a step; nothing is undone, and a second run continues.
+        ClientError: AWS rejected a step. What was created remains, and a second run continues.
     """
     account = client("sts").get_caller_identity()["Account"]
     bucket = f"{STATE_BUCKETS}{account}-{region}"

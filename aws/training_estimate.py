@@ -1,6 +1,7 @@
 """`make plan`: estimate pods, memory, time and cost of a training, or calculate what a finished run cost.
 
-Pure. The rates are in `rates.yaml`, which states the machine that they were measured on.
+The rates (bytes and microseconds per row, id or message) are in `rates.yaml`, which states the machine that they
+were measured on. Nothing here calls AWS.
 """
 
 from __future__ import annotations
@@ -72,7 +73,10 @@ class PodLoad:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Needs of a run with this number of pods, one per node. GiB are per pod; hours and dollars per run."""
+    """Needs of a run with `pods` training pods, one per node.
+
+    `disk_gib` is per node; `hours` are by step and `dollars` by part of the cost, both for the run.
+    """
 
     pods: int
     train: PodLoad
@@ -94,10 +98,10 @@ class FinishedRun:
 
     Attributes:
         pods: number of training pods.
-        hours: duration.
-        dollars: the stack's price for this duration, and the traffic between zones.
-        train_us: the rate with which `plan` would have estimated the same training time.
-        network_share: traffic of a pod as a share of its node's baseline bandwidth.
+        hours: duration in hours.
+        dollars: the stack's price for this duration plus the price of the traffic between zones.
+        train_us: value of the rate `train_us` with which `plan` would estimate the training time of this run.
+        network_share: traffic of a pod divided by its node's baseline bandwidth (1.0: all of it).
     """
 
     pods: int
@@ -129,7 +133,7 @@ def read_rates(overrides: Path | None = None) -> dict[str, float]:
 def read_job(
     values: Mapping[str, Any], *, rows: float, gigabytes: float, passes: int, ids: float
 ) -> TrainingJob:
-    """Return the training of these sizes, with batch size, checkpoints and data Job of the chart's values."""
+    """Return a TrainingJob of these sizes; batch size, checkpoints, workers and source are from the chart `values`."""
     training, data = values["training"], values["data"]
     # The data Job splits text below s3:// and file:// among its pods; one pod reads any other source.
     parts = 1 if data["source"].startswith("http") else math.ceil(gigabytes * GB / PART_BYTES)
@@ -162,10 +166,10 @@ def node_type(settings: Settings) -> hourly_cost.Instance:
 
 
 def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
-    """Return the smallest number of pods whose memory holds the tables; a pod takes its node's memory.
+    """Return the smallest number of pods whose memory holds all embedding tables, with one pod on each node.
 
     Raises:
-        CommandError: a node is too small even for a pod without ids.
+        CommandError: a node's memory is too small even for a pod without any id.
     """
     room = size.memory - known["base_mb"] * 1e6
     if room <= 0:
@@ -177,7 +181,7 @@ def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
 
 
 def pod_load(pods: int, cores: float, job: TrainingJob, known: Rates, bandwidth: float = math.inf) -> PodLoad:
-    """Return the load of one pod. Each pod has a server and a trainer, which calls all servers each batch.
+    """Return the load of one pod, which has a server and a trainer; every trainer calls all servers in each batch.
 
     Args:
         pods: number of pods.
@@ -204,19 +208,19 @@ def pod_load(pods: int, cores: float, job: TrainingJob, known: Rates, bandwidth:
 
 
 def bytes_per_row(batch: float, known: Rates) -> float:
-    """Return the bytes a row moves, in both directions, between a trainer and the servers of other pods."""
+    """Return the bytes that a trainer and all servers exchange for one row, in both directions together."""
     return known["wire_row"] + known["wire_batch"] / batch
 
 
 def _messages(pods: int, batch: float, known: Rates) -> float:
-    """Return the CPU microseconds a row costs on all servers but the first, which train_us includes."""
+    """Return the CPU microseconds of a row for calls to all servers but one; `train_us` includes that one."""
     return known["message_us"] * (pods - 1) / batch
 
 
 def traffic_between_zones(trained: float, pods: int, batch: float, settings: Settings, known: Rates) -> float:
-    """Return the bytes between zones when this many rows are trained, over all passes.
+    """Return the bytes that cross zones while `trained` rows (rows times passes) are trained.
 
-    Pods are spread evenly over the zones of the nodes, and every trainer sends the same to every server.
+    Assumes that pods are spread evenly over the zones and that every trainer sends the same to every server.
     """
     network = settings.network
     zones = 1 if settings.nodes.single_zone else len(network.subnet_ids) or network.zones
@@ -226,7 +230,7 @@ def traffic_between_zones(trained: float, pods: int, batch: float, settings: Set
 
 
 def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Rates) -> Estimate:
-    """Estimate `job` on that many pods, one a node, on a stack that is up only for this run."""
+    """Return the estimate of `job` on `pods` pods, one on each node, of a stack that is up only for this run."""
     node = node_type(settings)
     cores = max(1.0, node.usable.cpu)
     train = pod_load(pods, cores, job, known, node.bandwidth)
@@ -261,7 +265,7 @@ def stored_gb(job: TrainingJob, known: Rates) -> float:
 def _cost_parts(
     job: TrainingJob, settings: Settings, pods: int, hours: Mapping[str, float], known: Rates
 ) -> dict[str, Dollars]:
-    """Return the dollars of a run by part; training pods hold their nodes while the data Job runs."""
+    """Return part of the cost → dollars. Nodes are paid from the start, because training pods wait for the data Job."""
     items, price = list(hourly_cost.cost_items(settings, pods)), hourly_cost.read_prices()["gb"]
     nodes, others = (
         hourly_cost.total_per_hour(item for item in items if item.of_nodes == of_nodes)
@@ -290,7 +294,7 @@ def _cost_parts(
 
 
 def advice(job: TrainingJob, settings: Settings, found: Estimate) -> Iterator[str]:
-    """Yield what would make this estimate cheaper, and the monthly price of what it leaves."""
+    """Yield lines of advice: changes that would reduce the cost, and the monthly price of the data that remains."""
     waiting = found.dollars["nodes, while the data Job runs"]
     if found.hours["data"] > 0.1 * sum(found.hours.values()):
         first = (

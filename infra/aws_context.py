@@ -28,8 +28,8 @@ class AwsContext:
         account: AWS account id.
         partition: AWS partition: aws, aws-cn or aws-us-gov.
         protect: whether destroy keeps file system, bucket, registry, their key and the logs.
-        permissions_boundary: ARN of the boundary of every role, or an empty text.
-        iam_path: path of every role.
+        permissions_boundary: ARN of the permissions boundary of every IAM role, or an empty text.
+        iam_path: IAM path of every role, such as `/` or `/teams/paddle/`.
         retained: resources that an earlier destroy kept, to be imported.
     """
 
@@ -49,14 +49,15 @@ class AwsContext:
         return f"{self.prefix}-{part}"
 
     def tagged(self, part: str) -> dict[str, str]:
-        """Return tags for something that a resource creates (an instance, a volume), with its name."""
+        """Return the tags for what AWS creates for a resource (a launch template's instances and volumes)."""
         return {**self.tags, "Name": self.named(part)}
 
     def add_tags(self, args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
-        """Add the tags of the stack, and a `Name`, to a resource of a type that has tags.
+        """Add the tags of the stack, and a `Name`, to a resource; None if its type has no tags.
 
-        This is a transformation, not the provider's `default_tags`: those require a provider of the stack's
-        own, and resources of existing stacks would be replaced when their provider changes.
+        A resource's own tags override them. This is a transformation, not the provider's `default_tags`: those
+        require a provider for each stack, and the resources of existing stacks would be replaced if their provider
+        changed.
         """
         if not hasattr(type(args.resource), "tags"):
             return None
@@ -69,7 +70,8 @@ class AwsContext:
     def retain(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
         """Return pulumi options for a resource that holds user data (a bucket) or protects it (its key).
 
-        With `protect`, the resource outlives its stack. The next `up` finds it by its `part` and imports it.
+        With `protect`, `pulumi destroy` keeps the resource. The next `up` of the stack finds it by `part`, the last
+        part of its name, and imports it. `more` are further options.
         """
         if part in self.retained.ids:
             more["import_"] = self.retained.ids[part]
@@ -81,10 +83,11 @@ class AwsContext:
 
 
 def create_context(inputs: StackInputs, region: str) -> AwsContext:
-    """Return the stack's context, after one call for the account and the search for retained resources.
+    """Return the stack's context: read the account from AWS and find the resources that a destroy kept.
 
     Raises:
-        SettingsError: the stack's name is too long, or the retained resources do not fit the settings.
+        SettingsError: the stack's name is too long; the retained resources belong to a running stack or are
+            ambiguous; or `kms.keyArn` is not the key of the retained file system.
     """
     project, stack, settings = inputs.project, inputs.stack, inputs.settings
     naming.check_prefix_length(project, stack)
@@ -116,9 +119,14 @@ FORMER_TYPES: Mapping[str, tuple[str, ...]] = {}
 class AwsComponent(pulumi.ComponentResource):
     """Base class of the AWS components; adds the stack's tags to all child resources.
 
-    A component that gets another type (`token`) must list the old one in FORMER_TYPES.
+    Attributes:
+        child: resource options of a child that needs no option but its parent.
 
-    `child` are the options of an ordinary child resource.
+    Args:
+        token: Pulumi type of the component. If it changes, the old type must be added to FORMER_TYPES.
+        context: the stack's context.
+        part: name of the component without the stack's prefix.
+        opts: further resource options.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Calls of provider functions for resources that may not exist."""
+"""Call the AWS provider's read functions (`aws.eks.get_cluster`) for resources that may not exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NOT_FOUND = re.compile(
 
 
 def read_if_exists(read: Callable[[str], Found], id_: str) -> Found | None:
-    """Return what `read` returns, or None if the resource does not exist. Other errors are raised."""
+    """Return `read(id_)`, or None if it raises because the resource does not exist; raise all other errors."""
     try:
         return read(id_)
     except Exception as error:

@@ -45,23 +45,25 @@ BACKUPS_NOTE = (
 
 
 def check_uploads(inputs: StackInputs) -> None:
-    """Check that the files of `artifacts.uploads` exist; a preview only warns.
+    """Check that the files of `artifacts.uploads` exist. A preview logs a warning instead of raising.
 
     Raises:
-        SettingsError: a file does not exist.
+        SettingsError: a file does not exist, and this is not a preview.
     """
     missing = list(settings_rules.upload_problems(inputs.settings, inputs.folder))
     if missing and not pulumi.runtime.is_dry_run():
         raise SettingsError(missing)
     for problem in missing:
-        pulumi.log.warn(f"not part of this preview:\n  {problem}")
+        pulumi.log.warn(f"this preview shows no upload of a file that does not exist:\n  {problem}")
 
 
 def check_node_capacity(inputs: StackInputs) -> None:
-    """Check that the nodes can hold all pods, with the machine sizes that AWS reports.
+    """Check that all pods fit on the nodes at once, with the instance sizes that AWS reports.
+
+    Log a warning if they fit only on machines without EKS' daemons, or if a size is unknown.
 
     Raises:
-        SettingsError: even empty machines could not hold them.
+        SettingsError: the pods would not fit even on machines without any other pod.
     """
     nodes = inputs.settings.nodes
     if inputs.settings.compute == "off":
@@ -89,11 +91,10 @@ def check_node_capacity(inputs: StackInputs) -> None:
 
 
 def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input[Any]]:
-    """Create the stack and return its outputs.
+    """Create all resources of a stack with target aws in `region`, and return the stack's outputs.
 
     Raises:
-        SettingsError: a setting is wrong in a way that can be known before the first resource; no resource
-            was registered.
+        SettingsError: a check of the settings against files or AWS failed; no resource was registered.
     """
     settings = inputs.settings
     check_uploads(inputs)
@@ -180,14 +181,15 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
 
 
 def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
-    """Return the configuration of the log add-on: pod and node logs, no metrics and no traces.
+    """Return the configuration of the EKS add-on for logs: pod and node logs, no metrics and no traces.
 
-    By default, it also turns on Container Insights and Application Signals. A configuration of the agent replaces
-    both; this one waits for metrics in log lines (EMF), which no pod sends. The agent cannot be turned off: the
-    service account that Fluent Bit uses comes with it (templates of the chart amazon-cloudwatch-observability).
+    By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
+    both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
+    be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
+    amazon-cloudwatch-observability).
 
     Args:
-        labels: labels of the system nodes, on which the operator runs; empty without `nodes.auto`.
+        labels: labels of the system nodes, on which the add-on's operator runs; empty without `nodes.auto`.
     """
     manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
     if labels:
@@ -257,7 +259,10 @@ def create_release(
     bucket: Artifacts,
     after: Sequence[pulumi.Resource],
 ) -> dict[str, pulumi.Input[Any]]:
-    """Create the release and return its outputs; without an image, only warn how to push one."""
+    """Create the release (and the autoscaler, with `nodes.auto`), and return the cluster's and release's outputs.
+
+    While the setting `image` is empty, create neither, and log a warning with the command that pushes an image.
+    """
     settings = inputs.settings
     kubeconfig = pulumi.Output.all(
         cluster.cluster.endpoint, cluster.cluster.certificate_authority, cluster.name

@@ -35,7 +35,7 @@ def user_data(file_system_host: str) -> str:
 
 
 class Bastion(AwsComponent):
-    """paddle:infra:Bastion: an instance without open ports and without ssh keys.
+    """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys.
 
     Args:
         context: the stack's context.

@@ -38,7 +38,7 @@ _UNKNOWN_VALUE = re.compile(r"additional properties '([^']+)'.* not allowed")
 def run_helm_template(
     settings: Settings, user: Mapping[str, Any], folder: Path, image: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run `helm template` with the values of a stack's release.
+    """Run `helm template` with the values of a stack's release; return its exit code, stdout and stderr.
 
     Args:
         settings: settings of the stack.

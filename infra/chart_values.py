@@ -90,7 +90,7 @@ def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
 
 
 def effective_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """Return the user's chart values with the chart's defaults filled in, for checks before `up`."""
+    """Return `user_values` with the chart's defaults filled in, for checks before `up`; same errors."""
     chart = read_yaml(project_folder / CHART / "values.yaml", CHART)
     return merge_values(chart, user_values(settings, project_folder))
 

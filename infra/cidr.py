@@ -50,5 +50,5 @@ def networks_overlap(one: str, other: str) -> bool:
 
 
 def is_open(cidr: str) -> bool:
-    """Return whether a network is /7 or larger, so that it practically is the whole internet."""
+    """Return whether a network is /7 or larger, such as 0.0.0.0/0: such a network counts as the whole internet."""
     return ipaddress.IPv4Network(cidr).prefixlen < 8

@@ -26,10 +26,10 @@ class Autoscaler(AwsComponent):
         context: the stack's context.
         cluster: the EKS cluster.
         kubeconfig: kubeconfig of the cluster.
-        kubeconfig_context: its context.
+        kubeconfig_context: context of that kubeconfig.
         version: minor version of Kubernetes; the autoscaler has the same minor version.
         labels: labels of the nodes on which it runs.
-        fallback: prefer the node group `nodes` to the node group `fallback`.
+        fallback: `nodes.fallback`: whether to add nodes to the group `fallback` while `nodes` gets no spot capacity.
         after: resources that must exist before the release.
     """
 

@@ -69,7 +69,7 @@ def _unreachable(settings: Settings, server: str, why: str) -> SettingsError:
 
 
 def configuration(kubeconfig: Mapping[str, Any], context: str) -> Any:
-    """Return a client configuration for one context, which attempts each request once.
+    """Return a Kubernetes client configuration (`client.Configuration`) for one context, without retries.
 
     Raises:
         kubernetes.config.ConfigException: the kubeconfig is invalid.
@@ -88,7 +88,7 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
 
     Args:
         settings: settings of a stack with target kubeconfig.
-        project_folder: the folder for a relative kubeconfig path.
+        project_folder: the folder that a relative `kubeconfig.path` is relative to.
         owner: this stack's value of the namespace label `paddle-training/stack`.
         privileged: whether the pods use host ports, which only a privileged namespace admits.
 
@@ -149,7 +149,7 @@ def _has_release(core: Any, settings: Settings) -> bool:
 def namespace_problems(
     settings: Settings, labels: Mapping[str, str] | None, owner: str, privileged: bool
 ) -> list[Problem]:
-    """Return the problems of the existing namespace; makes no request.
+    """Return why the stack cannot use its namespace (an empty list if it can), from the namespace's labels.
 
     Args:
         settings: settings of the stack.

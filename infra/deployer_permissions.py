@@ -2,7 +2,7 @@
 
 Sources: the service authorization reference, the permissions in CloudFormation's resource schemas, and the
 calls of the provider's resources. `testkit/aws_emulator/permissions.yaml` has the actions of each type:
-the emulator denies a call whose action is missing here, and a test fails for unused actions.
+the emulator denies a call whose action is missing here, and a test fails if an action here is never needed.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ TTL_SECONDS = 60
 
 
 class Dns(AwsComponent):
-    """paddle:infra:Dns: a zone and CNAME records of the resources' own host names.
+    """paddle:infra:Dns: a private zone with CNAME records `efs.ZONE` and `api.ZONE`; and the public `dns.externalName`.
 
     Args:
         context: the stack's context.

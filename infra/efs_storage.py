@@ -18,7 +18,7 @@ class EfsStorage(AwsComponent):
     Args:
         context: the stack's context.
         vpc_id: id of the VPC.
-        subnets: one subnet for each zone, by a stable name (EFS allows one mount target in a zone).
+        subnets: zone → id of the subnet for its mount target (EFS allows one mount target in a zone).
         key_arn: ARN of the KMS key.
         settings: the section `storage`.
     """

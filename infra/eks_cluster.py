@@ -30,8 +30,8 @@ def is_below(version: str, lowest: str) -> bool:
 class Logs(AwsComponent):
     """paddle:infra:Logs: log groups of the control plane and, with `cluster.podLogs`, of the pods and nodes.
 
-    They outlive the cluster. EKS and the log agent would create them without a retention period and tags. If a
-    group is deleted while the control plane still writes, EKS creates it again.
+    The groups are created before the cluster, because EKS and the log agent would create them without a retention
+    period and tags; and deleted after it, because EKS creates a deleted group again while it still writes.
     """
 
     def __init__(self, context: AwsContext, settings: ClusterSettings) -> None:
@@ -53,7 +53,7 @@ class EksCluster(AwsComponent):
     """paddle:infra:Cluster: the EKS cluster.
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for `entries`.
-    `live_version` is the minor version of the existing control plane, or an empty text.
+    `live_version` is the minor version of the running control plane, or an empty text if there is none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EksCluster(AwsComponent):
         if self.version != settings.version:
             pulumi.log.warn(
                 f"cluster.version {settings.version}: the control plane has {live_version}, and EKS allows no "
-                "downgrade. Control plane and add-ons follow it; the nodes keep their version. To upgrade the "
+                "downgrade. The add-ons get versions for {live_version}; the nodes keep their version. To upgrade the "
                 f"nodes: pulumi config set --path cluster.version {live_version}"
             )
         role = create_role(context, "cluster", "eks.amazonaws.com", self)
@@ -181,7 +181,15 @@ class EksCluster(AwsComponent):
     def add_pod_identity(
         self, part: str, namespace: str, account: str, policy: pulumi.Input[str], parent: pulumi.Resource
     ) -> aws.eks.PodIdentityAssociation:
-        """Create a role with this policy for one Kubernetes service account, by EKS pod identity."""
+        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role with `policy`.
+
+        Args:
+            part: name of role and association without the stack's prefix.
+            namespace: namespace of the service account.
+            account: name of the service account.
+            policy: policy document of the role, as JSON.
+            parent: parent of the resources.
+        """
         role = create_role(self.context, part, "pods.eks.amazonaws.com", parent)
         allowed = add_inline_policy(self.context, part, role, policy, parent)
         return aws.eks.PodIdentityAssociation(

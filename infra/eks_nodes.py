@@ -32,13 +32,15 @@ def image_release(
 ) -> str:
     """Return the release of the machine image for a node group.
 
-    Another release drains all nodes, so a group keeps its release until the owner decides otherwise.
+    A change of the release drains and replaces all nodes, so a group keeps its release until the owner sets
+    `nodes.amiRelease`.
 
     Args:
         pinned: `nodes.amiRelease`: a release, `newest`, or an empty text to keep the group's release.
         version: minor version of Kubernetes for the group.
         arm: whether the nodes are Graviton machines.
-        live: the existing group; without one, or for another minor version, the newest release is used.
+        live: the running group. If there is none, or if its minor version differs from `version`, the newest
+            release is returned.
         opts: options of the call that finds the newest release.
     """
     if pinned not in ("", NEWEST):
@@ -56,10 +58,10 @@ def image_release(
 
 
 def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, int, int]:
-    """Return minimum, desired and maximum number of nodes.
+    """Return minimum, desired and maximum number of nodes, in this order; `live` is the running group, if any.
 
-    With `nodes.auto`, the autoscaler sets the desired number: a new group starts at the minimum, and an existing
-    one keeps its number, because a change of minimum or maximum sends all three numbers to EKS.
+    With `nodes.auto`, the autoscaler sets the desired number: a new group starts at the minimum, and a running
+    one keeps its number, because an update of minimum or maximum sends the desired number to EKS too.
     """
     if not settings.auto:
         return settings.min, settings.desired, settings.max
@@ -81,7 +83,8 @@ class Nodes(AwsComponent):
         key_arn: ARN of the KMS key of the disks.
         settings: the section `nodes`.
         version: minor version of Kubernetes in the settings.
-        live: the running cluster. What it already has is not changed: the state may be older.
+        live: the running cluster. A version, release or size that it already has is not sent again, because the
+            state of the last `up` may be out of date.
         wait_for_storage: keep pods off a node until the EFS driver runs there.
         after: resources that must exist before the nodes.
     """

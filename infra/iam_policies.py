@@ -22,7 +22,7 @@ def _allow(actions: Sequence[str], resources: Sequence[str] | str, **more: Any) 
 
 
 def trust(service: str) -> str:
-    """Return a trust policy for one AWS service. EKS pod identity also tags its sessions."""
+    """Return the policy that lets one AWS service assume a role (and tag its session, for EKS pod identity)."""
     actions = (
         ["sts:AssumeRole", "sts:TagSession"] if service == "pods.eks.amazonaws.com" else ["sts:AssumeRole"]
     )
@@ -147,7 +147,8 @@ def autoscaler(cluster: str) -> str:
 def pod_logs(partition: str, prefix: str) -> str:
     """Return the policy of the log agent's role: write to the stack's log groups, which the program creates.
 
-    Without the right to create groups, the agent cannot leave one without a retention period and tags.
+    The role may not create log groups, because a group that the agent created would have no retention period and
+    no tags.
     """
     groups = f"arn:{partition}:logs:*:*:log-group:/aws/containerinsights/{prefix}/*"
     return _document(
@@ -174,16 +175,16 @@ STATE_BUCKETS = "paddle-training-state-"
 
 
 def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: str = "*") -> list[str]:
-    """Return policy documents that let a user create, change and remove a stack; each fits one policy.
+    """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only roles whose path and name are the stack's, and pass only these to services. That
-    alone would still allow any inline policy on these roles: only a permissions boundary limits their rights.
+    The user can change only roles with the stack's path and name prefix, and pass only these to services. The user
+    can still put any inline policy on these roles; only a permissions boundary limits what the roles may do.
 
     Args:
         prefix: prefix of the stack's names.
         iam: path and permissions boundary of the stack's roles.
         partition: AWS partition.
-        account: AWS account id, or `*`: an IAM policy applies only in its own account.
+        account: AWS account id. `*` has the same effect, because an IAM policy applies only in its own account.
     """
     own = f"arn:{partition}:iam::{account}"
     roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"
@@ -216,10 +217,10 @@ def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: 
 
 
 def preview(partition: str) -> list[str]:
-    """Return policy documents of the role that previews pull requests: it reads resources and the state.
+    """Return policy documents of the role that previews pull requests: read resources and Pulumi's state.
 
-    It reads no objects of other buckets and uses no other key than the state's, because the preview runs the
-    program of the branch with this role.
+    The role can read objects only of the state's bucket and use only the state's key, because a preview runs the
+    unreviewed program of the branch with this role.
     """
     kinds = ("Describe", "Get", "List")
     excluded = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}

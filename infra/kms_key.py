@@ -15,7 +15,8 @@ DELETION_WINDOW_DAYS = 30
 class Key(AwsComponent):
     """paddle:infra:Key: the stack's own key, or an existing one.
 
-    With `key_arn` (`kms.keyArn`), the component creates nothing, so a destroy cannot affect that key.
+    With `key_arn` (`kms.keyArn`), the component creates no key and only passes this ARN on, so a destroy cannot
+    affect that key.
     """
 
     arn: pulumi.Output[str]

@@ -1,7 +1,7 @@
 """Read the running EKS cluster of the stack: its version, and sizes and machine images of its node groups.
 
 The autoscaler changes the number of nodes, and AWS upgrades a control plane at the end of its version's standard
-support. The stack's state has the values of the last `up`, so these are read from AWS.
+support. The stack's state has only the values of the last `up`, so the program reads the current ones from AWS.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class LiveGroup:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """Minor version of the control plane, or an empty text without a cluster, and node groups by their part."""
+    """Minor version of the control plane (an empty text: no cluster), and its node groups by short name (`nodes`)."""
 
     version: str = ""
     groups: Mapping[str, LiveGroup] = field(default_factory=dict)
 
 
 def newer_version(first: str, second: str) -> str:
-    """Return the newer of two minor versions (`1.35`); an empty text is older than all."""
+    """Return the newer of two minor versions of Kubernetes (`1.35`); an empty text counts as the oldest."""
     return max(first, second, key=lambda version: [int(number) for number in version.split(".") if number])
 
 
 def read_live_cluster(prefix: str) -> LiveCluster:
-    """Return the cluster `prefix` and its node groups; EKS adds characters to `<prefix>-<part>` in their names."""
+    """Return the cluster named `prefix` and its node groups, whose names are `<prefix>-<short name>-<suffix>`."""
     cluster = read_if_exists(lambda name: aws.eks.get_cluster(name=name), prefix)
     if cluster is None:
         return LiveCluster()

@@ -21,9 +21,9 @@ class SelectedNetwork:
 
     Attributes:
         vpc_id: id of the VPC.
-        subnets: one private subnet for each zone: zone → id.
-        cluster_subnets: subnets of the control plane.
-        ready: resources that nodes need first (routes, NAT gateways, endpoints).
+        subnets: zone → id of the private subnet for nodes and mount targets.
+        cluster_subnets: ids of the subnets of the control plane.
+        ready: resources that must exist before the nodes (routes, NAT gateways, endpoints).
     """
 
     vpc_id: pulumi.Input[str]
@@ -33,7 +33,7 @@ class SelectedNetwork:
 
 
 def select_zones(settings: Settings) -> list[str]:
-    """Return the zones of `network.availabilityZones`, or the first ones of the region by name.
+    """Return `network.availabilityZones`, or if it is empty the first `network.zones` zones of the region by name.
 
     Raises:
         SettingsError: the region has fewer zones than `network.zones`, or EKS does not support a listed one.

@@ -24,7 +24,7 @@ DAEMON_MEMORY = 768 * MIB
 
 @dataclass(frozen=True)
 class Size:
-    """Cores, and memory in bytes."""
+    """Size of a machine, or requests of a pod: `cpu` in cores, `memory` in bytes."""
 
     cpu: float
     memory: float
@@ -42,9 +42,10 @@ def is_arm(instance_type: str) -> bool:
 def usable_size(machine: Size) -> Size:
     """Return the part of a machine that is available to this project's pods.
 
-    EKS reserves 6% of the first core, 1% of the second, 0.5% of the next two and 0.25% of the rest; 255 MiB
-    plus 11 MiB for each pod (29 pods on the smallest nodes that fit, at most 110), plus 100 MiB before
-    eviction. Firmware and kernel take about 4% of the memory of the instance type.
+    Cores: EKS reserves 6% of the first, 1% of the second, 0.5% of the next two and 0.25% of the rest. Memory: EKS
+    reserves 255 MiB, 11 MiB for each pod of the node's maximum (29 pods up to 2 cores, 58 up to 8, else 110) and
+    100 MiB as the eviction threshold; firmware and kernel take about 4% of the instance type's memory. What the
+    daemons request (DAEMON_CPU, DAEMON_MEMORY) is subtracted too.
     """
     cores = int(machine.cpu)
     reserved = (
@@ -71,7 +72,7 @@ def pod_requests(resources: Mapping[str, Any]) -> Size:
 def place_pods(
     *, node: Size, nodes: int, trainers: int, trainer: Size, data: Size, one_a_node: bool
 ) -> tuple[int, bool]:
-    """Return how many trainers fit (first fit), and whether the data pod fits in addition to them.
+    """Return how many training pods fit (first fit), and whether the data pod fits in addition to them.
 
     Args:
         node: usable size of each node.

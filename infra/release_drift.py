@@ -1,7 +1,8 @@
 """Find manual changes of a Helm release: compare its values in the cluster with those of the stack.
 
-The provider's refresh cannot: it merges the cluster's values into those of the state, so a key that was
-removed manually remains, and its diff covers only keys that the program sets. This module changes nothing.
+The refresh of pulumi-kubernetes does not find all of them: it merges the cluster's values into those of the state,
+so a key that was removed manually remains, and its diff covers only keys that the program sets. This module changes
+nothing.
 """
 
 from __future__ import annotations

@@ -26,7 +26,13 @@ _POD_LOGS = ("application", "dataplane", "host")
 
 @dataclass(frozen=True)
 class _Kind:
-    """A kind of retained resource: its type, what precedes its id in its ARN, and a function to read it."""
+    """A kind of retained resource.
+
+    Attributes:
+        type: Pulumi type.
+        arn_part: the text before the resource's id in its ARN, such as `:file-system/`.
+        read: provider function that returns the resource of an id and raises if it does not exist.
+    """
 
     type: str
     arn_part: str
@@ -57,12 +63,12 @@ _LOGS_TYPE = "aws:cloudwatch/logGroup:LogGroup"
 
 @dataclass(frozen=True)
 class RetainedResources:
-    """Ids to import, by the last part of the resource's name, and the key of the existing file system.
+    """Retained resources to import, and the KMS keys that exist.
 
     Attributes:
-        ids: part → id.
-        data_key: ARN of the key that encrypts the file system, or an empty text.
-        stack_key: ARN of the stack's own key, or an empty text.
+        ids: last part of the resource's name (`efs`, `artifacts`) → id to import.
+        data_key: ARN of the key that encrypts the existing file system, or an empty text without a file system.
+        stack_key: ARN of the key that the stack created, or an empty text.
     """
 
     ids: Mapping[str, str] = field(default_factory=dict)
@@ -77,13 +83,13 @@ def _require_enabled(key: aws.kms.GetKeyResult) -> aws.kms.GetKeyResult:
 
 
 def log_groups(prefix: str, pod_logs: bool) -> dict[str, str]:
-    """Return the names of the stack's log groups, by the last part of their resources' names."""
+    """Return the stack's log groups: last part of the Pulumi resource's name → name of the log group in AWS."""
     pods = {f"{LOGS}-{name}": f"/aws/containerinsights/{prefix}/{name}" for name in _POD_LOGS}
     return {LOGS: f"/aws/eks/{prefix}/cluster", **(pods if pod_logs else {})}
 
 
 def _ids_by_tag(prefix: str, tags: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the ids of all resources with the stack's tags, by the last part of their names."""
+    """Return resources that have the stack's tags: last part of the name → ids, also of recently deleted ones."""
     filters = [{"key": key, "values": [tags[key]]} for key in ("Project", "Stack")]
     found: dict[str, list[str]] = {}
     for mapping in aws.resourcegroupstaggingapi.get_resources(tag_filters=filters).resource_tag_mapping_lists:
@@ -101,12 +107,13 @@ def _ids_by_tag(prefix: str, tags: Mapping[str, str]) -> dict[str, list[str]]:
 def _check_not_running(prefix: str, groups: Sequence[str]) -> None:
     for group in groups:
         if read_if_exists(lambda id_: aws.ec2.get_security_group(id=id_), group) is not None:
-            why = f"its security group {group} exists, and belongs to another state than this one"
+            limit = "a stack whose resources are in the current Pulumi state, or destroyed"
+            why = f"its security group {group} exists in AWS and is not in this state, so another state has the stack"
             fix = (
-                "pulumi login to the backend that has its state; if that state is lost, delete the stack's "
+                "pulumi login to the backend with that state; if that state is lost, delete the stack's "
                 "resources except those that hold data"
             )
-            raise SettingsError([Problem("the stack's name", prefix, "a stack with one state", why, fix)])
+            raise SettingsError([Problem("the stack's name", prefix, limit, why, fix)])
 
 
 def find_retained_resources(
@@ -122,7 +129,7 @@ def find_retained_resources(
         pod_logs: `cluster.podLogs`: whether the stack has log groups of pods.
 
     Raises:
-        SettingsError: there are several candidates, or they belong to a stack that is up.
+        SettingsError: several resources of one kind have the stack's tags, or the stack is up in another state.
     """
     state = stack_state.read_outputs(project, stack)
 
@@ -167,13 +174,17 @@ def find_retained_resources(
 
 
 def check_key(retained: RetainedResources, key_arn: str) -> None:
-    """Check that `kms.keyArn` is the key of the existing file system.
+    """Check that the key of the settings is the key that encrypts the existing file system.
 
-    A file system and a registry cannot change their key: with another key, AWS would replace them with empty
-    ones.
+    EFS and ECR cannot change the key of a file system or registry: with another key, Pulumi would replace them with
+    empty ones.
+
+    Args:
+        retained: the retained resources.
+        key_arn: `kms.keyArn`; an empty text for the key that the stack creates.
 
     Raises:
-        SettingsError: `key_arn` (an empty text for the stack's own key) is another key.
+        SettingsError: the settings have another key.
     """
     wanted = key_arn if key_arn != "" else retained.stack_key
     if retained.data_key in ("", wanted):

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field
 
 @dataclass(frozen=True)
 class Help:
-    """The text for a value that violates its type's constraint: what is allowed, why, and how to fix it."""
+    """The text of the message for an invalid value of a type: what is allowed, why, and how to fix it."""
 
     limit: str
     reason: str
@@ -98,7 +98,7 @@ VpcId = Annotated[
 SubnetId = Annotated[
     str,
     Field(pattern=r"^subnet-[0-9a-f]+$"),
-    Help("subnet ids, subnet-…", "AWS identifies subnets by them", "use the ids"),
+    Help("subnet ids, subnet-…", "AWS identifies subnets by them", "use ids such as subnet-0a1b2c3d"),
 ]
 KubernetesVersion = Annotated[
     str,

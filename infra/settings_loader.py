@@ -44,7 +44,7 @@ def load_settings(config: Mapping[str, str], project: str = PROJECT) -> Settings
 
 
 def _decode(config: Mapping[str, str], project: str) -> dict[str, Any]:
-    """Return the project's own keys without their namespace, with decoded values."""
+    """Return the settings of the namespace `project`: key without namespace → value decoded from JSON."""
     found: dict[str, Any] = {}
     for full_key, text in config.items():
         namespace, _, key = full_key.partition(":")
@@ -65,7 +65,7 @@ def _section(problem: Problem) -> str:
 
 
 def _validate(config: Mapping[str, Any]) -> tuple[Settings, list[Problem]]:
-    """Return the settings and their problems; a top-level key with a problem has its default."""
+    """Return the settings and their problems; a top-level key with a problem has its default value in the settings."""
     try:
         return Settings.model_validate_json(json.dumps(config)), []
     except ValidationError as error:
@@ -110,7 +110,7 @@ def _problem(config: Mapping[str, Any], error: ErrorDetails) -> Problem:
 
 
 def _helps(field: FieldInfo) -> Iterator[Help]:
-    """Yield the help texts of a field's type, or of its items' types."""
+    """Yield the `Help` annotations of a field's type and, for lists and mappings, of its items' types."""
     item_metadata = [getattr(item, "__metadata__", ()) for item in typing.get_args(field.annotation)]
     for metadata in (field.metadata, *item_metadata):
         yield from (one for one in metadata if isinstance(one, Help))

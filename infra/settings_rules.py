@@ -20,7 +20,7 @@ _PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 
 
 def settings_problems(settings: Settings, region: str) -> Iterator[Problem]:
-    """Yield the problems that can be found without files, clusters or accounts."""
+    """Yield the problems that can be found without files, clusters or accounts; `region` is `aws:region`."""
     if settings.target == "kubeconfig":
         yield from _kubeconfig(settings)
         return
@@ -180,7 +180,7 @@ def _pairs(settings: Settings) -> Iterator[Problem]:
 
 
 def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield chart values that cannot work on this stack; the chart's own schema checks everything else."""
+    """Yield a problem for each chart value that conflicts with the settings; the chart's schema checks the rest."""
     source = str((values.get("data") or {}).get("source", ""))
     network = settings.network
     no_way_out = settings.target == "aws" and network.nat == "none" and network.vpc_id == ""
@@ -193,11 +193,11 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
 def capacity_problems(
     settings: Settings, values: Mapping[str, Any], machines: Mapping[str, node_capacity.Size]
 ) -> tuple[list[Problem], list[str]]:
-    """Check whether the nodes hold all pods at once.
+    """Check whether all training pods and the data pod fit on the nodes at once.
 
-    Training pods hold their requests while they wait for the data pod, so all must fit together. Only what
-    even empty machines could not hold is a problem; what daemons and add-ons take is an estimate, so it
-    results in a warning.
+    They must, because training pods hold their requests while they wait for the data pod. If they would not fit
+    even on machines without any other pod, that is a problem. If they would fit only there, that is a warning,
+    because the requests of daemons and add-ons are an estimate.
 
     Args:
         settings: settings of the stack.
@@ -205,7 +205,7 @@ def capacity_problems(
         machines: vCPU and memory of each type in `nodes.instanceTypes`.
 
     Returns:
-        Problems, and warnings.
+        The problems, and the texts of the warnings.
     """
     nodes = settings.nodes
     count = nodes.max if nodes.auto else nodes.desired
@@ -247,7 +247,7 @@ def capacity_problems(
 
 
 def upload_problems(settings: Settings, project_folder: Path) -> Iterator[Problem]:
-    """Yield the uploads whose local file does not exist."""
+    """Yield a problem for each entry of `artifacts.uploads` whose local file does not exist."""
     for key, name in settings.artifacts.uploads.items():
         if not (project_folder / name).is_file():
             limit = "a file, by its path relative to the project"
@@ -263,7 +263,7 @@ _PROVIDER_CREDENTIALS = (
 
 
 def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield credentials that only the provider would use; `aws:profile` works for all tools."""
+    """Yield a problem for each credential in `aws:` settings that only the provider reads; tools use `aws:profile`."""
     for name in _PROVIDER_CREDENTIALS:
         if config.get(f"aws:{name}"):
             yield Problem(

@@ -20,7 +20,7 @@ _MARKER = "# The section below is written by `python -m infra.settings_schema`.\
 
 
 def describe_settings() -> Iterator[tuple[str, str, Any]]:
-    """Yield key, description and default of each top-level setting; the default as YAML would have it."""
+    """Yield key, description and default (as a value for YAML) of each top-level setting."""
     defaults = Settings().model_dump(mode="json", by_alias=True)
     for name, field in Settings.model_fields.items():
         text = field.description or getattr(field.annotation, "__doc__", None) or ""
@@ -28,7 +28,7 @@ def describe_settings() -> Iterator[tuple[str, str, Any]]:
 
 
 def pulumi_config() -> dict[str, dict[str, Any]]:
-    """Return the `config:` section. Every key has a default, because Pulumi requires keys without one."""
+    """Return the `config:` section. Every key has a default: Pulumi treats a key without one as required."""
     properties = Settings.model_json_schema()["properties"]
     section = {}
     for key, description, default in describe_settings():

@@ -18,7 +18,7 @@ from infra.stack_inputs import StackInputs, read_stack_inputs
 
 
 def check_chart_values(inputs: StackInputs) -> None:
-    """Render the chart, with placeholders for the outputs of resources that do not exist yet.
+    """Check the chart values by rendering the chart, with placeholders for outputs that do not exist yet.
 
     Without helm on PATH, the check is skipped with a warning.
 

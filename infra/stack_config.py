@@ -15,7 +15,7 @@ from infra.settings_errors import PROJECT, Problem, SettingsError
 def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
     """Return `namespace:key` → text of a stack's file, with `changes` such as `nodes.desired=1` applied.
 
-    Secret values are omitted: no setting of the program is one.
+    Encrypted values are omitted, because no setting of the program is a secret.
 
     Raises:
         SettingsError: the file does not exist or is not YAML, or a change has no `=`.

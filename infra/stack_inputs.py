@@ -29,7 +29,7 @@ class StackInputs:
         folder: the project folder; paths in the settings are relative to it.
         image: the image of all pods, or an empty text.
         user_values: chart values from `valuesFiles` and `values`.
-        effective_values: the same with the chart's defaults filled in.
+        effective_values: `user_values` with the chart's defaults filled in.
     """
 
     settings: Settings
@@ -51,7 +51,7 @@ class StackInputs:
         return naming.prefix(self.project, self.stack)[:63].strip("-")
 
     def training_args(self, values: pulumi.Input[Mapping[str, Any]], **more: Any) -> TrainingArgs:
-        """Return the release's arguments: those that both targets share, and `more` for this target."""
+        """Return the arguments of `Training`: those that both targets share, and `more` of one target."""
         release, namespace = self.settings.release, self.settings.namespace
         labels = {
             "app.kubernetes.io/managed-by": "pulumi",

@@ -14,10 +14,10 @@ TESTED = "3.259.0"
 
 
 def read_outputs(project: str, stack: str) -> Mapping[str, Mapping[str, Any]]:
-    """Return the outputs of each resource in the state, by `<type>::<name>`.
+    """Return the resources in the state: `<type>::<name>` → the resource's outputs.
 
     Raises:
-        pulumi.RunError: the engine has no such call.
+        pulumi.RunError: this engine has no function that reads the state.
     """
     name = f"{pulumi.get_organization()}/{project}/{stack}"
     try:
@@ -26,7 +26,7 @@ def read_outputs(project: str, stack: str) -> Mapping[str, Mapping[str, Any]]:
         if "unrecognized function" not in str(error):
             raise
         raise pulumi.RunError(
-            f"this Pulumi engine cannot read the state of its own stack ({READ_STATE}), so what an earlier destroy "
-            f"kept cannot be told from what the stack has; nothing was changed. Fix: use Pulumi {TESTED}"
+            f"this Pulumi engine has no function {READ_STATE}, so the program cannot read which resources are in the "
+            f"stack's state and which ones an earlier destroy kept; nothing was changed. Fix: use Pulumi {TESTED}"
         ) from error
     return {"::".join(urn.split("::")[2:]).rpartition("$")[2]: each["outputs"] for urn, each in found.items()}

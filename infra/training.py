@@ -31,7 +31,7 @@ class TrainingArgs:
 
     Attributes:
         kubeconfig: path or content of the kubeconfig.
-        context: its context; the provider contacts no other cluster.
+        context: context of the kubeconfig; the provider contacts no other cluster.
         namespace: name of the namespace.
         create_namespace: whether to create the namespace.
         labels: labels of a namespace that is created.
@@ -40,8 +40,8 @@ class TrainingArgs:
         values: chart values.
         project_folder: the project folder with the chart.
         wait_seconds: how long `up` waits for the Jobs to complete; None does not wait.
-        keep_manual_values: keep the release's values as they are in the cluster.
-        cluster_name: identity of the cluster, for a kubeconfig whose text may change.
+        keep_manual_values: keep the values that the release has in the cluster, and ignore `values`.
+        cluster_name: name by which the provider recognizes the cluster when the text of the kubeconfig changes.
         after: resources that must exist before the release.
     """
 
@@ -61,9 +61,9 @@ class TrainingArgs:
 
 
 class Namespace(pulumi.CustomResource):
-    """kubernetes:core/v1:Namespace.
+    """A resource of type kubernetes:core/v1:Namespace.
 
-    The SDK's own class would import all of core/v1, which takes most of a second.
+    Replaces the class of pulumi_kubernetes, which imports all of core/v1 and takes most of a second.
     """
 
     def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:
@@ -72,7 +72,7 @@ class Namespace(pulumi.CustomResource):
 
 
 def wait_seconds(values: Mapping[str, Any]) -> int:
-    """Return how many seconds `up` waits with release.wait: the deadlines of both Jobs, and start-up time."""
+    """Return how many seconds `up` waits with release.wait: deadlines of data and training Job, plus start-up time."""
     data, training = values.get("data") or {}, values.get("training") or {}
     prepare = (
         int(data.get("deadlineSeconds") or data.get("waitSeconds") or 0) if data.get("enabled", True) else 0
@@ -81,15 +81,15 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
 
 
 def _description(args: TrainingArgs, before: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
-    """Return the release's description: the previous one, or another one if `up` has something to do.
+    """Return the release's description: `before`, or a different text if `up` has to upgrade the release.
 
     The provider's diff contains neither changes of the chart nor all manual changes of values (see
     release_drift.py). So the description contains the chart's digest and the keys that were changed manually:
-    a new description makes `up` upgrade the release, and an unchanged one means that nothing is to be done.
+    a new description makes `up` upgrade the release, and an unchanged one does not.
 
     Args:
         args: arguments of the release; `args.values` is passed resolved, as `values`.
-        before: the description in the state.
+        before: the description in the stack's state, or an empty text.
         kubeconfig: resolved kubeconfig.
         values: resolved chart values of the stack.
     """

@@ -18,7 +18,7 @@ class VpcNetwork(AwsComponent):
         context: the stack's context.
         vpc_cidr: network of the VPC.
         zones: names of the availability zones.
-        nat: `network.nat`.
+        nat: `network.nat`: single, per-az or none.
         internet_access: whether to create NAT gateways or interface endpoints; false while compute is off,
             because they cost money by the hour.
     """
@@ -98,7 +98,7 @@ class VpcNetwork(AwsComponent):
         )
 
     def _nat_gateways(self, public_route: aws.ec2.Route) -> list[pulumi.Resource]:
-        """Create one NAT gateway, or one for each zone, and return the private subnets' default routes."""
+        """Create one NAT gateway (nat per-az: one for each zone); return the private subnets' default routes."""
         gateways: list[aws.ec2.NatGateway] = []
         routes: list[pulumi.Resource] = []
         # A NAT gateway requires the public route, and must be removed before it.
@@ -124,7 +124,7 @@ class VpcNetwork(AwsComponent):
         return routes
 
     def _endpoints(self, vpc_cidr: str) -> list[pulumi.Resource]:
-        """Create and return an interface endpoint for each AWS service that nodes and pods call."""
+        """Create and return an interface endpoint for each of PRIVATE_SERVICES, reachable from `vpc_cidr`."""
         group = aws.ec2.SecurityGroup(
             self.context.named("endpoints"),
             vpc_id=self._vpc.id,

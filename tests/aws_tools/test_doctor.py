@@ -173,7 +173,7 @@ def test_doctor_zones_without_control_plane_are_excluded(dev, world, client) -> 
 
 def test_price_table_sizes_match_ec2(dev, world) -> None:
     found = doctor.run_checks(dev("nodes.instanceTypes=[x1e.xlarge]", "nodes.max=4"), world())
-    assert any("0 used by others, 16 needed" in what for what in levels(found, "ok"))
+    assert any("0 used by other resources, 16 needed by this stack" in what for what in levels(found, "ok"))
 
 
 def test_doctor_creates_no_resource(dev, world, client) -> None:
@@ -223,8 +223,8 @@ def test_doctor_without_credentials_reports_only_that(dev, world, error) -> None
             {},
             "m9x.large is not offered in us-west-2a, us-west-2b",
         ),
-        (["nodes.max=40"], {}, "0 used by others, 80 needed, quota 64"),
-        ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed, quota 5"),
+        (["nodes.max=40"], {}, "0 used by other resources, 80 needed by this stack, quota 64"),
+        ([], {"service-quotas": Quotas(L_1216C47A=5.0)}, "6 needed by this stack, quota 5"),
         (
             ["nodes.capacity=SPOT"],
             {"service-quotas": Quotas(L_34B43A08=0.0)},
@@ -233,10 +233,18 @@ def test_doctor_without_credentials_reports_only_that(dev, world, error) -> None
         (
             ["nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"],
             {"service-quotas": Quotas(L_1216C47A=5.0)},
-            "on-demand standard instances: 0 used by others, 6 needed, quota 5",
+            "on-demand standard instances: 0 used by other resources, 6 needed by this stack, quota 5",
         ),
-        (["network.nat=per-az"], {"service-quotas": Quotas(L_0263D0A3=1.0)}, "2 needed, quota 1"),
-        ([], {"service-quotas": Quotas(L_F678F1CE=1.0)}, "VPCs: 1 used by others, 1 needed, quota 1"),
+        (
+            ["network.nat=per-az"],
+            {"service-quotas": Quotas(L_0263D0A3=1.0)},
+            "2 needed by this stack, quota 1",
+        ),
+        (
+            [],
+            {"service-quotas": Quotas(L_F678F1CE=1.0)},
+            "VPCs: 1 used by other resources, 1 needed by this stack, quota 1",
+        ),
         (
             ["network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]"],
             {},
@@ -279,7 +287,7 @@ def test_doctor_quotas_do_not_count_own_resources_twice(dev, world, client) -> N
     tagged = [{"ResourceType": "vpc", "Tags": own}]
     client("ec2").create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged)
     found = doctor.run_checks(dev(), world(**{"service-quotas": Quotas(L_F678F1CE=2.0)}))
-    assert "VPCs: 1 used by others, 1 needed, quota 2" in levels(found, "ok")
+    assert "VPCs: 1 used by other resources, 1 needed by this stack, quota 2" in levels(found, "ok")
 
 
 def test_doctor_denied_check_is_unknown(dev, world) -> None:

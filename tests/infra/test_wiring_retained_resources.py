@@ -118,7 +118,7 @@ def test_engine_without_state_call_says_which_version_works() -> None:
 def test_retained_stack_with_other_state_raises() -> None:
     group = ("efs", "arn:aws:ec2:us-west-2:123456789012:security-group/sg-1")
     there = {"aws:ec2/getSecurityGroup:getSecurityGroup": {"id": "sg-1"}}
-    with pytest.raises(SettingsError, match="sg-1 exists, and belongs to another state"):
+    with pytest.raises(SettingsError, match="sg-1 exists in AWS and is not in this state"):
         aws_stack(answers=_listed(group) | there)
     gone = {"aws:ec2/getSecurityGroup:getSecurityGroup": Exception("InvalidGroup.NotFound")}
     assert _imports(aws_stack(answers=_listed(group) | gone)) == IDS
