@@ -57,7 +57,7 @@ class _Counted(io.RawIOBase):
         try:
             block = self._source.read(min(wanted, COPY_BYTES)) if wanted else b""
         except tarfile.TarError as error:
-            raise ReaderError(f"the stream is incomplete or damaged ({error})") from error
+            raise ReaderError(f"the stream is incomplete or damaged ({error}). Fix: try again") from error
         self._left -= len(block)
         self._sum.update(block)
         return block
@@ -188,10 +188,10 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                 while counted.read(COPY_BYTES):
                     pass
                 if counted.left:
-                    raise ReaderError(f"the stream ended in the middle of {name}")
+                    raise ReaderError(f"the stream ended in the middle of {name}. Fix: try again")
                 sums[name] = counted.sha256()
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise ReaderError(f"the stream is incomplete or damaged ({error})") from error
+        raise ReaderError(f"the stream is incomplete or damaged ({error}). Fix: try again") from error
     if received is None:
         raise ReaderError("the stream ended before its checksums: it is incomplete. Fix: try again")
     for name in sorted(received.keys() | sums.keys()):

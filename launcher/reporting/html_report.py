@@ -270,7 +270,7 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int 
 
     Args:
         headings: titles of the columns; those of numbers start with `>`.
-        lines: the cells' texts.
+        lines: the cells' texts of each line.
         marked: index of the highlighted line, from 0; None: no line.
     """
     right = [' class="n"' if heading.startswith(">") else "" for heading in headings]

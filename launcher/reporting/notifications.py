@@ -117,7 +117,7 @@ class Notifier:
     def close(self, seconds: float) -> None:
         """Wait at most `seconds` until all messages are sent.
 
-        The newest message, which has the run's outcome, is sent first.
+        The newest message, which has the run's outcome, is sent before the messages that were queued earlier.
         """
         until = time.monotonic() + seconds
         for sender in self._senders:

@@ -108,7 +108,7 @@ class Cluster:
         Args:
             method: name of the method, such as `list_namespaced_pod`.
             action: what is attempted, for messages.
-            arguments, options: of the method.
+            arguments, options: passed to the method.
         """
         import urllib3
         from kubernetes import client

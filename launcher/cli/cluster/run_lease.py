@@ -46,7 +46,10 @@ def hold_lease(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Callable[[], None]]:
-    """Hold the Lease `<release>-run`, or `<job>.job`, inside the block; a thread renews it. Then delete it.
+    """Hold the Lease `<release>-run`, or with `job` the Lease `<job>.job`, inside the block; then delete it.
+
+    A thread renews it meanwhile.
+
 
     Yields:
         A check that raises OtherRunError once the lease is lost, for example after this machine slept.

@@ -126,7 +126,7 @@ def read_log(session: Session, request: LogRequest, report: Callable[[str], None
 
 
 def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
-    """Return whether an attempt's logs were moved to their own folder; False: they are the newest logs.
+    """Return whether an attempt's logs were moved to `attempt-<k>/`, as they are when a later attempt starts.
 
     Raises UsageError if this rank has no logs of the attempt.
     """

@@ -28,7 +28,7 @@ def check_program(
         training: the chart's values below `training`.
         source: the data file; None: the data is not on this machine.
         data: the chart's values below `data`.
-        by: a score that metrics() must return, if it can be called here.
+        by: a score that metrics() must return; checked only if metrics() can be called on this machine.
 
     Returns:
         What was checked, in one sentence.

@@ -74,7 +74,7 @@ class CheckedLaunch:
     base: str
     """The values that describe the cluster, as YAML."""
     base_session: ClusterSession
-    """The release that has them: the release itself, or for a new one the one whose storage it uses."""
+    """The release from which `base` was read: this one, or if it is new the one whose storage it will use."""
     k8s_job: str
     """The name of the training Job."""
     current_job: str | None
@@ -185,7 +185,7 @@ def _check(
 
     Raises:
         UsageError: the values are rejected, the job's name is taken, or this training is stopped.
-        CliError: no release has the image and storage, or the cluster cannot be reached.
+        CliError: there is no release whose image and storage a new one could use, or the cluster is unreachable.
     """
     release = options.release
     current = session.run_if_installed()

@@ -172,7 +172,7 @@ def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str]
         saved = run_json_command(root, "untar", *options, upload.name, stdin=os.fdopen(reading_end, "rb"))
     except CliError as error:
         if failure and isinstance(failure[0], ReaderError):
-            raise CliError(f"{failure[0]}; the storage was not changed") from error
+            raise CliError(f"the storage was not changed: {failure[0]}") from error
         raise
     count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
     report(f"{path}: {sum(saved.values()):,} bytes in {count}; every sha256 matches")

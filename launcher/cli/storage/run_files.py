@@ -63,7 +63,7 @@ def parse_run_file(found: Mapping[str, bytes], output: OutputPaths) -> RunFile |
 
 
 def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths) -> list[dict[str, Any]]:
-    """Return the table of passes in an output's metrics.csv; empty if the file is absent."""
+    """Return `launcher.metrics.pass_table` of an output's metrics.csv; empty if the file is absent."""
     content = found.get(output.metrics_csv.as_posix(), b"").decode(errors="replace")
     return metrics.pass_table(metrics.parse_metrics(content))
 

@@ -175,7 +175,7 @@ def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) 
 
 
 class _KeepOpen(io.RawIOBase):
-    """Reads a stream without closing it: `result()` is called afterwards."""
+    """Reads a stream, and leaves it open when it is closed itself, because callers then call `result()`."""
 
     def __init__(self, stream: ReaderStream) -> None:
         self._stream = stream

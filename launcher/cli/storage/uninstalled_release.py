@@ -19,7 +19,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
 
     The claim is that of the request, else the one with the release's label, else the only one. The image is
     that of the request, else that of another release of the namespace. The returned `job_name` is SOURCES,
-    the folder next to the jobs' folders: which job the release had is not known.
+    the folder next to the jobs' folders, because the release's job is unknown until `find_own_job` searches it.
 
     Raises:
         UsageError: the claim or the image is not determined; the message lists the claims.
@@ -42,7 +42,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     if len(candidates) != 1:
         missing = f"no claim {request.claim}"
         if not request.claim:
-            missing = f"no release {release}, and it is not known which claim that release had"
+            missing = f"no release {release}, and no claim that can be identified as the one that it had"
         raise UsageError(
             f"{place} has {missing}. Claims there: {listed or 'none'}",
             _fix(

@@ -198,9 +198,9 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
 def open_screen(
     terminal: Console | None, transient: bool = False
 ) -> Iterator[Callable[[RenderableType], None]]:
-    """Yield a function that draws a screen on `terminal`, replacing the last one; None: it draws nothing.
+    """Yield a function that draws a screen on `terminal`, replacing the last one.
 
-    `transient` removes the last screen after the block.
+    If `terminal` is None, the function draws nothing. `transient` removes the last screen after the block.
     """
     if terminal is None:
         yield lambda _: None
