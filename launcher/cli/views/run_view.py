@@ -124,6 +124,8 @@ class RunView:
         if progress := value["progress"]:
             for key in ("run_id", "trainers", "cause", "ranks"):  # they are in the view itself
                 del progress[key]
+            for restart in progress["restarts"]:
+                del restart["signature"]  # only run.json has it
         for entry in filter(None, (*value["ranks"], progress)):
             entry["pass"] = entry.pop("number")
         return value
