@@ -81,7 +81,7 @@ def test_cost_of_stored_data_and_backups_remains_without_compute(dev) -> None:
     assert stored() == {"EFS storage": 300}
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--gb", "1000"]).output
     assert "EFS storage" in shown
-    assert "Not in the sum: storage" in CliRunner().invoke(app, ["cost", "--stack", "dev"]).output
+    assert "The sum excludes the data" in CliRunner().invoke(app, ["cost", "--stack", "dev"]).output
 
 
 def test_cost_logs_of_pods_are_added_when_they_are_sent(dev) -> None:
