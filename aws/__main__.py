@@ -166,7 +166,10 @@ def show_plan(
         "The rates of aws/rates.yaml were measured on one machine; traffic between machines costs more CPU."
     )
     _print_price_notes(settings.nodes.capacity == "SPOT")
-    out.print("After a run, `make plan AFTER=results` calculates its actual cost.")
+    out.print(
+        "After a run, download its results to a folder (python -m launcher results --to FOLDER); "
+        "`make plan AFTER=FOLDER` calculates its actual cost."
+    )
 
 
 @app.command("push")

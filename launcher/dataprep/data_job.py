@@ -310,7 +310,12 @@ class DataPod:
                     # After a publication the markers are gone; the manifest was written before that.
                     if locked and not self._marker(part).is_file() and not is_published(self._settings):
                         made = True
-                        log.info("part %s of %d, %d left", part.key, len(parts), len(missing))
+                        log.info(
+                            "preparing part %s; %d of %d parts are not finished",
+                            part.key,
+                            len(missing),
+                            len(parts),
+                        )
                         self._make(part, len(parts), test if part.key == "test" else source)
                         break
             if not made:

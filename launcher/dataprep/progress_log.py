@@ -41,7 +41,12 @@ class DataProgress:
         self._log_at = self.started + LOG_SECONDS
 
     def set_deadline(self, size: int | None, pods: int) -> None:
-        """Derive the deadline from `size` bytes (None: unknown) and the number of pods, if none was given."""
+        """Set the data Job's deadline if the settings have none.
+
+        Args:
+            size: bytes of the source; None if unknown.
+            pods: number of pods that prepare it at the same time.
+        """
         if self.deadline_seconds is None:
             self.deadline_seconds = (
                 UNKNOWN_SIZE_SECONDS if size is None else LEAST_SECONDS + size / (SLOWEST_RATE * pods)

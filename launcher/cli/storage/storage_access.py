@@ -228,7 +228,10 @@ def list_folder(storage: Storage, folder: str) -> list[str]:
 
 
 def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:
-    """Run a reader command that may take long; return its JSON answer."""
+    """Run a command of `launcher reader` where the storage is mounted; return its answer, parsed from JSON.
+
+    Without `stdin` the command may be silent for SLOW_IDLE_SECONDS before the connection counts as lost.
+    """
     stream = storage.run(
         *argv, stdin=stdin, idle_seconds=SLOW_IDLE_SECONDS if stdin is None else IDLE_SECONDS
     )

@@ -169,8 +169,9 @@ class Coordinator:
         if at is not None and at.passes < s.passes:
             done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
         log.info(
-            "%s: nothing to start. A new runId resumes this output. To start from scratch, set "
-            "`startFromScratch` to any new text; this output is then moved to runs/",
+            "%s: nothing to start. A new runId resumes this output, but trains only with more training.passes or "
+            "another training.patience. To start from scratch, set `startFromScratch` to any new text; this "
+            "output is then moved to runs/",
             done,
         )
 

@@ -121,7 +121,8 @@ class ModelUpload:
             raise ExportError(
                 f"{self.url} contains the model of another training (outputId {owner} in its {MARKER}, this "
                 f"run has {self._output_id}), for example of one with the same values in another cluster, or "
-                "from before the shared storage was emptied. It is not overwritten"
+                "from before the shared storage was emptied. It is not overwritten. Fix: export to another address, "
+                "or remove the files there if that model is no longer needed"
             )
         return dict(marker)
 

@@ -91,5 +91,10 @@ class OptimizerRule:
 
 
 def state_size(kind: str, width: int) -> int:
-    """Return how many numbers of optimizer state a saved row has after `width` values."""
+    """Return how many numbers of optimizer state follow the `width` values of a saved embedding row.
+
+    Args:
+        kind: adam, sgd or adagrad.
+        width: number of values of the row.
+    """
     return {"adam": 2 * width + 2, "sgd": 0, "adagrad": width}[kind]
