@@ -64,7 +64,7 @@ class FleetRuntime:
     fatal_lines: tuple[str, ...] = FATAL
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings that cannot work."""
+        """Raise `SettingsError` for `training.patience` without `training.keepBest`."""
         if settings.patience and not settings.keep_best:
             raise setting_error(
                 "training.patience (PADDLE_LAUNCHER_PATIENCE)",

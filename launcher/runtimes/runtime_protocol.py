@@ -78,7 +78,7 @@ class ProcessSpec:
 
 
 class Runtime(Protocol):
-    """The interface of a runtime (value `runtime`)."""
+    """Interface of a runtime, which runs one PaddlePaddle version; the chart value `runtime` selects it."""
 
     trainer_waits: bool
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""

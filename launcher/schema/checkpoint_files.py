@@ -27,7 +27,7 @@ class CheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointTable:
-    """An embedding table in a checkpoint."""
+    """Entry of contents.json about an embedding table: its folder, shape and optimizer."""
 
     folder: str
     """Name of the table's folder below tables/; empty with training.mode geo: params.npz has the tables."""

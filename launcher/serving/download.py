@@ -43,12 +43,15 @@ def download_model(url: str, into: Path, asked_by: str) -> Path:
             folder = folder.with_prefix(s3.split_url(json.loads(latest)["to"])[1])
             marker = folder.read(MARKER)
         if marker is None:
-            raise wrong(f"there is no {MARKER}, the file that is written last by an export")
+            raise wrong(
+                f"the folder has no {MARKER}, which an export writes last, so no export to it has finished"
+            )
         listed: list[dict[str, Any]] = json.loads(marker)["files"]
         entries = [entry for entry in listed if entry["name"].startswith("model/")]
         if not entries:
             raise wrong(
-                "the export has no model/, as of a run with runtime v1, whose last checkpoint is uploaded instead"
+                "the export has no folder model/: it is of a run with runtime v1, which uploads its last checkpoint "
+                "instead of a model"
             )
         for entry in entries:
             name, path = entry["name"], into / entry["name"]

@@ -104,14 +104,17 @@ class Agent:
             except LauncherError as caught:
                 error = caught
             except Exception as caught:
-                log.exception("internal error of the launcher")
-                error = UnfitError(f"internal error of the launcher: {type(caught).__name__}: {caught}")
+                log.exception("internal error of the launcher; the stack trace follows")
+                error = UnfitError(
+                    f"internal error of the launcher: {type(caught).__name__}: {caught}. Fix: if it happens again, "
+                    "report it as a bug, with the stack trace in this pod's log"
+                )
             else:
                 self._shut_down(None)
                 log.info("done")
                 return 0
             self._shut_down(error)
-        log.error("exits with code %d: %s", error.exit_code, error)
+        log.error("this launcher exits with code %d: %s", error.exit_code, error)
         write_termination_message(self.settings.termination_log, str(error))
         return error.exit_code
 

@@ -300,7 +300,7 @@ class ProcessGroup:
         if staying and self._finish_by is not None and now >= self._finish_by:
             names = ", ".join(c.spec.name for c in staying)
             log.warning(
-                "%s: still running %.0f s after all trainers were done; stopping",
+                "%s: still running %.0f s after all trainers were done; stopping it",
                 names,
                 self._timings.pserver_exit,
             )

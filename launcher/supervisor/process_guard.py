@@ -56,7 +56,10 @@ class ProcessGuard:
             self._check_limits(time.monotonic())
 
     def _check_limits(self, now: float) -> None:
-        """Kill the processes if a limit is exceeded at monotonic time `now`; exit if the thread stays stuck."""
+        """Kill the processes if a limit is exceeded at monotonic time `now`.
+
+        Exit the launcher if its main thread stays stuck after that.
+        """
         t, stuck = self._timings, self.seconds_stuck()
         if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
             child_processes.kill_all_children()

@@ -68,7 +68,7 @@ class Evaluator:
 
         Args:
             program: the user's program.
-            trainer: this trainer.
+            trainer: this trainer's connection to the servers.
             rank: this trainer's rank.
             test: the complete test set; None where this trainer has none. Trainer 0 must have it.
         """

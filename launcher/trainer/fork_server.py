@@ -68,7 +68,7 @@ def fork_while_alone() -> int:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         time.sleep(0.001)
-    raise OSError(f"other threads of this process ran all the time for {QUIET_SECONDS:g} s")
+    raise OSError(f"cannot fork: other threads of this process ran all the time for {QUIET_SECONDS:g} s")
 
 
 def _other_threads() -> dict[str, list[str]]:

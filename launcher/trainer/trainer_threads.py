@@ -52,7 +52,7 @@ class TrainerThreads:
         return paddle.static.Executor(paddle.CPUPlace()), own
 
     def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
-        """Train the next `count` batches, each thread on its own.
+        """Train the next `count` batches in all threads, which do not wait for each other.
 
         After a failure no further batch is started, and the first exception is raised.
         """
@@ -109,7 +109,7 @@ class _BatchQueue:
             return next(self._batches)
 
     def report(self, batch: Arrays, loss: float) -> int:
-        """Call `on_batch`, and return how many batches were reported so far."""
+        """Call `on_batch` for a trained batch, and return how many batches were reported so far."""
         with self._lock:
             self._on_batch(batch, loss)
             self._ended += 1

@@ -154,7 +154,7 @@ class TrainingLoop:
         return restored.totals
 
     def _report_checkpoint(self, at: Position) -> None:
-        """Write the newest checkpoint to progress.json, and count batches to the next one from here on."""
+        """Write the position `at` of a new checkpoint to progress.json; restart counting batches to the next one."""
         self.progress.set(saved={"pass": at.passes, "batch": at.batches})
         self.schedule.reset()
 

@@ -55,12 +55,15 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def chance(keys: np.ndarray, what: int) -> np.ndarray:
-    """Return a pseudo-random number from 0 to 1 for each key; `what` is the number of the draw."""
+    """Return a pseudo-random number from 0 to 1 for each key; another `what` gives other, independent numbers."""
     return (mix(mix(keys) + mix([what + 1])) >> np.uint64(11)) * 2.0**-53
 
 
 def bell(keys: np.ndarray, what: int) -> np.ndarray:
-    """Return a pseudo-random number for each key, with mean 0 and standard deviation 1 (triangular)."""
+    """Return a pseudo-random number for each key, from a triangular distribution with mean 0 and standard deviation 1.
+
+    Values of `what` that differ by 2 or more give independent numbers.
+    """
     return (chance(keys, what) + chance(keys, what + 1) - 1) * np.sqrt(6)
 
 

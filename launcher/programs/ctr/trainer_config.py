@@ -51,7 +51,10 @@ def parse(row: dict, job: Job) -> dict:
 
 
 def _number(text: str) -> int:
-    """Return 0 for an empty text, else a number below 2**40: the value of 8 hexadecimal digits plus 1, or a hash."""
+    """Return a number below 2**40 for a category's text: 0 for an empty one.
+
+    For 8 hexadecimal digits it is their value plus 1, for any other text a hash.
+    """
     if not text:
         return 0
     if len(text) == 8 and text.isalnum():

@@ -27,7 +27,7 @@ CHUNK = 8192
 
 @dataclass(frozen=True)
 class PredictionResult:
-    """Holds the predictions of some rows, with details."""
+    """Holds the predictions of some rows, their descriptions in words, and the counts of unknown ids."""
 
     predictions: NDArray[np.float32]
     """float32, shape [rows, …]: what the program's network() returns as prediction for each row."""

@@ -214,7 +214,10 @@ class Coordinator:
         return self._agent.runtime.newest_checkpoint(self.output.root)
 
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
-        """Log a new plan; for a new attempt also prepare the store and the report, after a failure notify users."""
+        """Log the change from the plan `before` to `plan`.
+
+        For a new attempt also prepare the trainers' key-value store and the report; after a failure notify users.
+        """
         if plan.do == "serve":
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
             self._report.discard()

@@ -137,7 +137,7 @@ class RunFilesWriter:
             try:
                 self._write_status(None)
             except (LauncherError, OSError) as error:  # the lease ends this run if the storage stays away
-                log.warning("cannot write status.json: %s", error)
+                log.warning("cannot write status.json, trying again in %g s: %s", self._timings.status, error)
             self._end.wait(self._timings.status)
 
     def _write_status(self, cause: str | None) -> None:

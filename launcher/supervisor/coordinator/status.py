@@ -24,7 +24,7 @@ STATES = {
 
 
 def find_progress(member: Member, plan: AttemptPlan) -> Mapping[str, Any]:
-    """Return the trainer's progress in this attempt; {} before the trainer has reported any."""
+    """Return what a rank's trainer wrote to progress.json in the attempt of `plan`; {} before it wrote any."""
     state = member.state
     if state is None or state.attempt != plan.attempt or state.phase in ("staging", "idle"):
         return {}

@@ -107,6 +107,6 @@ class BucketExport:
             return process.wait(self._pause, seconds)
         except HelperError as error:
             if error.returncode == EXIT_UNFIT:
-                raise UnfitError(f"export to {self.url}: {error}") from error
+                raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error
             slow = ". Fix: check the bandwidth from the node to S3" if error.returncode is None else ""
             raise ExportError(f"{error}{error.log_lines}{slow}") from error

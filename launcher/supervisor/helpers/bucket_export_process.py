@@ -172,7 +172,11 @@ class ModelUpload:
             value = {**self._about_run(), "finished": marker["finished"], "to": self.url}
             self._write_json(job, LATEST, value)
         except ExportError as error:
-            log.warning("%s still refers to an earlier run: %s", job.url(LATEST), error)
+            log.warning(
+                "the export is complete, but %s could not be updated and does not refer to it: %s",
+                job.url(LATEST),
+                error,
+            )
 
     def _summary(self, marker: Mapping[str, Any]) -> dict[str, Any]:
         entries = marker["files"]
@@ -181,7 +185,7 @@ class ModelUpload:
 
 
 def _model_files(entries: Any) -> list[Any]:
-    """Return those entries of `_list_files` or of a marker that are files of the model, not about the run."""
+    """Return the entries of model files only; `entries` are those of `_list_files` or of the file _SUCCESS.json."""
     return [entry for entry in entries or [] if entry.get("name") not in RUN_FILES]
 
 

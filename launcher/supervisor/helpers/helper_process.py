@@ -117,7 +117,7 @@ class HelperProcess:
         raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(self._log))
 
     def discard(self) -> None:
-        """Let a process without a request exit by itself, without waiting for it."""
+        """Let a process that got no request exit by itself, without waiting for it."""
         self._child.close_stdin()
         self._follower.end()
 

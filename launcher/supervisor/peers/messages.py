@@ -110,10 +110,10 @@ class MemberState:
         state = cls(**fields)
         if state.phase not in PHASES or not isinstance(state.rank, int) or not isinstance(state.attempt, int):
             raise ValueError(
-                f"invalid phase {state.phase!r}, rank {state.rank!r} or attempt {state.attempt!r}"
+                f"a rank's state has an invalid phase {state.phase!r}, rank {state.rank!r} or attempt {state.attempt!r}"
             )
         if not isinstance(state.progress, dict) or not isinstance(state.storage, float | int):
-            raise TypeError("progress must be an object, and storage a number")
+            raise TypeError("a rank's state is invalid: progress must be a JSON object, and storage a number")
         return state
 
 

@@ -197,12 +197,20 @@ def _stage_data(
     if manifest.get("rows"):
         _copy_checked(layout.rows, work.rows, manifest["rows"].get("sha256"), check)
     files.write_json(work.sums, sums)
-    log.info("staged shard %d: %s lines", rank, about.get("lines"))
+    log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
 
 def _copy_pieces(layout: JobPaths, about: dict[str, Any], target: Path, check: Callable[[], None]) -> str:
-    """Copy the files of a shard, one after the other, to the single file `target`; return its sha256 in
-    hex.
+    """Copy the files of a shard, one after the other, to the single file `target`.
+
+    Args:
+        layout: the job's folders.
+        about: the shard's entry in manifest.json.
+        target: the file to write.
+        check: called often; it may raise to stop the copy.
+
+    Returns:
+        The sha256 of `target` in hex.
     """
     shard = layout.shard(about["index"])
     found = list_shard_files(layout, about)

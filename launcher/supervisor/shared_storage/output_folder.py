@@ -110,22 +110,31 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
     output = OutputPaths(layout.output)
     earlier = _read_earlier_run(output, pause)
     if earlier is not None and earlier.fingerprint == fingerprint:
-        log.info("resuming output/ of run %s: same fingerprint", earlier.run_id)
+        log.info(
+            "resuming output/ of run %s, which has the settings and program of this run (same fingerprint)",
+            earlier.run_id,
+        )
         return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
     back = _find_matching_run(layout, fingerprint, pause)
     if back is None and not any(_must_be_kept(name) for name in files.list_names(output.root, pause)):
         return OpenedOutput(output, 0, RunFile())
     moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
-    log.info("moved output/ with another fingerprint to %s", moved.relative_to(layout.job))
+    log.info(
+        "moved output/ to %s, because this run has other settings or another program (fingerprint)",
+        moved.relative_to(layout.job),
+    )
     if back is None:
         return OpenedOutput(output, 0, RunFile())
-    log.info("brought back runs/%s: same fingerprint", back.name)
+    log.info(
+        "moved runs/%s back to output/: it has the settings and program of this run (same fingerprint)",
+        back.name,
+    )
     earlier = _read_earlier_run(output, pause) or RunFile()
     return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
 
 
 def _must_be_kept(name: str) -> bool:
-    """Return whether this file of an output must be kept: not the lease, nor temporary files."""
+    """Return whether file `name` of an output must be kept: False for the lease and for temporary files."""
     return not name.startswith((".", "run.lock"))
 
 
@@ -175,7 +184,7 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
     try:
         found = read()
     except files.UnreadableError as error:
-        log.warning("%s It is ignored.", error)
+        log.warning("%s The run continues without this file.", error)
         found = None
     return default if found is None else found
 

@@ -52,7 +52,7 @@ class LeaseLostError(UnfitError):
 
 @dataclass(frozen=True)
 class LeaseHolder:
-    """The pod that holds, or wants, a lease."""
+    """Identifies the pod that holds, or wants, the lease."""
 
     run_id: str
     namespace: str
@@ -211,7 +211,7 @@ class OutputLease:
         try:
             work()
         except (FileNotFoundError, UnfitError, files.UnreadableError) as error:
-            log.info("the lease could not be taken over, trying again: %s", error)
+            log.info("the lease on the output could not be taken over, trying again: %s", error)
             return False
         return True
 
@@ -287,17 +287,20 @@ class OutputLease:
             try:
                 fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except files.NOT_FOUND as error:
-                raise LeaseLostError(f"{self.path} was removed while this run was writing there") from error
+                raise LeaseLostError(
+                    f"{self.path} was removed while this run held it as the lease on the output, so "
+                    "this run stops writing. Fix: do not remove this file while a run writes there"
+                ) from error
             try:
                 there = os.pread(fd, _LONGEST, 0)
                 content = self._content()
                 if _token(there) not in {None, self.token}:
                     raise LeaseLostError(
-                        f"{self.path} was taken by {_who(there)}: this run must stop writing"
+                        f"{self.path} was taken by {_who(there)}, so this pod must stop writing to the output"
                     )
                 if _token(there) is None or len(there) != len(content):
                     raise files.UnreadableError(
-                        f"{self.path} contains {there[:60]!r}, which is not what was written"
+                        f"{self.path} contains {there[:60]!r}, which is not the lease that this pod wrote"
                     )
                 if self.is_lost or self._left() <= 0:
                     return

@@ -173,7 +173,9 @@ def await_data(settings: TrainSettings) -> None:
 
     def pause(seconds: float) -> None:
         if stopped.wait(seconds):
-            raise stopped_by(received[0], "the data was not published yet")
+            raise stopped_by(
+                received[0], "stopped while waiting for the data, which the data Job has not published yet"
+            )
 
     with handle_signals(stop):
         manifest = wait_for_manifest(settings, pause)

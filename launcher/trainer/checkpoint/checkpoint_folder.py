@@ -79,15 +79,15 @@ class CheckpointFolder:
         disk_space.require_space(self.final, least_bytes + MARGIN_BYTES, what, disk_space.RESTART_RUN)
 
     def write_arrays(self, name: str, values: Mapping[str, NDArray[Any]]) -> dict[str, CheckpointFile]:
-        """Write named arrays to an .npz file. Return its entry for `add_rank_files`."""
+        """Write named arrays to the .npz file `name`. Return {name: size and sha256}, for `add_rank_files`."""
         return self._write(name, lambda file: np.savez(file, **dict(values)))
 
     def write_ids(self, table_folder: str, rank: int, ids: NDArray[np.uint64]) -> dict[str, CheckpointFile]:
-        """Write the ids that a rank's servers hold of a table, sorted. Return the file's entry."""
+        """Write the ids that a rank's servers hold of a table, sorted. Return {file name: size and sha256}."""
         return self._write(f"ids/{table_folder}-{rank}.npy", lambda file: np.save(file, np.sort(ids)))
 
     def _write(self, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
-        """Write a file to the folder with `write`, sync it to disk, and return its entry by name."""
+        """Let `write` write the file `name` of the folder, sync it to disk, and return {name: size and sha256}."""
         path = self.folder / name
         with files.storage_errors(path):
             path.parent.mkdir(exist_ok=True)
@@ -98,14 +98,17 @@ class CheckpointFolder:
             return {name: CheckpointFile(path.stat().st_size, files.sha256_file(path))}
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
-        """Write a rank's record of its files and compared rows, which `collect_rank_files` reads on trainer 0."""
+        """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.
+
+        Trainer 0 reads it in `collect_rank_files`.
+        """
         files.write_json(self._rank_file(rank), schema.to_json(written))
 
     def _rank_file(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.json"
 
     def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
-        """Return the files and compared rows that all ranks recorded; add the program's file and path.txt.
+        """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
 
         Args:
             config: the program's file, which is copied into the checkpoint.
@@ -181,7 +184,9 @@ def prune_checkpoints(
 
 
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the checkpoints that the one at `at` continues (none if it is full); None when `at` is unusable.
+    """Return the folders of the checkpoints that the incremental one at `at` continues.
+
+    Returns [] if the checkpoint is full, and None if training cannot resume from it.
 
     The files of the continued checkpoints are not checked.
     """
@@ -214,7 +219,8 @@ def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
     """Mark a checkpoint as unusable forever, by writing `refused.json` with the reason into its folder.
 
     Returns:
-        The error to raise. It ends this attempt; the next attempt resumes from the checkpoint before.
+        The error, which the caller must raise. It ends this attempt; the next attempt resumes from the checkpoint
+        before this one.
     """
     about = {"reason": reason, "attempt": attempt, "time": time.time()}
     files.write_json(folder / contents_file.REFUSED, about)

@@ -101,7 +101,7 @@ class InitialModel:
             if found.get(name) != wanted.get(name)
         ]
         if differences:
-            raise _invalid(self.source, f"its network differs: {'; '.join(differences)}")
+            raise _invalid(self.source, f"its network differs from the program's: {'; '.join(differences)}")
 
     def table_array(self, table: EmbeddingTable) -> NDArray[np.float32]:
         """Return a table as an array [rows, width], which each trainer has with training.mode geo.
@@ -114,7 +114,8 @@ class InitialModel:
             if len(ids) and ids.max() >= len(values):
                 raise _invalid(
                     self.source,
-                    f"its table {table.name} has the id {ids.max()}, but the program's has {table.rows} rows",
+                    f"the table {table.name} of that model has the id {ids.max()}, but the program's table has only "
+                    f"{table.rows} rows",
                 )
             values[ids] = vectors
         return values
@@ -246,7 +247,7 @@ def load(
 
     Args:
         settings: this trainer's settings.
-        trainer: this trainer.
+        trainer: this trainer's connection to the servers.
         initial: what `prepare` returned.
         log: this trainer's log.
 

@@ -32,7 +32,10 @@ LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail tw
 
 @dataclass
 class RestoredState:
-    """Holds what training resumes with in addition to the parameters; the defaults are those of a new run."""
+    """Holds what training resumes with in addition to the parameters, such as the scores so far.
+
+    The defaults are the values of a new run.
+    """
 
     totals: PassTotals = field(default_factory=PassTotals)
     """This rank's sums of the unfinished pass."""
@@ -185,7 +188,12 @@ class CheckpointRestorer:
         raise checkpoint_folder.reject(folder, reason or "", self.settings.attempt)
 
     def _load_tables(self, folder: Path, saved_by: int) -> None:
-        """Load embedding tables and the dense table, which `saved_by` servers wrote."""
+        """Load embedding tables and the dense table of a checkpoint.
+
+        Args:
+            folder: the checkpoint's folder.
+            saved_by: the number of servers that wrote the files; it may differ from the present number.
+        """
         trainer, servers = self.trainer, len(self.trainer.servers)
         if saved_by == servers:
             trainer.load_tables(folder / TABLES)

@@ -33,8 +33,8 @@ class SaveSchedule:
             minutes: minutes between two checkpoints; 0 for none.
             slowest: returns the greatest of all ranks' values; every rank must call it.
             ask: `ask(step, proposed)` returns whether a checkpoint is requested after `step` batches of this
-                attempt, and the batch at which to ask again. All ranks get the answer to the first one that
-                asks, so none waits for another.
+                attempt, and the batch at which to ask again. Every rank gets the same answer: the one given to the
+                first rank that asked. So no rank waits for another.
         """
         self.every = batches
         self._ask = ask
@@ -78,7 +78,7 @@ class SaveSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether `every` batches were trained since the last checkpoint, or a user requested one."""
+        """Return whether a checkpoint must be saved now: enough batches since the last one, or a user's request."""
         return self._requested or 0 < self.every <= self._since
 
     def reset(self) -> None:

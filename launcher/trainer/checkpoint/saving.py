@@ -135,7 +135,7 @@ class CheckpointSaver:
             ranks: [samples, seconds, sum of the loss] of each rank in the unfinished pass.
             steps: batches per pass.
             parameters: dense parameters by name.
-            scores: as for `save`.
+            scores: (finished passes, score) of the run's passes by training.keepBest.
         """
         settings, trainer = self.settings, self.trainer
         written = folder.collect_rank_files(self.config, settings.trainers)
@@ -176,7 +176,7 @@ class CheckpointSaver:
             self.log.line(f"cannot remove an older checkpoint: {error}")
 
     def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
-        """Read back what this rank's servers wrote, and add it to `written`.
+        """Read back the table files that this rank's servers wrote, and record them in `written`.
 
         Raises:
             StorageError: the volume is full.
@@ -236,14 +236,15 @@ class CheckpointSaver:
         return samples, np.concatenate(ids)
 
     def _compare_rows(self, table: str, samples: dict[int, NDArray[np.float32]]) -> CheckpointRows | None:
-        """Compare rows that were read back with the servers' answers.
+        """Compare some rows of new table files with the same rows in the servers.
 
         Args:
             table: the table's name.
-            samples: rows of the files, by id.
+            samples: rows that were read back from the files, by id.
 
         Returns:
-            The servers' answers for these rows and for some rows of the chain; None when there are no rows.
+            The servers' present values of these rows and of some rows that earlier checkpoints of the chain saved,
+            to be compared after a restore; None when there are no rows.
 
         Raises:
             DivergedError: a row is NaN or infinite.

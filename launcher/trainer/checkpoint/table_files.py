@@ -128,7 +128,7 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
 
 
 def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
-    """Read a file to its end, which verifies gzip's checksum, and make it durable (fsync).
+    """Read a saved table's file to its end, which verifies gzip's checksum, and sync it to disk.
 
     Args:
         path: a file that a server just wrote.

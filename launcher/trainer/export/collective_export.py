@@ -78,7 +78,14 @@ class ModelExporter:
         trainer.barrier()
 
     def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids]) -> None:
-        """Look up this rank's range of a table's rows, and write it to the table's folder in the model."""
+        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`.
+
+        Args:
+            folder: the table's folder in the model.
+            name: the table's name.
+            shape: rows and width of the table.
+            ids: the ids that each rank's servers hold of the table, by rank.
+        """
         began = time.process_time()
         first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers)
         look_up = functools.partial(self.trainer.rows, name)

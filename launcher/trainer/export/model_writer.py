@@ -61,7 +61,7 @@ class ModelWriter:
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
     def create(self, tables: Mapping[str, ModelTable]) -> None:
-        """Create the temporary folder with the tables' files, and remove those of earlier attempts.
+        """Create the temporary folder with the tables' files; remove temporary folders of earlier attempts.
 
         Raises:
             StorageError: the volume has not enough free space; raised before anything is created.

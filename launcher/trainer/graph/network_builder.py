@@ -49,7 +49,7 @@ class EmbeddingTable:
 
 @dataclass
 class BuiltNetwork:
-    """Holds a network as Paddle's static programs, and the variables that other modules need."""
+    """Holds a network as Paddle's static programs, its prediction and loss, and its look-ups in embedding tables."""
 
     main: Any
     startup: Any

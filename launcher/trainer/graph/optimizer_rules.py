@@ -64,16 +64,18 @@ class OptimizerRule:
         return cls(kind, rate, initial=initial)
 
     def fresh(self, width: int) -> list[str]:
-        """Return the optimizer state of `width` values before their first step, as a checkpoint has it."""
+        """Return the optimizer state of `width` values before their first step, as the numbers of a table's file."""
         if self.kind != "adam":
             return ["0"] * state_size(self.kind, width)
         return [*["0"] * (2 * width), f"{self.beta1:.9g}", f"{self.beta2:.9g}"]
 
     def describe(self, description: Any, spread: float) -> None:
-        """Write this rule into a SparseCommonSGDRuleParameter; a table has one for w[0] and one for w[1:].
+        """Write this rule into Paddle's description of a table.
+
+        A table has two such descriptions: for the first value of its rows, and for all other values.
 
         Args:
-            description: Paddle's protobuf message.
+            description: Paddle's protobuf message SparseCommonSGDRuleParameter.
             spread: new values are uniform from -spread to +spread.
         """
         description.Clear()

@@ -33,13 +33,19 @@ def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
     import paddle
 
     if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
-        raise _wrong(program, f"returned {returned!r}, but must return (prediction, loss)", "return both")
+        raise _wrong(
+            program,
+            f"returned {returned!r}, but must return (prediction, loss)",
+            "end it with `return prediction, loss`",
+        )
     prediction, loss = returned
     losses = loss if isinstance(loss, Mapping) else {"loss": loss}
     for name, value in {"prediction": prediction, **losses}.items():
         if not isinstance(value, paddle.static.Variable):
             raise _wrong(
-                program, f"returned {value!r} as {name}, but must return a Paddle variable", "return one"
+                program,
+                f"returned {value!r} as {name}, but must return a Paddle variable",
+                f"return the output of a Paddle layer as {name}",
             )
     for name, value in losses.items():
         if math.prod(value.shape) != 1:
@@ -92,14 +98,14 @@ def check_batch(
 
     Args:
         program: the user's program.
-        predict: the network's prediction of a batch.
+        predict: returns the network's prediction of a batch.
         batch: some rows.
 
     Returns:
         The names of the scores; empty when metrics() cannot be calculated from these rows.
 
     Raises:
-        SettingsError: the prediction does not have a row for each row, or metrics() gives no numbers.
+        SettingsError: the prediction has another number of rows than the batch, or metrics() gives no numbers.
     """
     labels = batch[program.label]
     prediction = predict(batch)

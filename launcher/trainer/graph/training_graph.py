@@ -50,7 +50,7 @@ class TrainingGraph:
             role: one of Paddle's role makers.
             mode: async, sync or geo.
             batch_size: rows of a batch.
-            incremental_checkpoints: the most deltas after a full checkpoint; 0: all checkpoints are full.
+            incremental_checkpoints: how many incremental checkpoints may follow a full one; 0: all are full.
             shards: files of each table in a checkpoint, over all servers.
 
         Raises:
@@ -101,7 +101,7 @@ class TrainingGraph:
         return strategy
 
     def _check_deltas(self) -> None:
-        """Raise `SettingsError` for a table with evict: incremental checkpoints record no deletions."""
+        """Raise `SettingsError` if a table deletes rows (`evict`): incremental checkpoints record no deletions."""
         evicting = [table.name for table in self.network.tables if table.evict is not None]
         if evicting and self.incremental_checkpoints:
             raise setting_error(

@@ -91,7 +91,7 @@ def convert_text(
     Args:
         program: the user's program.
         source: the text file.
-        folder: where the records are.
+        folder: where the record files are or will be written.
         report: gets a line about the progress every few seconds.
         check: called now and then; may raise to stop.
         processes: parsing processes; None to choose by cores and memory.

@@ -108,8 +108,8 @@ class Records:
 
         Args:
             steps: batches of the pass.
-            seed: decides the order, alone.
-            done: the first batches, which are left out.
+            seed: the order depends on it only.
+            done: how many batches at the beginning of the pass are left out, as they are trained already.
 
         Yields:
             Input's name → array [batch, length or width], a copy.

@@ -67,4 +67,4 @@ try:
 except OSError as error:
     print(error)
 """
-    assert run_script(script) == "other threads of this process ran all the time for 0.2 s\n"
+    assert run_script(script) == "cannot fork: other threads of this process ran all the time for 0.2 s\n"
