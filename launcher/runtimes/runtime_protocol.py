@@ -89,7 +89,7 @@ class Runtime(Protocol):
         """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
-        """Return the process that loads large libraries once and then forks the others; None for none.
+        """Return the process that loads large libraries once and then forks pservers and trainers, or None.
 
         It must speak the protocol of launcher/trainer/fork_server.py.
         """

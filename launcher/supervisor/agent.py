@@ -105,10 +105,8 @@ class Agent:
                 error = caught
             except Exception as caught:
                 log.exception("internal error of the launcher; the stack trace follows")
-                error = UnfitError(
-                    f"internal error of the launcher: {type(caught).__name__}: {caught}. Fix: if it happens again, "
-                    "report it as a bug, with the stack trace in this pod's log"
-                )
+                fix = "Fix: if it happens again, report it as a bug, with the stack trace in this pod's log"
+                error = UnfitError(f"internal error of the launcher: {caught!r}. {fix}")
             else:
                 self._shut_down(None)
                 log.info("done")
@@ -217,7 +215,7 @@ class Agent:
             )
 
     def _exit_if_over(self, *states: str) -> None:
-        """Raise `RunEndedError` if run.json says that the run is over; see `raise_if_run_is_over`."""
+        """Raise `RunEndedError` if run.json has one of these final `states`; see `raise_if_run_is_over`."""
         credential = self.link.credential if self.link is not None else None
         raise_if_run_is_over(self.output, self.settings, self.runtime, credential, states)
 

@@ -114,7 +114,7 @@ def build_status(
     state: str | None = None,
     cause: str | None = None,
 ) -> StatusFile:
-    """Return the content of `output/status.json` (docs/reference/file-formats.md).
+    """Return the present content of `output/status.json` (docs/reference/file-formats.md).
 
     Args:
         settings: the settings of the run.

@@ -120,7 +120,15 @@ def stage_inputs(
 def _stage_program(
     program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
 ) -> str:
-    """Copy the program to the pod's own disk; return the digest of the copy."""
+    """Copy the program to the pod's own disk; return the digest of the copy.
+
+    Args:
+        program: the program's folder.
+        target: the folder to create.
+        config_file: name of the program's main file.
+        expected: sha256 that the copied folder must have; empty for any.
+        check: called often; it may raise to stop the copy.
+    """
     with files.storage_errors(program):
         before = program_sha256(program, config_file)
         files.retry_storage(program, lambda: files.copy_folder(program, target, check))
@@ -128,8 +136,7 @@ def _stage_program(
         if copied != before and program_sha256(program, config_file) != before:
             raise DataError(
                 f"{program} was changed while it was copied, so it is unknown which program this run trains. "
-                "Fix: "
-                "wait until `python -m launcher push` has finished, then start the run again."
+                "Fix: wait until `python -m launcher push` has finished, then start the run again."
             )
     if copied != before:
         raise _bad_copy(program, target)

@@ -241,5 +241,5 @@ class CheckpointRestorer:
 
 
 def _members(folder: Path, contents: CheckpointContents) -> list[Path]:
-    """Return the folders to load for a checkpoint in order: those that it continues, and its own."""
+    """Return the folders to load for a checkpoint: those of the checkpoints that it continues, then its own."""
     return [*contents_file.chain_folders(folder, contents), folder]

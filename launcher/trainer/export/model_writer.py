@@ -83,7 +83,7 @@ class ModelWriter:
         Args:
             program: the user's program.
             values: dense parameters by name.
-            tables: as for `create`.
+            tables: rows and width of each table, by name.
             score: returns the metrics of the model in a folder.
 
         Returns:

@@ -50,7 +50,7 @@ def split_inputs(records: NDArray[Any]) -> Arrays:
 
 
 def locate_in(name: str) -> RowLocator:
-    """Return a function that describes a row number (from 1) for messages: `<name>, row <number>`."""
+    """Return a function that turns a row number (from 1) into text for messages: `<name>, row <number>`."""
     return lambda number: f"{name}, row {number}"
 
 

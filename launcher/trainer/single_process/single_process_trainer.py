@@ -122,7 +122,7 @@ class SingleProcessTrainer:
             report: called with a progress line every few seconds.
 
         Yields:
-            {"pass", "samples", "seconds", "loss", and each metric} after each pass.
+            After each pass, a dict with the keys pass, samples, seconds, loss and the name of each metric.
 
         Raises:
             DivergedError: a loss is NaN or infinite.
