@@ -130,7 +130,7 @@ class ClusterSession:
         return run
 
     def run_if_installed(self) -> ReleaseRun | None:
-        """Return `run`, or None if there is no such release."""
+        """Return the run that the release's ConfigMap describes, or None if the release is not installed."""
         return self.run() if self._find_config_map() is not None else None
 
     def _config_map(self) -> Mapping[str, str]:
@@ -143,7 +143,7 @@ class ClusterSession:
         return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
 
     def pods(self) -> list[Object]:
-        """Return the release's pods, without reader pods."""
+        """Return the release's pods, without the reader pods that commands create to read the storage."""
         pods = self.cluster.list_objects("pod", "list the release's pods", labels(self.release))
         return [pod for pod in pods if pod not in pods_of_component(pods, READER)]
 
@@ -263,10 +263,10 @@ class ClusterSession:
 
 
 class MissingClaimError(CliError):
-    """The claim in a release's values does not exist."""
+    """The PersistentVolumeClaim that a release's values refer to does not exist."""
 
     def __init__(self, run: ReleaseRun) -> None:
-        """Compose the message for the release of `run`."""
+        """Compose the message: the PersistentVolumeClaim of `run` does not exist, and what to do."""
         self.claim = run.claim
         super().__init__(
             f"the claim {run.claim} of release {run.release} does not exist in namespace {run.namespace}, so "

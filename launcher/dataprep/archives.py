@@ -32,7 +32,7 @@ _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAErr
 
 @dataclass(frozen=True)
 class SourceFile:
-    """Describes one file of a source: text that is split into shards, or a side table that is copied."""
+    """Describes one file of a source: text that is split into shards, or a file of data.tables to copy."""
 
     name: str
     """The file in messages."""
@@ -52,7 +52,7 @@ class ArchiveStream:
         self._stream, self._name = stream, name
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes. Raises `DataError`."""
+        """Return at most `size` bytes. Raises `DataError` when the archive is damaged."""
         try:
             return self._stream.read(size)
         except _DAMAGED as error:

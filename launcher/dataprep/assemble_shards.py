@@ -105,7 +105,7 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
                 while block := file.read(BLOCK):
                     digest.update(block)
                     size += joined.write(block)
-                    progress.report("joining the test set")
+                    progress.report("joining the test sets of all parts")
         joined.flush()
         os.fsync(joined.fileno())
     return {"bytes": size, "sha256": digest.hexdigest()}

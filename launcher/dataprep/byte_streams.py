@@ -18,7 +18,7 @@ BLOCK = 1 << 20
 
 
 class Readable(Protocol):
-    """Has the one method of a file that the streams of this module need."""
+    """Anything with the method `read(size)` of a binary file."""
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes; empty only at the end."""
@@ -94,7 +94,7 @@ class ResumingStream:
         self.total: int | None = None
 
     def start(self) -> None:
-        """Connect, so that `total` is known. Raises `DataError`."""
+        """Connect, so that `total`, the source's size, is known. Raises `DataError` if that fails."""
         while self._body is None:
             self._progress.report("connecting")
             try:

@@ -76,7 +76,9 @@ def main(
             _write_failure(settings, str(error))
         raise
     except Exception as error:
-        log.exception("unexpected error: this is a bug of the launcher")
+        log.exception(
+            "preparing the data failed with an unexpected error, a bug of the launcher. Fix: report this traceback"
+        )
         reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
         _write_failure(settings, reason)
         raise LauncherError(f"{reason}. Fix: report it with the traceback in the pod's log.") from error
@@ -97,7 +99,7 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
     try:
         write_json(settings.layout.data_failed, failed)
     except (LauncherError, OSError) as error:
-        log.info("could not write the reason to %s: %s", settings.layout.data_failed, error)
+        log.info("could not write the reason of this failure to %s: %s", settings.layout.data_failed, error)
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class DataPod:
         self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
 
     def run(self) -> None:
-        """Return once the data is published, by this pod or by another one.
+        """Prepare parts of the data; return once all data is published, by this pod or another one.
 
         Raises:
             LauncherError: the data cannot be prepared.
@@ -171,7 +173,7 @@ class DataPod:
                     each.close()
 
     def _finish(self) -> None:
-        log.info("the data %s is already published: nothing to do", self._settings.data_digest)
+        log.info("the data with digest %s is already published: nothing to do", self._settings.data_digest)
         with storage_errors(self._layout.data_failed):
             self._layout.data_failed.unlink(missing_ok=True)
         if self._lock.try_exclusive():
@@ -322,7 +324,7 @@ class DataPod:
                 if not logged:
                     log.info("waiting for %d parts that other pods are making", len(missing))
                     logged = True
-                self._progress.report("waiting for other pods")
+                self._progress.report("waiting for other pods to finish their parts")
                 time.sleep(_POLL_SECONDS)
             failed = self._failure()
             if failed is not None:

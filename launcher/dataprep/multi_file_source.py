@@ -70,7 +70,7 @@ class FolderSource:
         self.remote = False
 
     def objects(self) -> list[SourceObject]:
-        """Return the files. Raises `DataError` when there is none, or when one cannot be read."""
+        """Return the files of data.source. Raises `DataError` when there is none, or one is unreadable."""
         source, root = self._context.settings.source, self._root
         if root.is_dir():
             paths = sorted(
@@ -134,7 +134,7 @@ class PartSource:
         self._sha256 = hashlib.sha256()
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield one text for each byte range of the part."""
+        """Yield the text of each byte range that belongs to this part of the source."""
         source = self._source
         plain = sum(one.end - one.begin for one in self._ranges if not one.object.name.endswith(COMPRESSED))
         for one in self._ranges:

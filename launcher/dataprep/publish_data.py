@@ -29,7 +29,7 @@ REPLACED = 20
 
 
 def is_published(settings: DataSettings) -> bool:
-    """Return whether the manifest has this data's digest, and each file of it exists in its size."""
+    """Return whether the manifest has this data's digest, and each file in it exists with its size."""
     layout = settings.layout
     try:
         manifest = read_json(layout.manifest)
@@ -47,9 +47,7 @@ def is_published(settings: DataSettings) -> bool:
     except (KeyError, TypeError, ValueError):
         wrong = [layout.manifest]
     if wrong or manifest.get("splitCount") != settings.split_count:
-        log.info(
-            "the data of this digest exists, but is incomplete (%s): making it again", wrong or "splitCount"
-        )
+        log.info("the published data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
         return False
     return True
 
@@ -137,7 +135,11 @@ def is_shard_name(name: str) -> bool:
 
 
 def remove_folder(tmp: Path) -> None:
-    """Remove a data Job's work folder. `shards`, which identifies it, is removed last, in case of a kill."""
+    """Remove a data Job's work folder.
+
+    Its folder `shards`, by which a work folder is recognised, is removed last: after a kill, the next Job finds
+    and removes the rest.
+    """
     with contextlib.suppress(OSError):
         for child in list(tmp.iterdir()):
             if child.is_file():
@@ -148,7 +150,7 @@ def remove_folder(tmp: Path) -> None:
 
 
 def remove_leftover_folders(layout: JobPaths, keep: Path | None = None) -> None:
-    """Remove the work folders of killed data Jobs, except `keep`. The caller holds the folder's lock alone."""
+    """Remove the work folders of killed data Jobs, except `keep`. The caller must hold the exclusive lock."""
     for folder in layout.job.glob(".*.tmp"):
         if folder != keep and folder.is_dir() and (folder / "shards").is_dir():
             log.info("removing %s, left by a data Job that was killed", folder)

@@ -70,7 +70,7 @@ class _S3Location:
                 return
 
     def open(self, found: s3.S3Object, digest: hashlib._Hash | None = None, begin: int = 0) -> ResumingStream:
-        """Open exactly this version of the object at the byte `begin`; the stream updates `digest`, too."""
+        """Open an object, in the version that was listed, at the byte `begin`; reads update `digest`, too."""
         context, name = self._context, self.url(found.key)
 
         def open_at(offset: int, _version: str, /) -> RemoteBody:
@@ -169,7 +169,7 @@ class S3Objects:
         return [SourceObject(o.key, o.size, o.etag) for o in sorted(texts, key=lambda o: o.key)]
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ResumingStream:
-        """Open exactly this version of the object at the byte `begin`."""
+        """Open an object, in the version that was listed, at the byte `begin`."""
         return self._location.open(s3.S3Object(found.name, found.size, found.version), digest, begin)
 
     def check_unchanged(self, found: SourceObject) -> None:

@@ -44,7 +44,7 @@ class SourceContext:
 
 
 class Source(Protocol):
-    """The methods of an open source, which is read once, file by file."""
+    """The methods of an open data source, which is read once, file by file."""
 
     def files(self) -> Iterator[SourceFile]:
         """Yield the text files and side tables; read each one to its end before the next."""
@@ -251,7 +251,7 @@ class SingleFileSource:
         context.progress.total = stream.total
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the text and the tables; read the source to its end, so that its sha256 is complete."""
+        """Yield text and side tables (data.tables); read the source to its end for a complete sha256."""
         settings = self._context.settings
         if not settings.member:
             yield decompress(self._stream, self._name, self._stream.total)
@@ -267,7 +267,7 @@ class SingleFileSource:
         self._drain()
 
     def _copy_to_disk(self, stream: Readable) -> Path:
-        """Copy a zip file to `tmp`: its list of members is at its end."""
+        """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
         path = self._context.tmp / "source.zip"
         require_space(path, self._stream.total or 0, "the archive itself")
         with storage_errors(path), path.open("wb") as file:

@@ -74,7 +74,7 @@ def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool
 
 
 def part_size(shards: int) -> int:
-    """Return the bytes of a part of a source that is split into so many shards."""
+    """Return the size, in bytes, of each part of a source that is split into so many shards."""
     return max(PART_BYTES, SHARD_FILE_BYTES * shards)
 
 
@@ -103,7 +103,7 @@ class RangeLines:
             self._left += 1
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes, or one block; empty only at the end of the last line."""
+        """Return the next bytes of the range's lines, at most `size` or a block; empty after the last."""
         while not self._done:
             data = self._stream.read(BLOCK if size < 0 else size)
             if not data:

@@ -31,7 +31,7 @@ _READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the pro
 
 
 def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Yield one piece for each file, joined of several blocks, so that writing threads are called less often."""
+    """Join the pieces of several `rows` (one piece for each file) to one, so that writes are fewer and larger."""
     waiting: list[list[bytes]] = []
     size = 0
     for pieces in rows:

@@ -1,8 +1,9 @@
 """Decide which shard gets which line, and which lines the test set gets (held-out lines), by the seed alone.
 
-The result is the same on every machine and for every block size. Both draws use Philox4x64-10 with an
-explicit key and raw 64-bit outputs (`random_raw`), whose stream numpy guarantees; numpy's distributions and
-shuffles may change between versions, so they are not used. A golden test fixes the result.
+The result is the same on every machine and for every block size. Both random choices (the shard of a
+line, the held-out lines) use Philox4x64-10 with an explicit key and raw 64-bit outputs (`random_raw`), whose
+stream numpy guarantees; numpy's distributions and shuffles may change between versions, so they are not used.
+A golden test fixes the result.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def line_blocks(
         name: the file in messages.
         encoding: the file's encoding.
         crlf: accept lines that end with CRLF (csv); messages then say `line` instead of `row`.
-        positions: gets the number of lines at the end.
+        positions: receives the number of lines once the file was read.
 
     Raises:
         DataError: bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes, or,

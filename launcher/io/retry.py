@@ -81,7 +81,9 @@ class Retry:
             ) from error
         wait = backoff_seconds(self.failures, self.base, self.cap) * (0.5 + self.jitter() / 2)
         wait = max(wait, min(error.wait, 2 * self.cap))
-        log.info("%s: %s; attempt %d of %d in %.1f s", name, error, self.failures + 1, self.tries, wait)
+        log.info(
+            "%s: %s; attempt %d of %d follows in %.1f s", name, error, self.failures + 1, self.tries, wait
+        )
         self.sleep(wait)
 
     def call(self, name: str, work: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ def find_unknown_name(problem: str) -> str | None:
     """Return the unknown name in a schema's problem `additional properties 'NAME' not allowed`; else None.
 
     Args:
-        problem: the problem in a line of helm's message: group 2 of a match of AT.
+        problem: what helm's message says about one value: group 2 of a match of the pattern AT.
     """
     found = _UNKNOWN.fullmatch(problem)
     return found and found[1]

@@ -96,7 +96,7 @@ def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[
             for file in _files(start):
                 found[file.relative_to(root).as_posix()] = file
         if len(found) == before and not optional:
-            raise ReaderError(f"{root / relative} does not exist, so nothing was sent")
+            raise ReaderError(f"cannot copy {root / relative}: it does not exist. Nothing was sent")
     return sorted(found.items())
 
 
@@ -182,7 +182,9 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                 name = str(checked_name(member.name))
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None:
-                    raise ReaderError(f"'{name}' is not a regular file; links and devices are not copied")
+                    raise ReaderError(
+                        f"cannot copy '{name}': it is not a regular file. Fix: replace the link or device by a file"
+                    )
                 counted = _Counted(content, member.size)
                 yield name, member.size, counted  # type: ignore[misc]  # RawIOBase is a readable IO[bytes]
                 while counted.read(COPY_BYTES):

@@ -85,8 +85,8 @@ def quote_last_lines(log: Path) -> str:
 def quote_log(log: Path) -> str:
     """Return the cause of a process's exit, to append to a message such as `trainer exited with exit code 1`.
 
-    The trainer writes the cause to its log, after the last line start `error: `. Without one, the last lines of
-    the log are returned.
+    The cause begins at the last line of the log that starts with `error: `, which the trainer writes. Without
+    such a line, the last lines of the log are returned.
 
     Args:
         log: the log file of the trainer or pserver.

@@ -164,7 +164,9 @@ class _Sender(threading.Thread):
             self._queue.clear()
         for waiting in left:
             log.warning(
-                "%s: the message %r was not sent: no response in time", self._where, waiting.message.kind
+                "%s: the notification %r was not sent: no response before the pod exits",
+                self._where,
+                waiting.message.kind,
             )
 
     def run(self) -> None:
@@ -199,7 +201,13 @@ class _Sender(threading.Thread):
             if not waiting.logged:
                 waiting.logged = True
                 what = f"is retried for {self._patience:.0f} s" if again else "is not sent"
-                log.warning("%s: %s; the message %r %s", self._where, _why(error), waiting.message.kind, what)
+                log.warning(
+                    "sending to %s failed: %s; the notification %r %s",
+                    self._where,
+                    _why(error),
+                    waiting.message.kind,
+                    what,
+                )
             return again
         return False
 
@@ -306,7 +314,7 @@ def post_event(
 
 
 def _final(error: Exception) -> bool:
-    """Return whether a retry after this error is useless, such as after HTTP status 404."""
+    """Return whether a retry after this error is useless, as after HTTP status 404."""
     code = getattr(error, "code", None)
     return isinstance(error, SettingsError) or (
         isinstance(code, int) and 300 <= code < 500 and code not in RETRIED_CODES

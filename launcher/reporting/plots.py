@@ -200,8 +200,8 @@ def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -
     """Convert matplotlib's SVG file to an element of report.html that uses the page's colours and font.
 
     Args:
-        points: (pass, value) of the points of the line `mean`; each gets a title, which browsers show on
-            hover.
+        points: (pass, value) of the points of the metric's line (SVG id `mean`); each gets a title, which
+            browsers show on hover.
         best: the pass whose title says that it is the best one.
     """
     svg = svg[svg.index("<svg") :]

@@ -50,7 +50,7 @@ def integer(low: int, high: int | None = None, why: str = "it is a count") -> Pa
 
     def parse(value: str) -> int:
         if not _WHOLE.fullmatch(value):
-            raise BadValueError(limit, "it is not an integer in decimal digits")
+            raise BadValueError(limit, "the value is not an integer in decimal digits")
         number = int(value)
         if number < low or (high is not None and number > high):
             raise BadValueError(limit, why)
@@ -67,7 +67,7 @@ def number(low: float, high: float, why: str) -> Parser:
         try:
             found = float(value)
         except ValueError:
-            raise BadValueError(limit, "it is not a number") from None
+            raise BadValueError(limit, "the value is not a number") from None
         if not low <= found <= high:
             raise BadValueError(limit, why)
         return found
@@ -89,7 +89,7 @@ def choice(*names: str) -> Parser:
 def flag(value: str) -> bool:
     """Return True for `true` and False for `false`; reject any other text."""
     if value not in ("true", "false"):
-        raise BadValueError("true or false", "it is a boolean")
+        raise BadValueError("true or false", "the setting is a boolean")
     return value == "true"
 
 
@@ -98,7 +98,7 @@ def dns_label(value: str) -> str:
     if not _DNS_LABEL.fullmatch(value) or len(value) > 63:
         raise BadValueError(
             "a DNS label (a-z, 0-9 and -, at most 63 characters, no - at either end)",
-            "it becomes a name in DNS",
+            "the value becomes a name in DNS",
         )
     return value
 
@@ -118,7 +118,7 @@ def folder_name(value: str) -> str:
     if not _FOLDER.fullmatch(value):
         raise BadValueError(
             "a file name (letters, digits, '.', '_', '-', no '/')",
-            "it becomes part of a path on the shared storage",
+            "the value becomes part of a path on the shared storage",
         )
     return value
 
@@ -127,7 +127,7 @@ def absolute(value: str) -> Path:
     """Return the text as a path; reject a relative path, or one with `..`."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts:
-        raise BadValueError("an absolute path without '..'", "it is a path in the pod")
+        raise BadValueError("an absolute path without '..'", "the value is a path in the pod")
     return path
 
 
@@ -148,13 +148,15 @@ def init_model(value: str) -> str:
         found = _s3(value, limit, "an export is in a bucket", fix)
         if found.count("/") < 3:
             raise BadValueError(
-                limit, "it has no folder after the bucket, and each exported run has its own folder", fix
+                limit,
+                "the address has no folder after the bucket, and each exported run has its own folder",
+                fix,
             )
         return found
     if value and not all(_FOLDER.fullmatch(part) for part in value.removesuffix("/").split("/")):
         raise BadValueError(
             limit,
-            "it is relative to the shared storage's root, without '/' at its start and without '..'",
+            "the path is relative to the shared storage's root, without '/' at its start and without '..'",
             fix,
         )
     return value.removesuffix("/")
@@ -188,7 +190,7 @@ def web_address(value: str) -> str:
 def sha256(value: str) -> str:
     """Return 64 hex digits in lower case; an empty text stays empty."""
     if value and not _SHA256.fullmatch(value.lower()):
-        raise BadValueError("empty or 64 hex digits", "it is compared with the source's sha256")
+        raise BadValueError("empty or 64 hex digits", "the value is compared with the source's sha256")
     return value.lower()
 
 
@@ -198,7 +200,7 @@ def delimiter(value: str) -> str:
     if len(value) != 1 or value in '\r\n"':
         raise BadValueError(
             r"one character, or \t for a tab, but not a quote or a line end",
-            "it separates the fields",
+            "the value separates the fields of a csv record",
         )
     return value
 
@@ -210,7 +212,9 @@ def encoding(value: str) -> str:
     try:
         codecs.lookup(value)
     except LookupError:
-        raise BadValueError("a text encoding such as utf-8 or latin-1", "Python does not have it") from None
+        raise BadValueError(
+            "a text encoding such as utf-8 or latin-1", "Python has no encoding with this name"
+        ) from None
     return value
 
 
@@ -218,9 +222,9 @@ def _array(value: str, limit: str) -> list[Any]:
     try:
         items = json.loads(value)
     except ValueError:
-        raise BadValueError(limit, "it is not JSON") from None
+        raise BadValueError(limit, "the value is not JSON") from None
     if not isinstance(items, list):
-        raise BadValueError(limit, "it is not an array")
+        raise BadValueError(limit, "the value is JSON, but not an array")
     return items
 
 
@@ -229,7 +233,7 @@ def texts(value: str) -> tuple[str, ...]:
     limit = "a JSON array of strings"
     items = _array(value, limit)
     if not all(isinstance(item, str) and item for item in items):
-        raise BadValueError(limit, "each item must be a string that is not empty")
+        raise BadValueError(limit, "each item of the array must be a string that is not empty")
     return tuple(items)
 
 

@@ -89,7 +89,7 @@ def labels(release: str, component: str | None = None) -> str:
 
 
 class Cluster:
-    """One namespace of a cluster. Every method raises CliError, whose message says what was attempted.
+    """A client for the objects in one namespace of a cluster; every method raises CliError if it fails.
 
     In its methods, `action` is the attempt as an infinitive ("list the release's pods"), for the message
     `cannot ACTION: …`. `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job,
@@ -133,7 +133,10 @@ class Cluster:
             return answer
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         if status == 404:
-            raise NotFoundError(f"cannot {action}: {self.name} answered 404: {text}")
+            raise NotFoundError(
+                f"cannot {action}: {self.name} answered that it does not exist (HTTP 404): {text}",
+                "check the names of release and namespace, then run the same command again",
+            )
         if status == 409:
             raise ConflictError(str(api_error(status, text, action, self.name)))
         raise api_error(status, text, action, self.name)
@@ -177,7 +180,7 @@ class Cluster:
     def list_events(self, name: str) -> list[Object]:
         """Return the events about one object, oldest first.
 
-        Events only explain: the list is empty if the user may not read them.
+        A user who may not read events gets an empty list and no error: events only explain a state.
         """
         selector = f"involvedObject.name={name}"
         try:
@@ -224,7 +227,7 @@ class Cluster:
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
     ) -> None:
-        """Delete an object and its dependents. Does nothing if it does not exist.
+        """Delete an object and the objects that it owns. Does nothing if it does not exist.
 
         Raises:
             ConflictError: `version` is given, and the object has another resourceVersion.
@@ -278,7 +281,14 @@ class Cluster:
     def exec(
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
-        """Start `argv` in a container; see `ExecStream`."""
+        """Start the command `argv` in a container; return its stdout as a stream.
+
+        Args:
+            pod, container: where the command runs.
+            argv: the command and its arguments.
+            stdin: bytes for the command; None: no stdin.
+            idle_seconds: a read of the stream fails after so many seconds without a byte.
+        """
         target = ExecTarget(self.api, self.name, self.namespace, pod, container)
         return ExecStream(target, argv, stdin=stdin, idle_seconds=idle_seconds)
 

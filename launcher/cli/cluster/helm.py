@@ -147,7 +147,7 @@ class Helm:
         return list(reversed(json.loads(self._run(words))))
 
     def read_claim(self, release: str, revision: int) -> str:
-        """Return the PersistentVolumeClaim's name in a revision; empty if another chart made the revision."""
+        """Return the name of the PersistentVolumeClaim in a helm revision; empty if it is of another chart."""
         words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
         return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")
 
@@ -195,7 +195,7 @@ def _run_json(release: str, manifest: str) -> dict[str, Any]:
 
 
 def _suggest_keys(message: str, defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a suggestion for each misspelt value that helm's message rejects."""
+    """Yield `KEY: did you mean KNOWN?` for each unknown key of the values that helm's message rejects."""
     for path, problem in spelling.AT.findall(message):
         known: Any = defaults
         for key in filter(None, path.split("/")):

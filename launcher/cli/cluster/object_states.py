@@ -65,7 +65,10 @@ def state_of(container: Object, kind: str) -> Object:
 
 
 def running_container(pod: Object, or_init: bool = False) -> str | None:
-    """Return the name of the main container, with `or_init` also of an init container, if it runs; else None."""
+    """Return the name of a pod's main container if it runs, else None.
+
+    With `or_init`, a running init container counts, too.
+    """
     main = pod.get("status", {}).get("containerStatuses", [])
     for status in container_statuses(pod) if or_init else main:
         if "running" in (status.get("state") or {}):

@@ -58,12 +58,15 @@ class ReleaseRun:
 
     @property
     def source_files(self) -> list[str]:
-        """Names below `sources/` that the values refer to."""
+        """The names of the uploaded files (in `sources/` on the storage) that the run's values refer to."""
         return source_files(self.data)
 
 
 def source_files(data: Mapping[str, Any]) -> list[str]:
-    """Return the names of the files in `sources/` to which values below `data`, or manifest.json, refer."""
+    """Return the names of the uploaded files, in `sources/` on the storage, to which `data` refers.
+
+    `data` are the chart's values below `data`, or the content of a manifest.json.
+    """
     urls = [str(data.get(key) or "") for key in ("source", "testSource")]
     return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
 
@@ -78,7 +81,7 @@ class Release:
     """The ConfigMap's data."""
 
     def __str__(self) -> str:
-        """Return the release as messages refer to it."""
+        """Return `release NAME in namespace NAMESPACE`, for messages."""
         return f"release {self.name} in namespace {self.namespace}"
 
     @property
@@ -128,7 +131,7 @@ class ReleaseNotFoundError(CliError):
     """The namespace has no such release; the message lists the releases that exist."""
 
     def __init__(self, cluster: Cluster, release: str) -> None:
-        """Compose the message for `release` of the cluster's namespace."""
+        """Compose the message: the cluster's namespace has no `release`, and which releases it has."""
         problem = f"namespace {cluster.namespace} on {cluster.name} has no release {release} of this chart"
         try:
             known = list_releases(cluster)
@@ -147,7 +150,7 @@ class ReleaseNotFoundError(CliError):
 
 @dataclass(frozen=True)
 class StorageUser:
-    """A release that writes to the storage for which `list_storage_users` was called."""
+    """A release that uses a certain storage, as `list_storage_users` returns it."""
 
     release: Release
     run: ReleaseRun | None
@@ -156,12 +159,12 @@ class StorageUser:
     """`running`, `suspended`, `over` or UNREADABLE."""
 
     def __str__(self) -> str:
-        """Return the release and its state as messages show them."""
+        """Return the release with the state of its run in parentheses, for messages."""
         return f"{self.release} ({self.state})"
 
 
 def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
-    """Return the releases on the storage of a claim of the cluster's namespace.
+    """Return the releases that use the same storage as a claim (PVC) of the cluster's namespace.
 
     Releases in namespaces that this user may not list are missing. A release is included if it cannot be
     determined which volume it has, or which volume the claim has.

@@ -48,8 +48,7 @@ def hold_lease(
 ) -> Iterator[Callable[[], None]]:
     """Hold the Lease `<release>-run`, or with `job` the Lease `<job>.job`, inside the block; then delete it.
 
-    A thread renews it meanwhile.
-
+    A thread renews the Lease inside the block.
 
     Yields:
         A check that raises OtherRunError once the lease is lost, for example after this machine slept.

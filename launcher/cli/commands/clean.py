@@ -139,7 +139,7 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     unused = [one for one in found if not one.kept]
     if all_or_nothing and len(unused) < len(found):
         raise UsageError(
-            "nothing was removed, because what the lines `kept: …` above list must stay",
+            "nothing was removed: some of it must be kept; the lines `kept: …` above say why",
             "give only names that nothing uses",
         )
     sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}

@@ -122,9 +122,10 @@ def select_leftovers(
 def find_replaced_data(
     run: ReleaseRun, jobs: Sequence[Object], manifest: ManifestFile | None
 ) -> Object | None:
-    """Return the data Job of `run` if it is complete, but the storage has no or other data; else None.
+    """Return the data Job of `run` if it is complete, but its data is not on the storage; else None.
 
-    `manifest` describes the data on the storage; None: there is no data.
+    The storage then has no data, or the data of another data Job. `manifest` describes the data on the
+    storage; None: there is none.
     """
     job = next((job for job in jobs if object_states.name_of(job) == run.k8s_data_job), None)
     stored = manifest.data_digest if manifest else ""

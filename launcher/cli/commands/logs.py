@@ -71,13 +71,13 @@ class LogRequest:
 
     @property
     def stored_path(self) -> str:
-        """The path of the newest log below the job's folder."""
+        """The path, relative to the job's folder, of the log of the rank's newest attempt."""
         if self.role is LogRole.pserver:
             return OUTPUT.server_log(self.rank, self.server).as_posix()
         return OUTPUT.train_log(self.rank).as_posix()
 
     def attempt_path(self, attempt: int) -> str:
-        """Return the path of an attempt's log below the job's folder, once a later attempt has started."""
+        """Return the path, relative to the job's folder, to which an attempt's log moves at the next attempt."""
         return (OUTPUT.attempt(self.rank, attempt) / self.stored_path.rpartition("/")[2]).as_posix()
 
 
@@ -159,7 +159,7 @@ def _log_container(pod: dict[str, Any]) -> str | None:
 
 
 def _find_pod(session: ClusterSession, run: ReleaseRun, rank: int | None) -> dict[str, Any] | None:
-    """Return the newest pod of a rank; for None that of the data Job."""
+    """Return the newest pod of a rank, or for `rank` None the newest pod of the data Job."""
     job = run.k8s_data_job if rank is None else run.k8s_job
     pods = [pod for pod in session.pods() if owned_by(job)(pod)]
     return newest_pod([pod for pod in pods if rank is None or rank_of(pod) == rank])
@@ -208,7 +208,7 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
         except CliError as error:
             if "No such file" in str(error):
                 fix = "check with the command status which ranks have started, and choose one with --rank"
-                raise CliError(f"there is no log yet: {error}", fix) from error
+                raise CliError(f"the storage has no log of rank {request.rank} yet: {error}", fix) from error
             if not request.follow or not session.poll_view().is_over:
                 raise  # else the pod through which the storage was read has exited with the run
 

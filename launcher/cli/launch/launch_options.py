@@ -15,7 +15,7 @@ from launcher.cli.shared_options import Context, Kubeconfig, Namespace
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
-    """The options of `run`, or of `sweep` for one of its trainings; both commands have the Annotated fields."""
+    """The options of `run`, or of `sweep` for one of its trainings; fields of type `Annotated` are options of both."""
 
     program: Annotated[
         Path,

@@ -208,7 +208,10 @@ def _check(
 def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
     """Print the equivalent helm command, and upgrade the release to the checked values."""
     base = command_text("base", *checked.base_session.options())
-    session.report(f"{base} |\n  {shlex.join(helm.upgrade_command(session.release, keep))}")
+    session.report(
+        f"upgrading the release, as if you ran:\n  {base} |\n"
+        f"  {shlex.join(helm.upgrade_command(session.release, keep))}"
+    )
     description = f"run by {run_lease.user_and_host()}"
     helm.upgrade(session.release, checked.base, checked.values, keep, description)
     if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
@@ -229,7 +232,8 @@ def _read_base(session: ClusterSession, helm: Helm) -> str:
     """Return the values that describe the cluster.
 
     Raises:
-        CliError: their claim does not exist; the message has the revision to which helm can roll back.
+        CliError: the PersistentVolumeClaim in these values does not exist; the message has the revision to which
+            helm can roll back.
     """
     try:
         return session.read_base_values()
@@ -335,7 +339,7 @@ def _confirm_replacement(
     if not confirm(f"{problem}. Stop it?"):
         raise UsageError(
             problem,
-            "add --replace to stop it (or, to keep it, use another release and job: --release NAME "
+            "add --replace to stop the present training (or, to keep it, use another release and job: --release NAME "
             "--set jobName=NAME)",
         )
 
@@ -366,7 +370,8 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Repo
                 problem = f"sources/{upload.name} on the storage has other content"
                 if not confirm(f"{problem}. Replace it?"):
                     raise UsageError(
-                        f"{problem}, which other jobs may train on; it was not replaced",
+                        f"the storage has other content for sources/{upload.name} than your file; it was not replaced, "
+                        "since other jobs may train on it",
                         "replace it with --yes, or rename the file",
                     ) from error
                 uploads.send(storage, upload, True, report)

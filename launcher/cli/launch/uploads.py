@@ -96,7 +96,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
 
 
 def _folder_digest(entries: list[tuple[str, Path]]) -> str:
-    """Return what `files.folder_sha256` returns for the uploaded folder."""
+    """Return the sha256 that `files.folder_sha256` will calculate for the folder after its upload."""
     lines = "".join(f"{name}\0{sha256_file(file)}\n" for name, file in sorted(entries))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -112,7 +112,8 @@ def _defined_names(file: Path) -> set[str]:
     except (SyntaxError, ValueError) as error:
         place = f"{file}, line {getattr(error, 'lineno', None) or '?'}"
         raise UsageError(
-            f"{place}: {getattr(error, 'msg', error)}. Nothing was sent", "correct this line"
+            f"{place} is not valid Python: {getattr(error, 'msg', error)}. Nothing was sent",
+            "correct this line",
         ) from error
     star = {"*"} if re.search(r"^\s*from \S+ import \*", text, re.MULTILINE) else set()
     return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
@@ -121,7 +122,8 @@ def _defined_names(file: Path) -> set[str]:
 def plan_source(file: Path, name: str | None, option: str = "--source", fix: str = RENAME_FIX) -> Upload:
     """Return the upload of a data file for `file://` sources.
 
-    `option` is the option that gave the file; the other arguments are as of `plan_program`.
+    `option` is the option with which the user gave the file, for messages. `name` is the file's name on the
+    storage (None: that of `file`), and `fix` says how the user can choose another name.
     """
     if not file.is_file():
         raise UsageError(f"{option} {file}: no such file", "give the path of a data file")
@@ -172,7 +174,9 @@ def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str]
         saved = run_json_command(root, "untar", *options, upload.name, stdin=os.fdopen(reading_end, "rb"))
     except CliError as error:
         if failure and isinstance(failure[0], ReaderError):
-            raise CliError(f"the storage was not changed: {failure[0]}") from error
+            raise CliError(
+                f"the upload of {upload.name} failed, and the storage was not changed: {failure[0]}"
+            ) from error
         raise
     count = f"{len(saved)} file{'' if len(saved) == 1 else 's'}"
     report(f"{path}: {sum(saved.values()):,} bytes in {count}; every sha256 matches")

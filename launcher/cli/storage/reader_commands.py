@@ -123,7 +123,10 @@ def measure_sizes(root: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
-    """Remove files and folders, after renaming each; return the size in bytes that each had, by name."""
+    """Remove files and folders; return the size in bytes that each had, by name.
+
+    Each is renamed first, so that no half-removed folder remains under its name after an interruption.
+    """
     freed = {}
     for name in names:
         path = root / checked_name(name)
@@ -296,7 +299,7 @@ def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
 
 
 def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
-    """Run one reader command.
+    """Run one subcommand of `launcher reader`, or without one sleep as the reader pod does.
 
     Args:
         argv: the command and its arguments; None: those of this process.
@@ -321,7 +324,7 @@ def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one reader command with stdin and stdout; return 0, or after an error 1 with a sentence on stderr."""
+    """Run `launcher reader` with stdin and stdout; return 0, or 1 after printing the error on stderr."""
     try:
         problem = run(argv, sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:

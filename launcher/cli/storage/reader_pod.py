@@ -51,7 +51,7 @@ def build_pod(
     Args:
         run: the run whose image, user and claim the pod has.
         name: the pod's name.
-        owner: the value of the annotation OWNER.
+        owner: `host:pid` of the command that creates the pod; becomes the annotation OWNER.
         seconds: the pod's deadline.
         writable: whether the volume is mounted read-write.
         template: the training Job's pod spec, whose tolerations and node selector the pod has, too.

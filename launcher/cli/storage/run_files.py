@@ -24,7 +24,7 @@ _DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The content of a job's files; None for an absent or damaged file."""
+    """The contents of the files that describe a job's data and a run; None for an absent or damaged one."""
 
     status: StatusFile | None = None
     run: RunFile | None = None

@@ -106,7 +106,7 @@ def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
         return matching[0]
     listed = ", ".join(run.name for run in runs) or "(the job has none yet)"
     problem = "matches several runs" if matching else "is not a run of this job"
-    raise UsageError(f"{name!r} {problem}", f"choose one of: {listed}")
+    raise UsageError(f"the name {name!r} {problem}", f"choose one of: {listed}")
 
 
 def differing_settings(runs: Sequence[SavedRun]) -> list[str]:

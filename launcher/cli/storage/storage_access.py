@@ -32,18 +32,18 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 class ReaderStream(Protocol):
-    """The stdout of a reader command that runs."""
+    """The stdout of a subcommand of `launcher reader` that runs in a pod or in this process."""
 
     def readinto(self, buffer: Any, /) -> int | None:
         """Read the next bytes into `buffer`; return their number, 0 at the end."""
         ...
 
     def result(self) -> None:
-        """Read to the end. Raises CliError with the command's stderr if the command failed."""
+        """Read the command's stdout to its end. Raises CliError with its stderr if the command failed."""
         ...
 
     def close(self) -> None:
-        """Stop the command."""
+        """Stop the command whose stdout this stream is."""
         ...
 
 
@@ -53,7 +53,7 @@ Start = Callable[[Sequence[str], IO[bytes] | None, float], ReaderStream]
 
 @dataclass(frozen=True)
 class Storage:
-    """One job's folder on the shared storage."""
+    """Access to one job's folder on the shared storage, through subcommands of `launcher reader`."""
 
     job: PurePosixPath
     """The job's folder, as the reader commands see it."""
@@ -63,7 +63,7 @@ class Storage:
 
     @property
     def where(self) -> str:
-        """The folder and how it is reached, for messages."""
+        """The job's folder and how it is reached (on this machine, or through which pod), for messages."""
         return f"{self.job} {self.through}".rstrip()
 
     def run(
@@ -73,7 +73,7 @@ class Storage:
         stdin: IO[bytes] | None = None,
         idle_seconds: float = IDLE_SECONDS,
     ) -> ReaderStream:
-        """Start a reader command on the folder.
+        """Start a subcommand of `launcher reader` on the job's folder; return its stdout as a stream.
 
         Args:
             command: the command and its arguments, without `--root`.
@@ -125,7 +125,10 @@ def storage_of_job(storage: Storage, job: str | None) -> Storage:
 
 
 class _LocalReader(io.RawIOBase):
-    """Runs a reader command in a thread of this process; after `close` the command ends at its next write."""
+    """Runs a subcommand of `launcher reader` in a thread of this process.
+
+    After `close` the subcommand ends at its next write.
+    """
 
     def __init__(self, argv: Sequence[str], stdin: IO[bytes] | None) -> None:
         reading_end, writing_end = os.pipe()
@@ -159,12 +162,12 @@ class _LocalReader(io.RawIOBase):
 
 
 def folder_storage(folder: Path) -> Storage:
-    """Return a job's folder on this machine."""
+    """Return access to a job's folder on this machine."""
     return Storage(PurePosixPath(folder.absolute()), lambda argv, stdin, _: _LocalReader(argv, stdin))
 
 
 def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) -> Storage:
-    """Return a job's folder that a container of a pod mounts; `job` is the folder's path in the container."""
+    """Return access to a job's folder through a container of a pod; `job` is its path in the container."""
 
     def start(argv: Sequence[str], stdin: IO[bytes] | None, idle_seconds: float) -> ReaderStream:
         return cluster.exec(

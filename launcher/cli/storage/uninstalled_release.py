@@ -44,7 +44,8 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
         if not request.claim:
             missing = f"no release {release}, and no claim that can be identified as the one that it had"
         raise UsageError(
-            f"{place} has {missing}. Claims there: {listed or 'none'}",
+            f"cannot find the storage of release {release}: {place} has {missing}. "
+            f"Claims (PVCs) there: {listed or 'none'}",
             _fix(
                 request,
                 claim="choose the claim with --claim NAME",
@@ -73,7 +74,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
 
 
 def _fix(request: StorageRequest, **by_option: str) -> str:
-    """Return the text after `Fix:`: what to do with each of the command's options, and without any option.
+    """Return the text after `Fix:`: a suggestion for each option that the command has, then a general one.
 
     Args:
         request: has the names of the options that the command accepts.

@@ -30,7 +30,7 @@ Report = Callable[[str], None]
 
 
 class ViewSource(Protocol):
-    """A session from which views of a run are read."""
+    """What reads the present state of a run as a `RunView`: a session on a cluster or a folder."""
 
     def poll_view(self, log: bool = False) -> RunView:
         """Return the run's present state; no reader pod is created if the state of the Job is enough."""

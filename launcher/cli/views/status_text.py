@@ -218,7 +218,7 @@ def _restart_table(restarts: Sequence[RestartRecord]) -> RenderableType:
 
 
 def _progress_bar(progress: RunProgress) -> RenderableType:
-    """Return a bar of all passes."""
+    """Return a progress bar: how much of all passes is done."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=50), f"{progress.fraction:4.0%}")
     return grid

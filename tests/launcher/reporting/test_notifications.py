@@ -146,7 +146,8 @@ def test_failing_server_gets_retries_in_order_and_one_log_line_per_message(
         "all attempts have one id"
     )
     assert logged() == [
-        "the webhook (notify.webhook): it answered 500; the message 'started' is retried for 300 s"
+        "sending to the webhook (notify.webhook) failed: it answered 500; "
+        "the notification 'started' is retried for 300 s"
     ]
 
 
@@ -160,7 +161,7 @@ def test_redirect_or_not_found_is_neither_retried_nor_followed(
     sender.close(20)
     assert (len(hook.requests), hook.accepted, hook.others) == (1, [], [])
     assert logged() == [
-        f"the webhook (notify.webhook): it answered {status}; the message 'started' is not sent"
+        f"sending to the webhook (notify.webhook) failed: it answered {status}; the notification 'started' is not sent"
     ]
 
 
@@ -175,7 +176,7 @@ def test_answer_that_is_not_http_does_not_put_the_address_into_the_log(
     sender.close(20)
     assert len(hook.accepted) == 1
     assert logged() == [
-        "the webhook (notify.webhook): BadStatusLine; the message 'started' is retried for 300 s"
+        "sending to the webhook (notify.webhook) failed: BadStatusLine; the notification 'started' is retried for 300 s"
     ]
 
 
@@ -189,7 +190,8 @@ def test_unreachable_server_is_not_retried_after_the_patience(
     until(lambda: len(logged()) == 2)
     sender.close(20)
     assert logged() == [
-        f"the webhook (notify.webhook): Connection refused; the message {kind!r} is retried for 0 s"
+        "sending to the webhook (notify.webhook) failed: Connection refused; "
+        f"the notification {kind!r} is retried for 0 s"
         for kind in ("started", "failed")
     ]
 
@@ -207,7 +209,9 @@ def test_hanging_server_does_not_block_and_the_queue_keeps_the_newest_messages(
     assert len(hook.requests[0]["cause"]) == notifications.CAUSE_CHARACTERS
     assert (
         logged()
-        == ["the webhook (notify.webhook): the message 'restarted' was not sent: no response in time"]
+        == [
+            "the webhook (notify.webhook): the notification 'restarted' was not sent: no response before the pod exits"
+        ]
         * notifications.QUEUE
     )
 
@@ -220,7 +224,9 @@ def test_hanging_request_times_out_and_is_retried(hook: Hook, logged: Callable[[
     hook.hangs = False
     until(lambda: hook.accepted)
     sender.close(20)
-    assert logged() == ["the webhook (notify.webhook): timed out; the message 'started' is retried for 300 s"]
+    assert logged() == [
+        "sending to the webhook (notify.webhook) failed: timed out; the notification 'started' is retried for 300 s"
+    ]
 
 
 def test_close_sends_the_newest_message_first_and_without_waiting_for_the_backoff(
@@ -279,4 +285,4 @@ def test_events_without_a_service_account_are_logged_once(
     sender.close(20)
     (line,) = logged()
     assert "this pod has no service account" in line
-    assert line.endswith("the message 'started' is not sent")
+    assert line.endswith("the notification 'started' is not sent")

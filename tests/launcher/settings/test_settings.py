@@ -81,7 +81,7 @@ def test_zero_and_empty_values_differ_from_absent_ones() -> None:
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "a/../b", "without '/' at its start"),
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "a//b", "without '/' at its start"),
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3:/b", "an export is in a bucket"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3://bucket/", "it has no folder after the bucket"),
+        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3://bucket/", "the address has no folder after the bucket"),
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3://bucket/a/../b", "is not a folder"),
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "quick-start/output", "outside quick-start/output"),
         ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "quick-start/output/model/", "outside quick-start/output"),
