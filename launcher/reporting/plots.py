@@ -228,7 +228,7 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
     """Give matplotlib a writable cache folder: a pod's root is read-only, and its user has no home.
 
     Args:
-        spare: the parent of that folder where there is no folder for temporary files.
+        spare: the parent of that folder if the system has no folder for temporary files.
     """
     given = os.environ.get("MPLCONFIGDIR")
     if given and os.access(given, os.W_OK):

@@ -14,7 +14,10 @@ _L = "PADDLE_LAUNCHER_"
 
 
 def data_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield a fault for settings of a data pod that do not fit together; `v` has the values by field name."""
+    """Yield a fault (arguments of `setting_message`) for each contradiction between a data pod's settings.
+
+    `v` has the values of `DataSettings` by field name.
+    """
     expected = v["job_path"] / v["job_name"]
     if v["out_dir"] not in (None, expected):
         yield (
@@ -25,7 +28,10 @@ def data_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
-    """Yield a fault for settings of a training pod that do not fit together; `v`: value by field name."""
+    """Yield a fault (arguments of `setting_message`) for each contradiction between a training pod's settings.
+
+    `v` has the values of `TrainSettings` by field name.
+    """
     first, last = v["port"], v["port"] + v["ports_num"] + v["ports_num_sparse"] - 1
     peer, output = v["peer_port"], f"{v['job_name']}/output"
     if v["gradient_num"] != v["trainers"]:

@@ -169,7 +169,7 @@ def find_earlier_runs(
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
     Args:
-        session: has the pods that may use a run.
+        session: lists the cluster's pods, which may use a run.
         storage: the job's folder.
         keep: how many of the newest runs stay.
         older_than: runs that finished within so many days stay.

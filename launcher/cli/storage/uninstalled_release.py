@@ -45,7 +45,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
             missing = f"no release {release}, and no claim that can be identified as the one that it had"
         raise UsageError(
             f"cannot find the storage of release {release}: {place} has {missing}. "
-            f"Claims (PVCs) there: {listed or 'none'}",
+            f"Claims there: {listed or 'none'}",
             _fix(
                 request,
                 claim="choose the claim with --claim NAME",
