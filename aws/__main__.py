@@ -260,7 +260,10 @@ def try_all(
         target, client, base=base, results=results.resolve(), show_step=out.rule, keep=keep
     )
     if left:
-        raise CommandError("resources that still exist after destroy:\n" + "\n".join(left))
+        raise CommandError(
+            "these resources still exist after destroy and may cost money. Fix: delete them with the AWS "
+            "console or command:\n" + "\n".join(left)
+        )
     out.print(f"done; results are in {results}")
 
 

@@ -58,7 +58,10 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class PodLoad:
-    """Load that the training puts on one pod."""
+    """What the training needs of one pod with a trainer and a pserver: memory, CPU time and network.
+
+    `memory_gib` is its memory in GiB.
+    """
 
     memory_gib: float
     row_us: float
@@ -126,7 +129,9 @@ def read_rates(overrides: Path | None = None) -> dict[str, float]:
     wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
         known = f"known keys are {', '.join(found)}, and each value is a number above 0"
-        raise CommandError(f"RATES={overrides}: invalid entries {', '.join(wrong)}; {known}")
+        raise CommandError(
+            f"RATES={overrides}: invalid entries {', '.join(wrong)}; {known}. Fix: correct or remove them"
+        )
     return found | mine
 
 
@@ -213,7 +218,10 @@ def bytes_per_row(batch: float, known: Rates) -> float:
 
 
 def _messages(pods: int, batch: float, known: Rates) -> float:
-    """Return the CPU microseconds of a row for calls to all servers but one; `train_us` includes that one."""
+    """Return the CPU microseconds per row that the calls of `pods` - 1 servers cost.
+
+    Every trainer calls all `pods` servers in each batch; the rate `train_us` includes the cost of one of them.
+    """
     return known["message_us"] * (pods - 1) / batch
 
 
@@ -265,7 +273,10 @@ def stored_gb(job: TrainingJob, known: Rates) -> float:
 def _cost_parts(
     job: TrainingJob, settings: Settings, pods: int, hours: Mapping[str, float], known: Rates
 ) -> dict[str, Dollars]:
-    """Return part of the cost → dollars. Nodes are paid from the start, because training pods wait for the data Job."""
+    """Return the dollars that a run costs, by part (nodes, traffic and so on).
+
+    The nodes are paid for the data Job's hours too, because the training pods wait for it.
+    """
     items, price = list(hourly_cost.cost_items(settings, pods)), hourly_cost.read_prices()["gb"]
     nodes, others = (
         hourly_cost.total_per_hour(item for item in items if item.of_nodes == of_nodes)

@@ -38,7 +38,10 @@ def ours(trainer: PserverClient, batches: Iterator[Any], steps: int) -> None:
 
 
 def renew(trainer: PserverClient, threads: int) -> None:
-    """Create new executors: Paddle's own pass drops the scopes that the existing ones have prepared."""
+    """Give `trainer` new executors with `threads` threads.
+
+    A pass of Paddle's `train_from_dataset` (`theirs`) deletes the variables that its executors had prepared.
+    """
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
     trainer.threads = TrainerThreads(threads, trainer.scope, trainer._step, trainer.pull_dense)
 

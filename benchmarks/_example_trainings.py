@@ -48,7 +48,7 @@ class FleetGang(LauncherGang):
         return super().start(*ranks)
 
     def marks(self, rank: int) -> dict[str, float]:
-        """Return when (Unix seconds) a rank's trainer reached each point of its start: see MARKS."""
+        """Return when (Unix seconds) a rank's trainer reached each point of its start (the keys of MARKS)."""
         return dict(read(self.work_dir(rank) / "progress.json").get("marks", {}))
 
     def events(self, rank: int) -> list[tuple[float, str]]:
@@ -71,7 +71,7 @@ class FleetGang(LauncherGang):
             if f"JOB_COMPLETION_INDEX={rank}".encode() in environ and name[:1] == [role]:
                 os.kill(pid, signal.SIGKILL)
                 return time.time()
-        raise AssertionError(f"rank {rank} has no {role}:\n{self.pod_log(rank)}")
+        raise AssertionError(f"rank {rank} has no running process {role}; its log:\n{self.pod_log(rank)}")
 
 
 class ByHand(TrainerProcesses):
@@ -156,7 +156,7 @@ def paddle_ends(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def parts(began: float, ends: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each part, and their sum as `total`.
+    """Return the seconds of each part of a start or restart, and their sum as `total`.
 
     Args:
         began: when the first part began (Unix seconds).

@@ -96,7 +96,7 @@ class PodGang:
         return len(self._pods) == len(RANKS)
 
     def _python(self, rank: int, code: str, *words: str) -> str:
-        """Run Python code in a rank's pod and return its output."""
+        """Run Python `code` with the arguments `words` in a rank's pod and return its output."""
         pod = "exec", self._pods[rank], "-n", self.training.namespace
         return self.cluster.kubectl(*pod, "--", "python3", "-c", code, *words)
 
@@ -117,7 +117,7 @@ class PodGang:
         return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
 
     def marks(self, rank: int) -> dict[str, float]:
-        """Return when (Unix seconds) a rank's trainer reached each point of its start."""
+        """Return when (Unix seconds) a rank's trainer reached each point of its start (`imported`, `joined`, …)."""
         code = "import os; print(open(os.environ['PADDLE_LAUNCHER_WORK_DIR'] + '/progress.json').read())"
         return dict(json.loads(self._python(rank, code)).get("marks", {}))
 

@@ -40,7 +40,7 @@ def print_ratio(
 
 
 def median_of_part(parts: Sequence[dict[str, float]], key: str) -> float:
-    """Return the median of one part over several measurements."""
+    """Return the median of the part `key` over several measurements, each of which maps part to seconds."""
     return statistics.median(p[key] for p in parts)
 
 

@@ -160,7 +160,10 @@ def measure(
 
 
 def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]:
-    """Print the lines `ctr_<network>_…`; both loops alternate, the values are medians of `repeats` passes."""
+    """Print the lines `ctr_<network>_…`; the values are medians of `repeats` passes.
+
+    The launcher's loop and Paddle's `train_from_dataset` train alternating passes.
+    """
     for network in networks:
         hidden, rows = NETWORKS[network]
         for ranks in (1, 2):

@@ -1,4 +1,4 @@
-"""Prepare 0.5 GB of text (5 million lines) into 8 shards, compared with coreutils and the tutorial's own way.
+"""Prepare 0.5 GB of text (5 million lines) into 8 shards, compared with coreutils and the tutorial of 2017.
 
 `python -m benchmarks.data_prepare` prints, after alternating runs on this machine:
 
@@ -91,7 +91,7 @@ def run_prepare(storage: Path) -> tuple[float, int]:
 
 
 def run_coreutils(source: Path, folder: Path) -> float:
-    """Return the wall seconds of checksum, round-robin split and checksums."""
+    """Run sha256sum, a round-robin `split` and sha256sum of its parts; return the wall seconds."""
     folder.mkdir()
     begin = time.monotonic()
     subprocess.run(["sha256sum", source], stdout=subprocess.DEVNULL, check=True)
@@ -101,7 +101,7 @@ def run_coreutils(source: Path, folder: Path) -> float:
 
 
 def run_tutorial(source: Path, folder: Path) -> float:
-    """Return the wall seconds of the tutorial's way, which copies everything into every shard's folder."""
+    """Split as the tutorial of 2017 does (a copy of everything in every shard's folder); return the wall seconds."""
     first = folder / "0" / "data"
     first.mkdir(parents=True)
     begin = time.monotonic()

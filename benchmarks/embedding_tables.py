@@ -3,7 +3,7 @@
 `python -m benchmarks.embedding_tables [--millions 1] [--brief]` prints
 
 - `ctr_table_memory_<rule>`: megabytes of the pserver per million ids of width 16, compared with Adam's;
-- `ctr_table_save_<how>`: CPU seconds of the pservers to save a million of them, compressed as in the product,
+- `ctr_table_save_<how>`: CPU seconds of the pservers to save a million ids, compressed as in the product,
   compared with gzip's default level 6, and the bytes per id of each;
 - `ctr_table_load`: wall seconds to load a million, compared with saving them;
 - `ctr_table_init`: wall seconds to load a million in a new run that starts from the model of an earlier one
@@ -64,7 +64,7 @@ def optimizer(job):
 
 
 def gang(folder: Path, lines: list[str], **values: str) -> TrainerProcesses:
-    """Return a gang of one pserver and one trainer on these rows, the first 100 of which are the test set."""
+    """Return a pserver and a trainer on the rows `lines` (the first 100 are the test set); `values`: environment."""
     data, own = folder / "data", folder / "own"
     (data / "tables").mkdir(parents=True)
     own.mkdir()
@@ -102,7 +102,7 @@ class Watched:
 
     @property
     def cpu(self) -> float:
-        """Return the CPU seconds of the pserver and its child processes for the save."""
+        """Return the CPU seconds that the pserver and its child processes spent to save the checkpoint."""
         return self.after - self.before
 
 

@@ -150,6 +150,10 @@ def wall(work: Callable[[], Any], times: int) -> list[float]:
 def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -> list[float]:
     """Print `serve_open`, `serve_rows` and `serve_texts`, measured in this process.
 
+    Args:
+        folder: folder of the model.
+        rows: takes a number of rows and a seed, returns so many rows.
+
     Returns:
         Seconds of 400 predictions of one row each, in ascending order.
     """
@@ -178,7 +182,7 @@ def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -
 
 
 def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], int, float]:
-    """Return the server, its port, and the seconds until it had answered a row."""
+    """Serve the model in `folder` and predict `row`; return process, port and seconds until the answer."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -7,7 +7,8 @@
   six new interpreters that each import Paddle.
 - `warm_start_mb`: memory (PSS) of all processes of a training pod including the fork server, compared with a
   pod whose processes have each imported Paddle.
-- `warm_start_idle_mb`: memory of the fork server alone before anything starts, compared with the same.
+- `warm_start_idle_mb`: memory of a pod's fork server alone, before it forks any process, compared with the
+  same pod as `warm_start_mb`.
 
 """
 

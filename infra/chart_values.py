@@ -67,13 +67,13 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise invalid(f"it cannot be read: {error.strerror}") from error
+        raise invalid(f"the file cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise invalid(f"it is not YAML: {' '.join(str(error).split())}") from error
+        raise invalid(f"the file is not YAML: {' '.join(str(error).split())}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise invalid(f"it contains a {type(loaded).__name__}")
+        raise invalid(f"the file contains a {type(loaded).__name__} instead of a mapping")
     return loaded
 
 

@@ -112,7 +112,9 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
             namespace = core.read_namespace(settings.namespace.name, _request_timeout=TIMEOUT)
         except ApiException as error:
             if error.status == 401:
-                raise _unreachable(settings, str(holder.host), "it rejected the credentials (401)") from error
+                raise _unreachable(
+                    settings, str(holder.host), "the API server rejected the credentials (401)"
+                ) from error
             if error.status != 404:
                 return  # a user who may not read namespaces may still be allowed to install a release
             namespace = None

@@ -11,7 +11,7 @@ from infra.settings import BudgetSettings
 class Budget(AwsComponent):
     """paddle:infra:Budget: an AWS budget with e-mail alarms at 80 % and 100 % of `budget.dollars` a month.
 
-    It stays at 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
+    The costs that it counts stay at 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
     """
 
     def __init__(self, context: AwsContext, settings: BudgetSettings) -> None:

@@ -22,7 +22,7 @@ VIEW_POLICY = "AmazonEKSViewPolicy"
 
 
 def is_below(version: str, lowest: str) -> bool:
-    """Return whether an add-on's version (`v2.2.0-eksbuild.1`) is below `lowest` (`2.3.0`, or an empty text)."""
+    """Return whether an add-on's version (`v2.2.0-eksbuild.1`) is below `lowest` (`2.3.0`; empty: never)."""
     numbers = [[int(number) for number in re.findall(r"\d+", text)[:3]] for text in (version, lowest)]
     return numbers[0] < numbers[1]
 
@@ -52,7 +52,8 @@ class Logs(AwsComponent):
 class EksCluster(AwsComponent):
     """paddle:infra:Cluster: the EKS cluster.
 
-    Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for `entries`.
+    Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
+    the access entries, `entries`.
     `live_version` is the minor version of the running control plane, or an empty text if there is none.
     """
 

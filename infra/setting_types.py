@@ -33,7 +33,7 @@ def _check_network(value: str) -> str:
 
 def _check_tag_key(value: str) -> str:
     if value.startswith("aws:"):
-        raise ValueError("the prefix aws: is reserved")
+        raise ValueError("AWS reserves tag keys that begin with aws:")
     return value
 
 

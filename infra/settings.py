@@ -135,7 +135,8 @@ class DnsSettings(SettingsModel):
 
 
 class ArtifactsSettings(SettingsModel):
-    """The bucket. uploads: object keys and their files. keepVersionsDays: how long to keep old versions."""
+    """The S3 bucket for data and models. uploads: object keys and the local files to upload.
+    keepVersionsDays: days to keep old versions of replaced objects."""
 
     uploads: dict[str, str] = Field(default_factory=dict)
     keep_versions_days: Annotated[

@@ -73,7 +73,9 @@ def residue() -> None:
 
 
 def _report_leftovers(left: list[str]) -> None:
-    console.info("searched processes, cgroups, mounts, network namespaces, links, routes and iptables rules")
+    console.info(
+        "searched for leftovers: processes, cgroups, mounts, network namespaces, links, routes, iptables rules"
+    )
     for line in left:
         console.error(line)
     if left:

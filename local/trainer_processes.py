@@ -74,7 +74,7 @@ class ForkedProcess:
 
 @dataclass
 class TrainerProcesses:
-    """One run of pservers and trainers."""
+    """One training: its folder, settings, and the pservers and trainers that run on this machine."""
 
     root: Path
     """Stands for the shared storage; the job's folder is `root/job`."""
@@ -92,7 +92,7 @@ class TrainerProcesses:
 
     @property
     def output(self) -> OutputPaths:
-        """Paths in the output folder."""
+        """Return the paths of the files in the output folder."""
         return OutputPaths(self.settings(0).layout.output)
 
     def settings(self, rank: int) -> TrainSettings:

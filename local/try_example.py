@@ -117,7 +117,7 @@ def run(config: str, live: bool = True) -> None:
     console.success(f"model:  {job / 'output' / 'model'}")
     console.success(f"curve:  {job / 'output' / 'curve.png'}")
     sample_prediction.print_sample_prediction(job)
-    console.info(f"the same on a three-node Kubernetes that is started here: make demo CONFIG={config}")
+    console.info(f"to train it in a three-node Kubernetes cluster on this machine: make demo CONFIG={config}")
 
 
 def prepare_example(config: str, folder: Path) -> dict[str, str]:

@@ -88,7 +88,12 @@ class ApiClient:
 
 
 def unready_reason(node: dict[str, Any] | None, since: float) -> str:
-    """Return why the Node object is not Ready; an empty string if it is."""
+    """Return why a node is not Ready; an empty string if it is.
+
+    Args:
+        node: its Node object; None if it has not registered.
+        since: Unix seconds; a node that has not reported after this time counts as not Ready.
+    """
     if node is None:
         return "has not registered"
     condition = next((c for c in node["status"].get("conditions", []) if c["type"] == "Ready"), None)

@@ -61,7 +61,7 @@ def _subject_name(organisation: str, common: str) -> x509.Name:
 
 
 def _are_valid(folder: Path) -> bool:
-    """Return whether all files exist and the authority is valid for at least another month."""
+    """Return whether `folder` has all keys and certificates, and the authority stays valid for a month."""
     wanted = [
         "ca.key",
         "ca.crt",

@@ -34,7 +34,7 @@ def recipe_digest() -> str:
 
 
 def find_mirror(targets: str) -> str:
-    """Return the package mirror that this machine uses for the suite.
+    """Return the package mirror that this machine uses for the Debian release of the image (SUITE).
 
     Args:
         targets: Output of `apt-get indextargets` with lines `site release`.

@@ -48,7 +48,7 @@ def _blob_digests(node: Node) -> set[str]:
 def import_into(node: Node, archive: Path, image: str) -> bool:
     """Import an image into a node unless the node has it.
 
-    Only the missing layers are sent. If containerd collects a layer between the check and the import, the
+    Only the missing layers are sent. If containerd deletes an unused layer between the check and the import, the
     image is incomplete, and the complete archive is imported.
 
     Returns:

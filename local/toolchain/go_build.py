@@ -209,7 +209,7 @@ def _compile(
             raise
     if child.returncode:
         raise LocalError(
-            f"Building {' '.join(packages)} failed with {child.returncode} (all of it is in {log}):\n"
+            f"Building {' '.join(packages)} failed with {child.returncode} (complete output: {log}):\n"
             f"{indent_last_lines(''.join(problems))}\n"
             "Fix: check that the Go module proxy is reachable (`go env GOPROXY`), then run `make tools`, which "
             "continues with what is already compiled."

@@ -57,12 +57,12 @@ class Tool:
 
     @property
     def programs(self) -> list[str]:
-        """File names of the built programs."""
+        """Return the file names of the built programs."""
         return [package.rpartition("/")[2] for package in self.packages]
 
     @property
     def folder(self) -> Path:
-        """Folder of the built programs in the cache; its name has a digest of everything that they depend on."""
+        """Return the built programs' folder in the cache; its name has a digest of all that they depend on."""
         key = hashlib.sha256(repr((sources_digest(), VARIABLES, self)).encode()).hexdigest()[:12]
         return cache() / "tools" / f"{self.name}-{key}"
 

@@ -147,7 +147,7 @@ class Account:
         return found
 
     def grant(self, policies: Iterable[str]) -> None:
-        """Allow the caller only what these IAM documents allow (default: everything)."""
+        """Allow the caller only what these IAM documents allow; before the first call everything is allowed."""
         text = json.dumps(authorization.statements(policies))
         (self.folder / "granted.json").write_text(text, encoding="utf-8")
 

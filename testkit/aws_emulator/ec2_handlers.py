@@ -145,7 +145,7 @@ class LaunchTemplate(Ec2Handler):
 
 @register_handler("aws:ec2/placementGroup:PlacementGroup")
 class PlacementGroup(Ec2Handler):
-    """Handled by the generic model, because moto lacks placement groups; only the id differs."""
+    """Handled by the generic model, because moto lacks placement groups; its id is its name."""
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         group = f"pg-{digest(p['name'])}"

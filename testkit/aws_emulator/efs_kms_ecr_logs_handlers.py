@@ -156,7 +156,7 @@ class AccessPoint(EfsHandler):
 
 @register_handler("aws:efs/backupPolicy:BackupPolicy")
 class FileSystemSetting(Handler):
-    """A setting of a file system; it has the file system's id."""
+    """Base class of handlers of a file system's settings; the id of a setting is that of its file system."""
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])

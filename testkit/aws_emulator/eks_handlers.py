@@ -253,7 +253,7 @@ class NodeGroup(Handler):
 class OfCluster(Handler):
     """Base class of resources in a cluster, which are handled without moto.
 
-    The id of such a resource are the values of the inputs `parts` (the cluster's name and others), joined by
+    A resource's id consists of the values of its inputs `parts` (the cluster's name and others), joined by
     `separator`; `token` is its Pulumi type.
     """
 

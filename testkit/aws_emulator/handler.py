@@ -107,12 +107,12 @@ def digest(*parts: object) -> str:
 
 
 def tag_list(tags: Props | None, key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return tags in the form that most API calls use."""
+    """Return tags as most API calls take them: `[{"Key": …, "Value": …}]`; `key`, `value`: names of the fields."""
     return [{key: name, value: text} for name, text in (tags or {}).items()]
 
 
 def tag_map(tags: list[dict[str, str]] | None, key: str = "Key", value: str = "Value") -> dict[str, str]:
-    """Return a mapping from the form of `tag_list`, without AWS's own tags."""
+    """Return tags by key from a list as `tag_list` returns it, without tags that AWS itself sets (`aws:…`)."""
     return {tag[key]: tag[value] for tag in tags or [] if not tag[key].startswith("aws:")}
 
 

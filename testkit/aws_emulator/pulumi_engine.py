@@ -123,7 +123,10 @@ _SERVING: dict[tuple[Path, Path], tuple[Any, int]] = {}
 
 
 def serve_plugin(account: Path, project: Path) -> int:
-    """Return the port of a plugin in this process for this account and program; stop those of others."""
+    """Serve a plugin for `account` and `project` in this process and return its port.
+
+    Plugins of other accounts and projects are stopped, and a running one of these two is used again.
+    """
     key = (account, project)
     if key not in _SERVING:
         while _SERVING:

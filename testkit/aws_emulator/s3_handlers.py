@@ -59,10 +59,10 @@ class Bucket(Handler):
 
 
 class BucketSetting(Handler):
-    """A setting of a bucket; it has the bucket's name as id."""
+    """Base class of handlers of a bucket's settings (versioning, …); the id of a setting is its bucket's name."""
 
     def put(self, cloud: MotoCloud, p: Props) -> None:
-        """Apply the setting."""
+        """Apply the setting with the inputs `p` to its bucket; subclasses override this, which does nothing."""
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         _s3(cloud).head_bucket(Bucket=p["bucket"])

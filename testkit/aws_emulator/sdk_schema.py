@@ -81,7 +81,7 @@ def _class_source(module: str, name: str, own: str) -> str:
 
 
 def _type(node: ast.expr) -> Type:  # noqa: PLR0911 - one return a form of annotation
-    """Convert one annotation of the SDK."""
+    """Return a property's Type, such as `("list", ("str",))`, from its annotation in the SDK."""
     match node:
         case ast.Constant(value=str() as name):
             return ("object", name.rpartition(".")[2])
