@@ -188,7 +188,7 @@ def push_image(
     kind, ecr = target.settings.nodes.instance_types[0], make_clients(target.region)("ecr")
     image = image_push.push_image(url, FOLDER / "launcher", kind, base=base, ecr=ecr, custom=custom)
     target.pulumi("config", "set", "paddle-training:image", image)
-    out.print(f"image {image}\nnext: pulumi up --stack {stack}")
+    out.print(f"stack {stack} now uses image {image}\nnext: pulumi up --stack {stack}")
 
 
 @app.command("state")
@@ -264,7 +264,7 @@ def try_all(
             "these resources still exist after destroy and may cost money. Fix: delete them with the AWS "
             "console or command:\n" + "\n".join(left)
         )
-    out.print(f"done; results are in {results}")
+    out.print(f"the smoke test passed; the results of its training are in {results}")
 
 
 @app.command("destroy")

@@ -218,7 +218,7 @@ def bytes_per_row(batch: float, known: Rates) -> float:
 
 
 def _messages(pods: int, batch: float, known: Rates) -> float:
-    """Return the CPU microseconds per row that the calls of `pods` - 1 servers cost.
+    """Return the CPU microseconds that calls to all servers but one cost per row.
 
     Every trainer calls all `pods` servers in each batch; the rate `train_us` includes the cost of one of them.
     """

@@ -43,7 +43,7 @@ class FleetGang(LauncherGang):
         self._started = 0.0
 
     def start(self, *ranks: int) -> Self:
-        """Start the launchers."""
+        """Start the launchers of these ranks, by default of all."""
         self._started = time.time()
         return super().start(*ranks)
 

@@ -144,14 +144,14 @@ def tables(millions: float, brief: bool) -> bool:
 
 
 def saved_bytes(started: TrainerProcesses) -> int:
-    """Return the bytes of the tables in the newest checkpoint of this run."""
+    """Return the bytes of the tables in the checkpoint that the run `started` saved after its pass."""
     return sum(
         path.stat().st_size for path in (started.output.checkpoint(Position(1)) / "tables").rglob("part-*")
     )
 
 
 def loaded(started: TrainerProcesses, millions: float) -> bool:
-    """Print `ctr_table_load` of a run that resumes from this run's save, and `ctr_table_init`."""
+    """Print `ctr_table_load` of a run that resumes from the checkpoint of `started`, and `ctr_table_init`."""
     [saved] = (float(s) for s in re.findall(r"saved \S+ in (\S+) s", started.log()))
     values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
     new = replace(started, root=started.root / "new", values=started.values | values)

@@ -59,7 +59,7 @@ def join_shards(data: list[Path], root: Path) -> Path:
 
 
 def train_gang(name: str, root: Path, data: list[Path]) -> dict[str, float]:
-    """Train on loopback; return the score of the exported model."""
+    """Train example `name` on loopback, a trainer and a pserver per folder of `data`; return the model's score."""
     environment = try_example.example_environment(try_example.example_values(name), root)
     keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
     values = {key: environment[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
@@ -84,7 +84,7 @@ def train_one_process(name: str, one: Path) -> dict[str, float]:
 
 
 def train_regression(one: Path) -> float:
-    """Return scikit-learn's test error on the same words."""
+    """Train scikit-learn's LogisticRegression on the texts of quick_start in `one`; return its test error."""
     sys.path.insert(0, str(PROGRAMS / "quick_start"))
     import texts  # type: ignore[import-not-found]  # noqa: PLC0415 (a program's folder is no package)
 

@@ -58,7 +58,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 
 
 def measure_parsing(folder: Path) -> bool:
-    """Print the two lines about parsing."""
+    """Measure the parsing of rows; print `parse_rows` and `parse_cores`. Return False if a limit is exceeded."""
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
     rows = conversion.TextSource(text, "rows", row_parsing.locate_in("rows"))

@@ -58,7 +58,7 @@ PATTERN = re.compile(r"vectors: wrote (\d+) of \d+ rows; CPU seconds: ([\d.]+) t
 
 
 def export(root: Path, millions: float) -> bool:
-    """Train every id once and print the lines of the export."""
+    """Train `millions` million ids once and export the model; print `export_cpu` and `export_wall`."""
     program = root / "filling"
     program.mkdir(parents=True)
     (program / "trainer_config.py").write_text(PROGRAM)

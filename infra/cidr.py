@@ -36,7 +36,7 @@ def plan_subnets(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
     """
     network = ipaddress.IPv4Network(vpc_cidr)
     if not LARGEST_VPC <= network.prefixlen <= SMALLEST_VPC:
-        raise ValueError(f"{vpc_cidr} is not between /{LARGEST_VPC} and /{SMALLEST_VPC}")
+        raise ValueError(f"{vpc_cidr}: the size must be /{LARGEST_VPC} to /{SMALLEST_VPC}")
     if not 1 <= zones <= MAX_ZONES:
         raise ValueError(f"{zones} zones: must be 1 to {MAX_ZONES}")
     blocks = list(network.subnets(prefixlen_diff=3))

@@ -13,7 +13,7 @@ KEPT_IMAGES = 20
 
 
 class Registry(AwsComponent):
-    """paddle:infra:Registry: one repository with immutable tags."""
+    """paddle:infra:Registry: the ECR repository of the launcher image; its tags are immutable."""
 
     def __init__(self, context: AwsContext, key_arn: pulumi.Input[str]) -> None:
         super().__init__("paddle:infra:Registry", context, "registry")
