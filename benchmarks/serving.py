@@ -5,12 +5,12 @@
 - `export_cpu`: the trainers' CPU microseconds per id for the whole export, compared with the look-up of the
   vectors in the pservers alone. The difference may be at most 1 us. Two servers and two trainers on loopback,
   ids of 64 bits, vectors of width 16.
-- `export_wall`: seconds per million ids, including the scoring in a separate process, compared with the
-  checkpoint that was saved before.
+- `export_wall`: seconds per million ids for the export, including the scoring in a separate process, compared
+  with the seconds per million ids that saving the checkpoint before it took.
 - `serve_start`: seconds until `python -m launcher serve` has answered a row, compared with `import paddle`
   alone in a new process; limit 2 s.
-- `serve_open`: the part of `serve_start` that opens the model (mapped files, network, program), with the
-  files in the page cache, compared with the first time.
+- `serve_open`: seconds of the part of `serve_start` that opens the model (mapped files, network, program) when
+  the files are in the page cache, compared with the first opening, when they are not.
 - `serve_rows`: predictions per second and core for parsed rows (DeepFM: 26 ids, 13 counts), compared with the
   network alone, whose vectors were looked up before.
 - `serve_texts`: the same for rows of text that the program's parse() reads, compared with parsed rows.

@@ -12,7 +12,7 @@ from local.cluster.node_addresses import Node
 from local.errors import LocalError
 from local.external_commands import command_succeeds, run_command
 from local.filesystem import write_file_atomically
-from local.images import node_images
+from local.images import images_on_nodes
 
 
 def daemon_names(node: Node) -> tuple[str, str, str]:
@@ -72,11 +72,11 @@ def start_runtime(node: Node, pause: Path) -> None:
     )  # removes a stale socket itself
     wait_until_ready(
         f"containerd of {node.name}",
-        lambda: command_succeeds([*node_images.ctr_command(node), "version"]),
+        lambda: command_succeeds([*images_on_nodes.ctr_command(node), "version"]),
         60,
         name,
     )
-    node_images.import_into(node, pause, daemon_configs.PAUSE_IMAGE)
+    images_on_nodes.import_into(node, pause, daemon_configs.PAUSE_IMAGE)
 
 
 def start_kubelet_and_proxy(node: Node, kubernetes: Path) -> None:
@@ -112,19 +112,21 @@ def _shim_processes(node: Node) -> list[daemon_processes.ProcessIdentity]:
 
 def _remove_pods(node: Node) -> None:
     """Kill the node's containers and delete them with their snapshots, which use disk space."""
-    if not command_succeeds([*node_images.ctr_command(node), "version"], seconds=5):
+    if not command_succeeds([*images_on_nodes.ctr_command(node), "version"], seconds=5):
         return
     containers = run_command(
-        [*node_images.ctr_command(node), "containers", "ls", "-q"], why="listing containers"
+        [*images_on_nodes.ctr_command(node), "containers", "ls", "-q"], why="listing containers"
     ).split()
     kernel_pids = cgroups_and_mounts.pod_processes(node)
     daemon_processes.terminate_processes(kernel_pids, seconds=0)
     for container in containers:
         command_succeeds(
-            [*node_images.ctr_command(node), "tasks", "delete", "--force", container], seconds=20
+            [*images_on_nodes.ctr_command(node), "tasks", "delete", "--force", container], seconds=20
         )
     if containers:
-        command_succeeds([*node_images.ctr_command(node), "containers", "delete", *containers], seconds=60)
+        command_succeeds(
+            [*images_on_nodes.ctr_command(node), "containers", "delete", *containers], seconds=60
+        )
 
 
 def find_pod_processes(node: Node) -> list[str]:

@@ -16,7 +16,7 @@ from local.cluster import cluster_lifecycle
 from local.errors import LocalError
 from local.external_commands import run_command
 from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
-from local.images import base_image, buildah, node_images
+from local.images import base_image, buildah, images_on_nodes
 from local.paths import CLONE, cache
 
 REPOSITORY = "localhost/paddle-training"
@@ -118,11 +118,11 @@ def ensure_imported() -> str:
     image, file = ensure_archive()
     nodes = cluster_lifecycle.running_nodes()
     with cluster_lifecycle.lock_cluster():
-        if any(image not in node_images.image_names(n) for n in nodes):
+        if any(image not in images_on_nodes.image_names(n) for n in nodes):
             require_free_space(
                 nodes[0].folder, 1.5 * len(nodes), "Importing the launcher image into every node"
             )
             with console.timed_step(f"import of {image} into {len(nodes)} nodes in parallel"):
-                node_images.import_everywhere(nodes, file, image)
-            node_images.remove_old_images(nodes, REPOSITORY)
+                images_on_nodes.import_everywhere(nodes, file, image)
+            images_on_nodes.remove_old_images(nodes, REPOSITORY)
     return image

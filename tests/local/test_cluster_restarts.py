@@ -25,7 +25,7 @@ from local.cluster import (
     node_network,
 )
 from local.cluster.api_requests import ApiClient
-from local.images import node_images
+from local.images import images_on_nodes
 from local.paths import CLONE, KUBECONFIG
 from testkit.waiting import until
 
@@ -160,13 +160,13 @@ def test_a_start_after_an_interrupted_stop_restores_the_cluster(seconds):
 def test_down_leaves_nothing_running_and_keeps_the_images():
     size = _size()
     first = cluster_lifecycle.running_nodes()[0]
-    images = {name for name in node_images.image_names(first) if name.startswith("localhost/")}
+    images = {name for name in images_on_nodes.image_names(first) if name.startswith("localhost/")}
     assert "nothing of the local cluster is left" in _local("down")
     assert cluster_lifecycle.find_leftovers() == []
     _local("residue")
     _local("down")  # a second stop is not an error
     _local("up", NODES=size)
-    assert images <= node_images.image_names(cluster_lifecycle.running_nodes()[0])
+    assert images <= images_on_nodes.image_names(cluster_lifecycle.running_nodes()[0])
 
 
 def test_residue_lists_a_running_cluster_and_exits_with_1():

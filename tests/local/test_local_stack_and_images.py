@@ -17,7 +17,7 @@ import yaml
 from local import bootstrap, demo, example_data, filesystem, local_stack
 from local.errors import LocalError
 from local.external_commands import run_command
-from local.images import base_image, node_images, partial_archive, pause_image
+from local.images import base_image, images_on_nodes, partial_archive, pause_image
 from local.paths import CLONE
 from local.toolchain.pinned_tools import find_tool
 
@@ -137,13 +137,13 @@ def test_the_rows_of_the_example_ctr_are_generated_once(tmp_path, monkeypatch):
 def test_superseded_images_returns_only_the_oldest_images_of_the_repository():
     rows = [
         f"localhost/a:{n} t d 1 p io.x=y,paddle-training.imported={n}"
-        for n in range(10, 10 + node_images.KEPT)
+        for n in range(10, 10 + images_on_nodes.KEPT)
     ]
     others = ["localhost/pause:1 t d 1 p -", "localhost/ab:1 t d 1 p -", "sha256:12 t d 1 p -"]
     listing = "\n".join(["REF TYPE DIGEST SIZE PLATFORMS LABELS", *rows, *others])
-    assert node_images.superseded_images(listing, "localhost/a") == []
+    assert images_on_nodes.superseded_images(listing, "localhost/a") == []
     older = "\nlocalhost/a:9 t d 1 p paddle-training.imported=9\nlocalhost/a:unlabelled t d 1 p -"
-    assert node_images.superseded_images(listing + older, "localhost/a") == [
+    assert images_on_nodes.superseded_images(listing + older, "localhost/a") == [
         "localhost/a:9",
         "localhost/a:unlabelled",
     ]
@@ -151,7 +151,7 @@ def test_superseded_images_returns_only_the_oldest_images_of_the_repository():
 
 def test_unnamed_references_returns_only_references_of_images_without_a_name():
     listing = "REF TYPE DIGEST SIZE\na:1 t sha256:k 1\nsha256:c1 t sha256:k 1\nsha256:c2 t sha256:gone 1\n"
-    assert node_images.unnamed_references(listing) == ["sha256:c2"]
+    assert images_on_nodes.unnamed_references(listing) == ["sha256:c2"]
 
 
 def test_the_pause_archive_of_one_program_always_has_the_same_bytes(tmp_path):

@@ -206,7 +206,10 @@ def _check(
 
 
 def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
-    """Print the equivalent helm command, and upgrade the release to the checked values."""
+    """Print the equivalent helm command, and upgrade the release to the checked values.
+
+    `keep` is the file in which the values stay (`JOB.values.yaml`), for the printed command.
+    """
     base = command_text("base", *checked.base_session.options())
     session.report(
         f"upgrading the release, as if you ran:\n  {base} |\n"

@@ -4,8 +4,8 @@ The library gloo connects the trainers of runtime fleet: each trainer stores its
 reads those of the others. gloo sends no header of ours, so the secret that authenticates a trainer is a part of
 the path (`build_store_prefix`). The server forgets all values when the next attempt starts.
 
-The store also decides at which batch the trainers save a checkpoint that a user requested: it decides when the
-first trainer asks at a batch, and gives all other trainers the same answer when they reach that batch.
+The store also answers the trainers' question whether to save a requested checkpoint at a batch. It keeps the answer
+that the first trainer gets for a batch, and gives all other trainers the same answer for that batch.
 
 PaddlePaddle's own store is a child of pserver 0 that needs a port of its own, starts after the import of Paddle,
 and keeps pserver 0 from serving until it exits.

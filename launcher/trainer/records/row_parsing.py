@@ -106,7 +106,8 @@ def parse_records(
             parts = split_fields(line)
         except ValueError as error:
             raise DataError(
-                f"{locate(number)}: {error}. Fix: set data.format to csv, in which the data Job escapes backslashes"
+                f"{locate(number)}: {error}. Fix: if the source is csv, set data.format to csv (the data Job then "
+                "escapes backslashes); else write each backslash twice"
             ) from error
         if len(parts) != len(columns):
             raise _wrong_column_count(line, len(parts), locate(number), program)
