@@ -119,7 +119,8 @@ def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes
         sleep: waits for the given number of seconds between retries; it may raise to stop them.
 
     Raises:
-        StorageError, StorageFailedError: the file cannot be read, also after 20 s of retries.
+        StorageFailedError: the storage still failed after 20 s of retries.
+        StorageError: access is denied; this is not retried.
     """
     with contextlib.suppress(*NOT_FOUND):
         return retry_storage(path, path.read_bytes, sleep)

@@ -204,11 +204,11 @@ class TrainingLoop:
             self._save(Position(number + 1), PassTotals())
 
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
-        """Record the score of `training.keepBest` on every rank, and return whether it is the best so far.
+        """Send trainer 0's value of the metric `training.keepBest` to all ranks, and return whether it is the best so far.
 
         Args:
             done: number of finished passes.
-            tests: {metric: value}, on trainer 0. The recorded value is rounded as in metrics.csv.
+            tests: {metric: value}; used on trainer 0 only. The value is rounded as in metrics.csv.
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores

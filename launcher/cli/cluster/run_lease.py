@@ -130,7 +130,7 @@ class _Renewer:
             )
 
     def release(self) -> None:
-        """Stop the thread, and delete the lease unless another process holds it; else the lease expires."""
+        """Stop renewing the lease, and delete it unless another process holds it; if that fails, it expires."""
         self._end.set()
         self._thread.join()
         meta = self._lease["metadata"]
