@@ -68,7 +68,7 @@ class Bench(TrainerProcesses):
     files: list[str] = field(default_factory=list)
 
     def start_process(self, spec: ProcessSpec) -> Process:
-        """Start one process, and add a pserver's process id to a file, from which trainers read whose CPU time to measure."""
+        """Start one process. Trainers read from a file the ids of the pservers, whose CPU time they measure."""
         pids = self.root / "pids.json"
         if spec.role == "trainer":
             task = {"hows": self.hows, "repeats": self.repeats, "files": self.files, "pids": str(pids)}

@@ -204,7 +204,7 @@ class TrainingLoop:
             self._save(Position(number + 1), PassTotals())
 
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
-        """Send trainer 0's value of the metric `training.keepBest` to all ranks, and return whether it is the best so far.
+        """Send trainer 0's value of the metric `training.keepBest` to all ranks; return whether it is the best so far.
 
         Args:
             done: number of finished passes.
