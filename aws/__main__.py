@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -146,6 +147,7 @@ def show_plan(
     table.add_row(memory, *(f"{one.train.memory_gib:.1f}" for one in found))
     small = [f"{one.disk_gib:.0f}{' !!' if one.disk_gib > disk else ''}" for one in found]
     table.add_row(f"disk of a node, GiB (!!: more than {disk})", *small)
+    table.add_row("chart value workDir.sizeLimit, Gi", *(f"{math.ceil(one.work_gib)}" for one in found))
     table.add_row("CPU of a row, µs", *(f"{one.train.row_us:.0f}" for one in found))
     network = f"network each way, MB/s (of {node.bandwidth / 1e6:.0f})"
     table.add_row(network, *(f"{one.train.network_mb:.0f}" for one in found))

@@ -78,16 +78,22 @@ class PodLoad:
 class Estimate:
     """Needs of a run with `pods` training pods, one per node.
 
-    `disk_gib` is per node; `hours` are by step and `dollars` by part of the cost, both for the run.
+    `work_gib` is the space of a pod's shard as text and as records; `hours` are by step and `dollars` by part of the
+    cost, both for the run.
     """
 
     pods: int
     train: PodLoad
-    disk_gib: float
+    work_gib: float
     hours: dict[str, float]
     dollars: dict[str, Dollars]
     stored_gb: float
     """10⁹ bytes that are on the file system after the run."""
+
+    @property
+    def disk_gib(self) -> float:
+        """Return the space that a node needs, in GiB."""
+        return SYSTEM_GIB + self.work_gib
 
     @property
     def total(self) -> Dollars:
@@ -253,7 +259,7 @@ def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Ra
     return Estimate(
         pods=pods,
         train=train,
-        disk_gib=SYSTEM_GIB + source * (1 + known["record_bytes"]) / pods / node_capacity.GIB,
+        work_gib=source * (1 + known["record_bytes"]) / pods / node_capacity.GIB,
         hours=hours,
         dollars=_cost_parts(job, settings, pods, hours, known),
         stored_gb=stored_gb(job, known),

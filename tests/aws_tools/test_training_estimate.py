@@ -28,9 +28,8 @@ def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(dev) -> N
     assert {six.hours[s] / three.hours[s] for s in ("copying shards", "parsing", "saves")} == {0.5}
     slower = six.train.row_us / three.train.row_us
     assert six.hours["training"] / three.hours["training"] == pytest.approx(slower / 2)
-    assert six.disk_gib - training_estimate.SYSTEM_GIB == pytest.approx(
-        (three.disk_gib - training_estimate.SYSTEM_GIB) / 2
-    )
+    assert six.work_gib == pytest.approx(three.work_gib / 2)
+    assert six.disk_gib - six.work_gib == training_estimate.SYSTEM_GIB
     assert six.train.memory_gib < three.train.memory_gib
 
 
@@ -223,7 +222,13 @@ def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
     )
     assert str(least) in many.output.splitlines()[1].split()
     assert CliRunner().invoke(app, [*asked, "--rows", "0"]).exit_code == 1
-    for part in ("network each way", "limited by", "nodes, while the data Job runs", "data.workers: 3, or"):
+    for part in (
+        "workDir.sizeLimit",
+        "network each way",
+        "limited by",
+        "nodes, while the data Job runs",
+        "data.workers: 3, or",
+    ):
         assert part in few.output
     assert "traffic between zones, $" in few.output
     assert "Spot prices vary" not in few.output
