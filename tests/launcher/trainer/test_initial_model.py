@@ -165,7 +165,7 @@ def test_find_rejects_an_incomplete_or_changed_export(tmp_path: Path, exported: 
     with pytest.raises(DataError, match=r"model/tables/x does not have the sha256"):
         initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
     del exported["models/job/run-1/_SUCCESS.json"]
-    with pytest.raises(SettingsError, match=r"no _SUCCESS\.json, the file that is written last"):
+    with pytest.raises(SettingsError, match=r"no _SUCCESS\.json, which an export writes last"):
         initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
 
 
