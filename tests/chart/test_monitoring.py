@@ -8,6 +8,7 @@ import re
 import pytest
 from chart_tools import CHART, ONE_MACHINE, ROOT, one, render, run_json
 
+from launcher.schema.run_record_and_status import RankStatus, RestartRecord, StatusFile
 from launcher.supervisor.coordinator.status import render_metrics
 
 PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
@@ -29,8 +30,16 @@ def made():
 
 def served() -> dict[str, set[str]]:
     """Return the metrics of rank 0's page with their labels, from the code that writes it."""
-    status = {"attempt": 1, "pass": 2, "batch": 3, "samplesPerSecond": 4.0, "loss": 0.5, "etaSeconds": 6.0}
-    status |= {"restarts": [{"cause": "x"}], "ranks": [{"rank": 0, "samplesPerSecond": 4.0}]}
+    status = StatusFile(
+        attempt=1,
+        number=2,
+        batch=3,
+        samples_per_second=4.0,
+        loss=0.5,
+        eta=6.0,
+        restarts=[RestartRecord(cause="x")],
+        ranks=[RankStatus(rank=0, samples_per_second=4.0)],
+    )
     found: dict[str, set[str]] = {}
     for line in render_metrics(status, 7.0).decode().splitlines():
         if not line.startswith("#"):
