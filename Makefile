@@ -13,7 +13,7 @@ LOCAL = $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo try status down env check test test-faults reliability bench lint fmt docs package
+.PHONY: help venv tools cluster image sources demo try status down env check test test-faults test-kueue reliability bench lint fmt docs package
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -48,9 +48,9 @@ down: ## stop the cluster; data and results stay
 env: ## print exports for pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
-check: venv ## lint, types and fast tests in about two minutes; one test: make check TEST=tests/test_layering.py
+check: venv ## lint, types and fast tests in about a minute; one test: make check TEST=tests/test_layering.py
 ifeq ($(TEST),tests)
-	@$(RUN) -m tests.run lint fast
+	@$(RUN) -m tests.run --parallel lint fast fast-infra
 else
 	@$(RUN) -m pytest $(TEST)
 endif
@@ -60,6 +60,9 @@ test: tools ## run all tests except those of test-faults
 
 test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (about 35 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
+
+test-kueue: tools ## build the Kueue controller (about five minutes), and test scheduling.queue with it on the local cluster
+	@$(RUN) -m tests.run cluster kueue
 
 reliability: tools ## inject the faults and write the results to docs/explanation/reliability.md
 	@FAULT_RESULTS=docs/reliability.json $(RUN) -m tests.run cluster faults

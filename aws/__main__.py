@@ -123,7 +123,8 @@ def show_plan(
         run = training_estimate.cost_of_run(after, settings, known)
         out.print(f"{run.pods} pods for {run.hours:.2f} h at the stack's price: ${run.dollars:.2f}")
         out.print(
-            f"For estimates at the speed of this run, write train_us: {run.train_us:.3g} to a file for --rates."
+            f"For estimates at the speed of this run: write the line train_us: {run.train_us:.3g} to a file and "
+            "run this command with --rates FILE and the size of the training instead of --after (make: RATES=FILE)."
         )
         if run.network_share > 0.9:
             share = f"{run.network_share:.0%} of its node's baseline bandwidth"
@@ -160,9 +161,10 @@ def show_plan(
     table.add_row("dollars", *(f"{one.total:.2f}" for one in found))
     out.print(table)
     out.print(
-        f"Chart values: {values['trainers']} trainers, batches of {job.batch}, data.workers {job.workers}."
+        f"Chart values: {values['trainers']} trainers, batches of {job.batch}, data.preparedBy "
+        f"{values['data']['preparedBy']}; pods that prepare the data: {job.readers(found[0].pods)}."
     )
-    for line in training_estimate.advice(job, settings, found[0]):
+    for line in training_estimate.advice(job, settings, found[0], known):
         out.print(line)
     out.print(
         "The rates of aws/rates.yaml were measured on one machine; traffic between machines costs more CPU."
@@ -282,8 +284,15 @@ def remove(stack: StackName, yes: Yes = False) -> None:
     ]:
         out.print(line)
     if not yes and typer.prompt(f"type {stack} to continue", default="", show_default=False) != stack:
-        raise CommandError(f"not confirmed: the answer was not {stack}; nothing was removed")
+        raise CommandError(
+            f"not confirmed: the answer was not {stack}; nothing was removed. Fix: try again and type {stack}, or "
+            "add --yes (make: YES=1)"
+        )
     target.pulumi(*destroy_plan.ARGUMENTS)
+    if planned.kept_data:
+        out.print(
+            f"make kept STACK={stack} prints the settings with which the next pulumi up uses these again"
+        )
 
 
 @app.command("kept")
@@ -292,6 +301,10 @@ def show_kept(stack: StackName) -> None:
     target = read_stack(stack)
     left = smoke_test.find_leftovers(target, make_clients(target.region))
     out.print("\n".join(left) if left else f"no resource has the tags or names of stack {stack}")
+    commands = list(destroy_plan.adopt_commands(target, left))
+    if commands:
+        out.print("# to use these again after a destroy, run before the next pulumi up:")
+        out.print("\n".join(commands))
 
 
 @app.command("preview-comment")

@@ -6,10 +6,11 @@ file after that `up`, it protects nothing yet.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aws.stack_access import CommandError
+from aws.stack_access import AwsStack, CommandError
 
 HOLD_DATA = {
     "aws:efs/fileSystem:FileSystem": "file system",
@@ -17,6 +18,14 @@ HOLD_DATA = {
     "aws:ecr/repository:Repository": "registry",
     "aws:kms/key:Key": "key",
     "aws:cloudwatch/logGroup:LogGroup": "log",
+}
+# Key of storage.adopt → text before the id in the ARN.
+_ADOPTED = {
+    "fileSystem": ":file-system/",
+    "accessPoint": ":access-point/",
+    "bucket": ":s3:::",
+    "registry": ":repository/",
+    "key": ":key/",
 }
 # Removes the stack's resources and keeps its settings and history.
 ARGUMENTS = ("destroy", "--yes", "--skip-preview")
@@ -65,3 +74,12 @@ def plan_destroy(exported: dict[str, Any], stack: str, protect: bool) -> Destroy
             f"Fix: run pulumi up --stack {stack} first, or set storage.protect to {str(not protect).lower()}"
         )
     return DestroyPlan(names[False], names[True], sum(not r.get("retainOnDelete") for r in real))
+
+
+def adopt_commands(stack: AwsStack, arns: Sequence[str]) -> Iterator[str]:
+    """Yield the commands that set `storage.adopt`, so that the next `up` uses the resources in `arns` again."""
+    for arn in arns:
+        for key, before in _ADOPTED.items():
+            _, found, id_ = arn.partition(before)
+            if found:
+                yield stack.setting(f"storage.adopt.{key}", id_)

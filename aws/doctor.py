@@ -90,7 +90,10 @@ def check_access(stack: AwsStack, client: Client) -> Findings:
     }
     for setting, arn in arns.items():
         if f":{who['Account']}:" not in arn:
-            yield unknown(f"{setting}: {arn} belongs to another account, so it was not checked")
+            yield unknown(
+                f"{setting}: {arn} belongs to another account, so it was not checked",
+                "check there that it exists",
+            )
             continue
         kind, _, path = arn.rpartition(":")[2].partition("/")
         found = find_principal_arn(client, kind, path.rpartition("/")[2])
@@ -115,8 +118,8 @@ def check_access(stack: AwsStack, client: Client) -> Findings:
 
 def offered_zones(client: Client) -> list[str]:
     """Return the names of the region's availability zones in which EKS supports control planes."""
-    asked = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
-    found = client("ec2").describe_availability_zones(Filters=asked)["AvailabilityZones"]
+    filters = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
+    found = client("ec2").describe_availability_zones(Filters=filters)["AvailabilityZones"]
     unfit = constants.ZONES_WITHOUT_CONTROL_PLANE
     fit = (zone for zone in found if zone["State"] == "available" and zone["ZoneId"] not in unfit)
     return sorted(zone["ZoneName"] for zone in fit)
@@ -157,8 +160,8 @@ def check_types(stack: AwsStack, client: Client) -> Findings:
     nodes = stack.settings.nodes
     zones, types = used_zones(stack, client)[: 1 if nodes.single_zone else None], nodes.instance_types
     pages = client("ec2").get_paginator("describe_instance_type_offerings")
-    asked = [{"Name": "instance-type", "Values": list(types)}]
-    found = pages.paginate(LocationType="availability-zone", Filters=asked)
+    filters = [{"Name": "instance-type", "Values": list(types)}]
+    found = pages.paginate(LocationType="availability-zone", Filters=filters)
     offered = {(one["InstanceType"], one["Location"]) for one in found.search("InstanceTypeOfferings[]")}
     for kind in types:
         missing = [zone for zone in zones if (kind, zone) not in offered]
@@ -204,29 +207,33 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
             needs.append((ADDRESSES, len(addresses), gateways))
     quotas = client("service-quotas")
     for (service, code, name), held, needed in needs:
-        asked = {"ServiceCode": service, "QuotaCode": code}
+        quota = {"ServiceCode": service, "QuotaCode": code}
         # An account that never requested another value has AWS' default quota.
-        own = call_if_exists(quotas.get_service_quota, **asked)
-        limit = (own or quotas.get_aws_default_service_quota(**asked))["Quota"]["Value"]
+        own = call_if_exists(quotas.get_service_quota, **quota)
+        limit = (own or quotas.get_aws_default_service_quota(**quota))["Quota"]["Value"]
         text = f"{name}: {held} used by other resources, {needed} needed by this stack, quota {limit:g}"
-        asks = f"--service-code {service} --quota-code {code} --desired-value {held + needed}"
-        fix = f"aws service-quotas request-service-quota-increase {asks} --region {stack.region}"
+        options = f"--service-code {service} --quota-code {code} --desired-value {held + needed}"
+        fix = f"aws service-quotas request-service-quota-increase {options} --region {stack.region}"
         yield ok(text) if held + needed <= limit else bad(text, fix)
 
 
 def check_existing(stack: AwsStack, client: Client) -> Findings:
     """Check that the resources exist that the settings refer to: VPC, key pair, KMS key, public zone."""
     settings, ec2, kms, dns = stack.settings, client("ec2"), client("kms"), client("route53")
-    asked: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
-        ("network.vpcId", settings.network.vpc_id, lambda it: ec2.describe_vpcs(VpcIds=[it])),
-        ("nodes.sshKeyName", settings.nodes.ssh_key_name, lambda it: ec2.describe_key_pairs(KeyNames=[it])),
-        ("kms.keyArn", settings.kms.key_arn, lambda it: kms.describe_key(KeyId=it)),
-        ("dns.publicZoneId", settings.dns.public_zone_id, lambda it: dns.get_hosted_zone(Id=it)),
+    existing: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
+        ("network.vpcId", settings.network.vpc_id, lambda name: ec2.describe_vpcs(VpcIds=[name])),
+        (
+            "nodes.sshKeyName",
+            settings.nodes.ssh_key_name,
+            lambda name: ec2.describe_key_pairs(KeyNames=[name]),
+        ),
+        ("kms.keyArn", settings.kms.key_arn, lambda name: kms.describe_key(KeyId=name)),
+        ("dns.publicZoneId", settings.dns.public_zone_id, lambda name: dns.get_hosted_zone(Id=name)),
     )
-    for setting, name, look in asked:
+    for setting, name, describe in existing:
         if name == "":
             continue
-        found = call_if_exists(look, name)
+        found = call_if_exists(describe, name)
         state = found.get("KeyMetadata", {}).get("KeyState", "Enabled") if found else "missing"
         fix = f"set {setting} to one that exists, or to an empty text"
         yield ok(f"{setting} {name}") if state == "Enabled" else bad(f"{setting} {name} is {state}", fix)
@@ -241,7 +248,7 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
     arn = caller_arn(client)
     if arn.endswith(":root"):
         yield warn(
-            "these are the root user's credentials",
+            "these are the root user's credentials, so the IAM actions were not checked",
             "use a role with the policies that `make iam-policy` writes",
         )
         return
@@ -282,7 +289,10 @@ def check_version(stack: AwsStack, client: Client) -> Findings:
     version = stack.settings.cluster.version
     found = client("eks").describe_cluster_versions(clusterVersions=[version])["clusterVersions"]
     if not found:
-        yield bad(f"cluster.version: EKS has no version {version}", "choose one that EKS supports")
+        yield bad(
+            f"cluster.version: EKS has no version {version}",
+            "set it to one that `aws eks describe-cluster-versions` lists",
+        )
         return
     end = found[0]["endOfStandardSupportDate"]
     left = (end - datetime.now(UTC)).days
@@ -305,14 +315,14 @@ def check_image(stack: AwsStack, client: Client) -> Findings:
         return
     found = re.fullmatch(image_push.ECR + r"(?:@(sha256:\w+)|:(.+))", image)
     if found is None:
-        yield unknown(f"{image} is not in ECR, so it was not checked")
+        yield unknown(f"{image} is not in ECR, so it was not checked", "check that the nodes can pull it")
         return
     account, name, digest, tag = found.groups()
     wanted = {"imageDigest": digest} if digest else {"imageTag": tag}
-    asked = {"registryId": account, "repositoryName": name, "imageIds": [wanted]}
-    there = call_if_exists(client("ecr").describe_images, **asked)
+    request = {"registryId": account, "repositoryName": name, "imageIds": [wanted]}
+    found_image = call_if_exists(client("ecr").describe_images, **request)
     absent = bad(f"{image} is not in the registry, so pods could not pull it", fix)
-    yield ok(f"image {image}") if there else absent
+    yield ok(f"image {image}") if found_image else absent
 
 
 CHECKS = (
@@ -327,10 +337,12 @@ def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:
         yield from check(stack, client)
     except (ClientError, BotoCoreError) as error:
         if isinstance(error, ClientError) and error.response["Error"]["Code"] in _NO_ACCESS:
-            said = f"{name}: not checked: AWS denied {error.operation_name}"
-            yield unknown(said, "attach the policies that `make iam-policy` writes")
+            text = f"{name}: not checked: AWS denied {error.operation_name}"
+            yield unknown(text, "attach the policies that `make iam-policy` writes")
         else:
-            yield unknown(f"{name}: not checked: {' '.join(str(error).split())}")
+            yield unknown(
+                f"{name}: not checked: {' '.join(str(error).split())}", "correct the cause and try again"
+            )
 
 
 def run_checks(stack: AwsStack, client: Client) -> list[Finding]:

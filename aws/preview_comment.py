@@ -58,7 +58,7 @@ def build_comment(stack: str, code: int, preview: str, chart: str, unreachable: 
     """
     head = [MARKER.format(stack=stack), f"### Preview of `{stack}`"]
     if code != 0:
-        head.append(f"**The preview failed** (exit code {code}).")
+        head.append(f"**The preview failed** (exit code {code}). Fix: correct the cause in its output below.")
     if unreachable != "":
         why = f"since the cluster's API was not reached ({unreachable})"
         head.append(f"**Not compared:** namespace and release, {why}. What follows is AWS only.")
@@ -114,7 +114,9 @@ def render_chart(folder: Path, stack: str) -> str:
     # Without the stack's image: its digest differs with every commit, and this diff is about the chart.
     done = chart_check.run_helm_template(settings, chart_values.user_values(settings, folder), folder)
     if done.returncode != 0:
-        raise CommandError(done.stderr.strip())
+        raise CommandError(
+            f"helm cannot render the chart in {folder}. Fix: correct the cause:\n{done.stderr.strip()}"
+        )
     return done.stdout
 
 

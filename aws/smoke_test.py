@@ -13,8 +13,6 @@ from pathlib import Path
 
 from aws import destroy_plan
 from aws.stack_access import AwsStack, Client, run_command
-from infra import naming
-from infra.settings_errors import PROJECT
 
 # The training takes some minutes; an hour leaves time for nodes to start.
 TRAINING_SECONDS = 3600
@@ -39,7 +37,7 @@ def _named(stack: AwsStack, client: Client) -> Iterator[str]:
     The tagging API returns no IAM resources, and log groups that AWS creates have no tags. A role
     of another stack may have a name with this prefix (dev-eu for dev), so the role's tag `Stack` decides.
     """
-    prefix, iam = naming.prefix(PROJECT, stack.name), client("iam")
+    prefix, iam = stack.prefix, client("iam")
     for kind in ("Role", "InstanceProfile"):
         noun = {"Role": "role", "InstanceProfile": "instance_profile"}[kind]
         for found in iam.get_paginator(f"list_{noun}s").paginate().search(f"{kind}s[]"):

@@ -120,10 +120,10 @@ def make_clients(region: str) -> Client:
     return client
 
 
-def call_if_exists(look: Callable[..., Any], *given: object, **asked: object) -> Any:
-    """Return the response of the boto3 call `look`, or None if AWS reports that the resource does not exist."""
+def call_if_exists(call: Callable[..., Any], *args: object, **request: object) -> Any:
+    """Return the response of the boto3 method `call`, or None if AWS reports that the resource does not exist."""
     try:
-        return look(*given, **asked)
+        return call(*args, **request)
     except ClientError as error:
         if error.response["Error"]["Code"] not in _ABSENT:
             raise
@@ -143,6 +143,9 @@ def run_command(argv: Sequence[str], *, given: str | None = None, capture: bool 
         raise CommandError(f"{argv[0]} is not on PATH. Fix: install it")
     done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, input=given, capture_output=capture)
     if done.returncode != 0:
-        said = f": {done.stderr.strip()}" if done.stderr else ""
-        raise CommandError(f"`{' '.join(argv)}` exited with code {done.returncode}{said}")
+        output = f": {done.stderr.strip()}" if done.stderr else ""
+        raise CommandError(
+            f"`{' '.join(argv)}` exited with code {done.returncode}{output}\n"
+            "Fix: correct the cause in its output, then try again"
+        )
     return done.stdout or ""

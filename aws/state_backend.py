@@ -39,8 +39,8 @@ def create_state_backend(client: Client, region: str) -> StateBackend:
     bucket = f"{STATE_BUCKETS}{account}-{region}"
     key = _key(client("kms"))
     _bucket(client("s3"), bucket, region, account, key)
-    there = f"?region={region}&awssdk=v2"
-    return StateBackend(bucket, f"s3://{bucket}{there}", f"awskms://{STATE_ALIAS}{there}")
+    query = f"?region={region}&awssdk=v2"
+    return StateBackend(bucket, f"s3://{bucket}{query}", f"awskms://{STATE_ALIAS}{query}")
 
 
 def _key(kms: Any) -> str:

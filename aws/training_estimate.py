@@ -10,7 +10,7 @@ import csv
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ Rates = Mapping[str, float]
 GB = 1e9
 # Disk of a node that is used by the system, images and logs.
 SYSTEM_GIB = 12.0
-# A part of the source for one pod of the data Job is at least this large (value data.workers).
-PART_BYTES = 256 * node_capacity.MIB
+# The parts in which pods prepare the source are at least this large, and so large per trainer.
+PART_BYTES, PART_BYTES_PER_TRAINER = 256 * node_capacity.MIB, 4 * node_capacity.MIB
 NOTHING = Dollars(0, 0)
 
 
@@ -41,7 +41,8 @@ class TrainingJob:
         passes: number of passes.
         ids: distinct ids over all tables.
         batch: rows per batch.
-        workers: pods of the data Job.
+        workers: pods of the data Job; 0: the training pods prepare the data (data.preparedBy).
+        is_one_stream: one pod reads the complete source: an https source, an archive, or one with data.sha256.
         checkpoints: number of checkpoints that are kept.
         source: address of the source, whose scheme decides where it is stored and how it is read.
     """
@@ -52,8 +53,15 @@ class TrainingJob:
     ids: float
     batch: int = 256
     workers: int = 1
+    is_one_stream: bool = False
     checkpoints: int = 3
     source: str = "s3://"
+
+    def readers(self, pods: int) -> int:
+        """Return how many pods prepare the data of a training with `pods` training pods."""
+        part = max(PART_BYTES, PART_BYTES_PER_TRAINER * pods)
+        parts = 1 if self.is_one_stream else math.ceil(self.gigabytes * GB / part)
+        return min(self.workers or pods, parts)
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,10 @@ def read_rates(overrides: Path | None = None) -> dict[str, float]:
         given = {} if overrides is None else yaml.safe_load(overrides.read_text("utf-8")) or {}
         mine = {str(key): float(value) for key, value in given.items()}
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
-        raise CommandError(f"RATES={overrides} cannot be read: {' '.join(str(error).split())}") from error
+        raise CommandError(
+            f"RATES={overrides} cannot be read: {' '.join(str(error).split())}. Fix: give a YAML file with lines "
+            "`KEY: NUMBER`; aws/rates.yaml has the keys"
+        ) from error
     wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
         known = f"known keys are {', '.join(found)}, and each value is a number above 0"
@@ -146,15 +157,14 @@ def read_job(
 ) -> TrainingJob:
     """Return a TrainingJob of these sizes; batch size, checkpoints, workers and source are from the chart `values`."""
     training, data = values["training"], values["data"]
-    # The data Job splits text below s3:// and file:// among its pods; one pod reads any other source.
-    parts = 1 if data["source"].startswith("http") else math.ceil(gigabytes * GB / PART_BYTES)
     return TrainingJob(
         rows=rows,
         gigabytes=gigabytes,
         passes=passes,
         ids=ids,
         batch=int(training["batchSize"]),
-        workers=min(int(data["workers"]), parts),
+        workers=int(data["workers"]) if data["preparedBy"] == "dataJob" else 0,
+        is_one_stream=bool(data["source"].startswith("http") or data["member"] or data["sha256"]),
         checkpoints=int(training["keepCheckpoints"]),
         source=data["source"],
     )
@@ -249,8 +259,9 @@ def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Ra
     cores = max(1.0, node.usable.cpu)
     train = pod_load(pods, cores, job, known, node.bandwidth)
     rows, ids, source = job.rows / pods, job.ids / pods, job.gigabytes * GB
+    prepared = job.readers(pods) * min(known["split_mb"] * 1e6, node.bandwidth)  # bytes per second
     hours = {
-        "data": source / (known["split_mb"] * 1e6) / job.workers / 3600,
+        "data": source / min(prepared, known["efs_write_mb"] * 1e6) / 3600,
         "copying shards": source / pods / (known["split_mb"] * 1e6) / 3600,
         "parsing": rows * known["parse_us"] / 1e6 / cores / 3600,
         "training": rows * job.passes / train.rows / 3600,
@@ -271,7 +282,7 @@ def _is_on_efs(job: TrainingJob) -> bool:
 
 
 def stored_gb(job: TrainingJob, known: Rates) -> float:
-    """Return the 10⁹ bytes of shards, checkpoints and a `file://` source on the file system after a run."""
+    """Return the size (in 10⁹ bytes) of the files that a run leaves: shards, checkpoints and a `file://` source."""
     checkpoints = min(job.passes, job.checkpoints) * job.ids * known["save_bytes"]
     return job.gigabytes * (1 + _is_on_efs(job)) + checkpoints / GB
 
@@ -281,7 +292,7 @@ def _cost_parts(
 ) -> dict[str, Dollars]:
     """Return the dollars that a run costs, by part (nodes, traffic and so on).
 
-    The nodes are paid for the data Job's hours too, because the training pods wait for it.
+    The nodes are paid while the data is prepared too, because the training pods wait for it or prepare it.
     """
     items, price = list(hourly_cost.cost_items(settings, pods)), hourly_cost.read_prices()["gb"]
     nodes, others = (
@@ -302,7 +313,7 @@ def _cost_parts(
         "traffic between zones": between * price["traffic between zones"],
     }
     return {
-        "nodes, while the data Job runs": nodes * waited,
+        "nodes, while data is prepared": nodes * waited,
         "nodes, after that": nodes * (lasted - waited),
         "control plane, NAT, logs, keys": others * lasted,
         "EFS storage and backups": stored * lasted,
@@ -310,18 +321,24 @@ def _cost_parts(
     }
 
 
-def advice(job: TrainingJob, settings: Settings, found: Estimate) -> Iterator[str]:
+def advice(job: TrainingJob, settings: Settings, found: Estimate, known: Rates) -> Iterator[str]:
     """Yield lines of advice: changes that would reduce the cost, and the monthly price of the data that remains."""
-    waiting = found.dollars["nodes, while the data Job runs"]
-    if found.hours["data"] > 0.1 * sum(found.hours.values()):
-        first = (
-            f"{found.pods} nodes wait while data.workers: {job.workers} prepares the data: ${waiting:.2f}."
-        )
-        more = "" if job.source.startswith("http") else f"data.workers: {min(found.pods, 20)}, or "
-        yield (
-            f"{first} Fix: {more}prepare the data before the nodes start, with nodes.auto: true and "
-            "scheduling.suspend: true until the data Job is complete"
-        )
+    readers = job.readers(found.pods)
+    if readers < found.pods and found.hours["data"] > 0.1 * sum(found.hours.values()):
+        waiting = found.dollars["nodes, while data is prepared"]
+        said = f"{found.pods} nodes wait for the data; pods that prepare it: {readers}. The wait costs ${waiting:.2f}."
+        if job.is_one_stream:
+            yield (
+                f"{said} One pod reads a source that is an archive, https or checked by data.sha256. Fix: provide the "
+                "rows as text below s3://, with data.preparedBy: trainingPods; or prepare them before the nodes start, "
+                "with data.preparedBy: dataJob, nodes.auto: true, and scheduling.suspend: true until they are prepared"
+            )
+        else:
+            other = estimate_training(replace(job, workers=0), settings, found.pods, known)
+            yield (
+                f"{said} Fix: data.preparedBy: trainingPods, with which the data takes {other.hours['data']:.2f} h "
+                f"instead of {found.hours['data']:.2f} h, and the run ${other.total:.2f} instead of ${found.total:.2f}"
+            )
     between = found.dollars["traffic between zones"]
     if between.most > 0:
         yield f"Traffic between zones costs ${between:.2f}. Fix: nodes.singleZone: true"

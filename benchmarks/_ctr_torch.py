@@ -33,7 +33,12 @@ class DeepFm(nn.Module):
         self.deep = nn.Sequential(*layers, nn.Linear(sizes[-1], 1))
 
     def forward(self, ids: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Return the score, shape [batch, 1]."""
+        """Return the logit of a click for each row, shape [batch, 1].
+
+        Args:
+            ids: row numbers of the embedding table, shape [batch, slots].
+            counts: the numbers of each row, shape [batch, counts].
+        """
         rows = self.table(ids)
         total = rows.sum(1)
         pairs = 0.5 * (total.square() - rows.square().sum(1))[:, 1:].sum(1, keepdim=True)

@@ -105,7 +105,10 @@ class ByHand(TrainerProcesses):
 
         codes = self.run(seconds, watch)
         if not found:
-            sys.exit(f"without launchers no rank trained a batch: {codes}\n{self.log()[-3000:]}")
+            sys.exit(
+                f"without launchers, a rank trained no batch in {seconds:.0f} s: exit codes {codes}; "
+                f"log of trainer 0:\n{self.log()[-3000:]}"
+            )
         return found[0]
 
 

@@ -35,7 +35,7 @@ print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf
 
 
 def find_cluster() -> Cluster:
-    """Return the local cluster with the image of this clone's launcher."""
+    """Return access to the local cluster, with the name of this clone's launcher image; contacts nothing."""
     env = {**os.environ, "KUBECONFIG": str(STATE / "kubeconfig"), "PYTHONPATH": str(ROOT)}
     image = image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher")
     return Cluster(env, image, STATE / "shared")

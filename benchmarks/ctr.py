@@ -229,7 +229,7 @@ def torch(folder: Path) -> None:
     """Print `ctr_torch`: one server and one trainer of ours and one PyTorch process on the same rows."""
     python = os.environ.get("BENCH_TORCH", "")
     if not python:
-        print("# ctr_torch was not measured: BENCH_TORCH names no Python that has PyTorch and numpy")
+        print("# ctr_torch was not measured. Fix: set BENCH_TORCH to a Python that has PyTorch and numpy")
         return
     hidden, rows = NETWORKS["large"]
     data = shards(folder / "torch", [rows], 1)

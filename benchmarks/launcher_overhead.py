@@ -51,8 +51,11 @@ def run_with_launchers(folder: Path, job: Path, values: dict[str, str]) -> Cost:
         codes = gang.start().wait(DEADLINE)
         ended = read_clocks()
         if codes != [0, 0, 0]:
-            sys.exit(f"under the launcher it failed: {codes}\n{gang.pod_log(0)[-3000:]}")
-        print(f"# {len(list(gang.output.glob('pass-*/done')))} saves", flush=True)
+            sys.exit(
+                f"the run under launchers failed: exit codes {codes}; end of the log of rank 0:\n"
+                f"{gang.pod_log(0)[-3000:]}"
+            )
+        print(f"# {len(list(gang.output.glob('pass-*/done')))} checkpoints saved", flush=True)
         return ended[0] - began[0], ended[1] - began[1]
 
 
@@ -64,7 +67,9 @@ def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, 
     ended = read_clocks()
     each = re.search(r"(\d+) batches per pass", gang.log())
     if set(codes.values()) != {0} or each is None:
-        sys.exit(f"by hand it failed: {codes}\n{gang.log()[-3000:]}")
+        sys.exit(
+            f"the run by hand failed: exit codes {codes}; end of the log of trainer 0:\n{gang.log()[-3000:]}"
+        )
     return (ended[0] - began[0], ended[1] - began[1]), int(each[1]) * int(values["PADDLE_LAUNCHER_PASSES"])
 
 

@@ -6,7 +6,7 @@ for each section
 - `walk_commands_<section>`: command lines, compared with those that the tutorial needs for the same
   (COMMANDS, from the text of its versions; files to write are counted on neither side);
 - `walk_minutes_<section>`: minutes, compared with those in the tutorial: 7 for its data Job and 20 for its
-  training. For other sections it gives no minutes, and it has no commands to compare, serve or sweep models.
+  training. The tutorial states no minutes for its other steps, and has no steps that compare, serve or sweep models.
 
 """
 

@@ -26,7 +26,12 @@ BUCKET = 'import pulumi_aws as aws\naws.s3.Bucket("one")\n'
 
 
 def create_dev_engine(folder: Path, account: Path) -> Engine:
-    """Return an engine with this repository's program and stack `dev`."""
+    """Return the real Pulumi engine for the stack `dev` of a copy of this repository's program.
+
+    Args:
+        folder: the copy and the engine's home folder are created in this folder.
+        account: folder of the emulated AWS account in which the engine plans resources.
+    """
     project = program_copy.copy_program(folder / "dev")
     program_copy.add_dev_stack(project, "dev")
     engine = Engine(project, "dev", folder / "home", account, starts_plugin=True).init()
@@ -35,7 +40,7 @@ def create_dev_engine(folder: Path, account: Path) -> Engine:
 
 
 def create_bucket_engine(folder: Path, account: Path) -> Engine:
-    """Return an engine with a program of one bucket."""
+    """Return the real Pulumi engine for a program with one S3 bucket; arguments as of `create_dev_engine`."""
     project = folder / "bucket"
     project.mkdir()
     (project / "Pulumi.yaml").write_text("name: bucket\nruntime: python\n", encoding="utf-8")
@@ -46,7 +51,7 @@ def create_bucket_engine(folder: Path, account: Path) -> Engine:
 
 
 def time_preview(engine: Engine) -> float:
-    """Return the wall seconds of one preview."""
+    """Run `pulumi preview` once with `engine` and return its duration in wall seconds."""
     began = time.monotonic()
     done = engine.preview()
     wall = time.monotonic() - began

@@ -77,7 +77,9 @@ def await_training(run: RunningGang, after: float) -> None:
     while not run.trains(after):
         if time.monotonic() > deadline:
             log = "\n".join(text for _, text in run.events(0)[-20:])
-            sys.exit(f"no training {DEADLINE:.0f} s after the kill or the start:\n{log}")
+            sys.exit(
+                f"not every rank had trained a batch {DEADLINE:.0f} s after the kill or the start; logs:\n{log}"
+            )
         time.sleep(0.1)
 
 
@@ -178,7 +180,10 @@ def main() -> int:
                     measure_start_and_kills(pods, first, lost)
             missed += report(name, "_cluster", first, lost, bare)
     if not clustered:
-        print("# no local cluster with this launcher's image: `make cluster image`", flush=True)
+        print(
+            "# pods were not measured: no local cluster has this launcher's image. Fix: make cluster image",
+            flush=True,
+        )
     print(f"# load {os.getloadavg()[0]:.1f}", flush=True)
     return missed
 

@@ -97,7 +97,7 @@ class Launcher:
             )
             answer = json.loads(await reader.readexactly(size))
             if b" 200 " not in head.partition(b"\r\n")[0]:
-                raise RuntimeError(f"rank {self.rank}: {answer}")
+                raise RuntimeError(f"rank 0 rejected the request of rank {self.rank}: {answer}")
             if answer["version"] == self.seen:
                 continue
             self.seen, order = answer["version"], Order.from_json(answer["order"])
@@ -224,7 +224,7 @@ def requests(folder: Path, pods: int = 20) -> float:
 
     while not all(map(found, finders)):
         if time.monotonic() > deadline:
-            sys.exit("rendezvous: api did not find rank 0's second pod")
+            sys.exit("rendezvous: api: not all pods found the second pod of rank 0 within 30 s")
         time.sleep(0.05)
     count = len(server.queries) / pods
     for finder in finders:

@@ -196,7 +196,9 @@ def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], i
             return process, port, time.perf_counter() - began
         except OSError:
             if process.poll() is not None:
-                sys.exit("the server ended")
+                sys.exit(
+                    f"`{' '.join(command)}` exited with {process.returncode} before it answered. Fix: run it to see why"
+                )
             time.sleep(0.01)
 
 

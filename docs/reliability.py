@@ -85,6 +85,11 @@ SECOND_POD = Others(
     "the new pod fails because the old pod's output folder exists [e]",
 )
 NO = "not documented"
+CAPACITY = Others(
+    "no node for a replaced pod",
+    "waits up to the rendezvous timeout (`join_timeout`), then fails [a]",
+    *[NO] * 3,
+)
 DONE = Others("a pod is deleted when the run is complete", NO, "a completed Job stays completed [b]", NO, NO)
 DRAIN = Others(
     "the pods are asked to stop (suspend, drain)",
@@ -238,6 +243,12 @@ ROWS = (
         SECOND_POD,
     ),
     Row(
+        "a pod is deleted while no node takes its replacement, first for seconds, then for longer than `training.rankWaitHours`",  # noqa: E501
+        "test_pods.py::test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again",
+        "the other pods wait without processes and continue with the new pod; at the end of the wait the Job fails, and `resume` starts it again",  # noqa: E501
+        CAPACITY,
+    ),
+    Row(
         "a pod is deleted when the run is complete",
         "test_pods.py::test_a_pod_that_is_deleted_after_the_run_completed_changes_nothing",
         "its replacement sees that the run is complete and exits with 0",
@@ -349,7 +360,7 @@ ROWS = (
 
 
 def line(cells: tuple[str, ...]) -> str:
-    """Return these cells as one line of a Markdown table."""
+    """Return `cells` as one row of a Markdown table."""
     return "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -30,8 +30,9 @@ MEANINGS = {
     "`false` it resets them.",
     "storage.type": "How the pods mount the storage: EFS driver, NFS, a folder of each node, or an existing claim "
     "(PersistentVolumeClaim).",
-    "storage.protect": "`pulumi destroy` keeps file system, bucket, registry, key and logs, and the next `pulumi up` "
-    "uses them again (target `aws`).",
+    "storage.protect": "`pulumi destroy` keeps file system, bucket, registry, key and logs (target `aws`).",
+    "storage.adopt": "Ids of the resources that a destroy kept, by the keys `fileSystem`, `accessPoint`, `bucket`, "
+    "`registry` and `key`: the next `pulumi up` uses them again. `make kept` prints the commands that set them.",
     "storage.path": "With type `hostPath` the folder on each node; with `nfs` the exported folder.",
     "storage.server": "With type `nfs` the name or address of the server; empty: the EFS file system of the stack.",
     "storage.claim": "With type `existingClaim` the name of the claim.",

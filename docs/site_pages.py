@@ -65,7 +65,7 @@ def translate_links(text: str, path: str, place: str) -> str:
         name, mark, anchor = target.partition("#")
         file = posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
         if not (ROOT / file).exists():
-            log.warning("%s: the link target %s does not exist", path, target)
+            log.warning("%s: the link target %s does not exist. Fix: correct the link", path, target)
         inside = INCLUDED.get(file) or (file.removeprefix("docs/") if file.startswith("docs/") else None)
         if inside is None or not inside.endswith(IN_SITE):
             return label if file in label else f"{label} (`{file}`)"

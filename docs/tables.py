@@ -66,7 +66,7 @@ Four more commands run only in the pods, not on your machine; they read their se
 
 | command | pod | what it does |
 | --- | --- | --- |
-| `prepare` | data Job | Downloads and verifies the source, splits it into shards, and writes the manifest. |
+| `prepare` | data Job; with `data.preparedBy: trainingPods` init container of a training pod | Downloads and verifies the source, splits it into shards, and writes the manifest. |
 | `await-data` | init container of a training pod | Waits until the data Job has written the manifest (list of data files) of this training. Fails at once when this data Job has failed. |
 | `train` | training pod | Copies the shard to the pod's disk, waits for the other ranks (rendezvous), starts and supervises pservers and trainer. |
 | `reader` | short-lived pod of the command line | Reads and writes the shared storage for the commands below. |

@@ -10,7 +10,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import naming, retained_resources
-from infra.retained_resources import RetainedResources
 from infra.stack_inputs import StackInputs
 
 _OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
@@ -30,7 +29,7 @@ class AwsContext:
         protect: whether destroy keeps file system, bucket, registry, their key and the logs.
         permissions_boundary: ARN of the permissions boundary of every IAM role, or an empty text.
         iam_path: IAM path of every role, such as `/` or `/teams/paddle/`.
-        retained: resources that an earlier destroy kept, to be imported.
+        imports: ids of resources that an earlier destroy kept, by key of `storage.adopt` or name of the log group.
     """
 
     prefix: str
@@ -42,7 +41,7 @@ class AwsContext:
     protect: bool
     permissions_boundary: str
     iam_path: str
-    retained: RetainedResources
+    imports: Mapping[str, str]
 
     def named(self, part: str) -> str:
         """Return the AWS name of a part of the stack: the prefix of the stack, then the part's name."""
@@ -70,11 +69,11 @@ class AwsContext:
     def retain(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
         """Return pulumi options for a resource that holds user data (a bucket) or protects it (its key).
 
-        With `protect`, `pulumi destroy` keeps the resource. The next `up` of the stack finds it by `part`, the last
-        part of its name, and imports it. `more` are further options.
+        With `protect`, `pulumi destroy` keeps the resource, and a later `up` imports it by the id in `imports[part]`.
+        `more` are further options.
         """
-        if part in self.retained.ids:
-            more["import_"] = self.retained.ids[part]
+        if part in self.imports:
+            more["import_"] = self.imports[part]
         return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect, **more)
 
     def principal_arn(self, name: str) -> str:
@@ -83,20 +82,16 @@ class AwsContext:
 
 
 def create_context(inputs: StackInputs, region: str) -> AwsContext:
-    """Return the stack's context: read the account from AWS and find the resources that a destroy kept.
+    """Return the stack's context: read the account from AWS and check the resources that a destroy kept.
 
     Raises:
-        SettingsError: the stack's name is too long; the retained resources belong to a running stack or are
-            ambiguous; or `kms.keyArn` is not the key of the retained file system.
+        SettingsError: the stack's name is too long, or `check_retained` found a problem.
     """
     project, stack, settings = inputs.project, inputs.stack, inputs.settings
     naming.check_prefix_length(project, stack)
     caller = aws.get_caller_identity()
     prefix, stack_tags = naming.prefix(project, stack), naming.stack_tags(project, stack)
-    retained = retained_resources.find_retained_resources(
-        project, stack, prefix, stack_tags, pod_logs=settings.cluster.pod_logs
-    )
-    retained_resources.check_key(retained, settings.kms.key_arn)
+    imports = retained_resources.check_retained(settings, prefix, stack_tags)
     return AwsContext(
         prefix=prefix,
         tags={**settings.tags, **stack_tags},
@@ -107,7 +102,7 @@ def create_context(inputs: StackInputs, region: str) -> AwsContext:
         protect=settings.storage.protect,
         permissions_boundary=settings.iam.permissions_boundary,
         iam_path=settings.iam.path,
-        retained=retained,
+        imports=imports,
     )
 
 

@@ -33,6 +33,7 @@ from infra.network_selection import SelectedNetwork
 from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs
 from infra.training import DATA_LOSS_NOTE, Training
+from infra.vpc_network import VpcNetwork
 
 # For each of the three containers of both controllers of the EFS driver. They have no work, because the
 # program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
@@ -79,7 +80,11 @@ def check_node_capacity(inputs: StackInputs) -> None:
         try:
             found = aws.ec2.get_instance_type(instance_type=kind)
         except Exception as error:  # the provider's errors have no type of their own
-            pulumi.log.warn(f"nodes.instanceTypes: the size of {kind} could not be checked: {error}")
+            pulumi.log.warn(
+                f"nodes.instanceTypes: the size of {kind} could not be read from AWS ({error}), so it was not checked "
+                "whether the pods fit. Fix: correct the type, or compare its vCPUs and memory with `resources` of the "
+                "chart; pods that do not fit stay Pending"
+            )
             continue
         memory = float(found.memory_size * node_capacity.MIB)
         machines[kind] = node_capacity.Size(float(found.default_vcpus), memory)
@@ -104,7 +109,8 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         network = network_selection.check_existing_network(settings)
     else:
         zones = network_selection.select_zones(settings)
-        network = network_selection.create_network(context, settings, zones)
+        with_access = settings.compute == "on"
+        network = VpcNetwork(context, settings.network, zones=zones, internet_access=with_access).selected
     live = read_live_cluster(context.prefix) if settings.compute == "on" else LiveCluster()
     # All checks are done: from here on, resources are created.
     key = Key(context, settings.kms.key_arn)
@@ -304,13 +310,12 @@ def create_release(
     )
     training = Training(
         context.prefix,
-        inputs.training_args(
-            values,
-            kubeconfig=kubeconfig,
-            context=eks_kubeconfig.CONTEXT,
-            cluster_name=context.prefix,
-            after=after,
-        ),
+        inputs,
+        values=values,
+        kubeconfig=kubeconfig,
+        context=eks_kubeconfig.CONTEXT,
+        cluster_name=context.prefix,
+        after=after,
     )
     return {
         **outputs,

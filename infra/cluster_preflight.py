@@ -127,7 +127,9 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
         if settings.release.keep_manual_values and not _has_release(core, settings):
             key, limit = "release.keepManualValues", "false until the release exists"
             why = f"namespace {settings.namespace.name} has no release {settings.release.name}"
-            raise SettingsError([setting_problem(key, True, limit, why, "run pulumi up with false first")])
+            raise SettingsError(
+                [setting_problem(key, True, limit, why, "set it to false for the first pulumi up")]
+            )
 
 
 def _short(error: BaseException) -> str:

@@ -73,7 +73,7 @@ class EksCluster(AwsComponent):
         if self.version != settings.version:
             pulumi.log.warn(
                 f"cluster.version {settings.version}: the control plane has {live_version}, and EKS allows no "
-                "downgrade. The add-ons get versions for {live_version}; the nodes keep their version. To upgrade the "
+                f"downgrade. The add-ons get versions for {live_version}; the nodes keep their version. To upgrade the "
                 f"nodes: pulumi config set --path cluster.version {live_version}"
             )
         role = create_role(context, "cluster", "eks.amazonaws.com", self)

@@ -23,6 +23,9 @@ NODE_POLICIES = (
 )
 
 NEWEST = "newest"
+# Without a running node the autoscaler knows no disk, and adds no node for pods that request one. It reads this tag
+# from the node group itself (DescribeNodegroup, in buildNodeFromTemplate of its cloudprovider/aws/aws_manager.go).
+DISK_TAG = "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
 SYSTEM_LABELS = {"paddle-training/system": "true"}
 RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
 
@@ -154,6 +157,7 @@ class Nodes(AwsComponent):
                 capacity_type=settings.capacity,
                 instance_types=list(settings.instance_types),
                 taints=startup_taints or None,
+                tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
             )
 
         self.group = training_group("nodes", settings)

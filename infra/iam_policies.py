@@ -11,6 +11,8 @@ from infra import deployer_permissions
 from infra.settings import IamSettings
 
 VERSION = "2012-10-17"
+USE_KEY = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt")
+FOR_DISKS = ("GenerateDataKeyWithoutPlaintext", "ReEncryptFrom", "ReEncryptTo")
 
 
 def _document(statements: Iterable[Mapping[str, Any]]) -> str:
@@ -51,17 +53,7 @@ def key_policy(partition: str, account: str, region: str) -> str:
                 "Sid": "AllowNodeDisks",
                 "Effect": "Allow",
                 "Principal": {"AWS": "*"},
-                "Action": sorted(
-                    [
-                        "kms:CreateGrant",
-                        "kms:Decrypt",
-                        "kms:DescribeKey",
-                        "kms:Encrypt",
-                        "kms:GenerateDataKeyWithoutPlaintext",
-                        "kms:ReEncryptFrom",
-                        "kms:ReEncryptTo",
-                    ]
-                ),
+                "Action": sorted([*USE_KEY, *(f"kms:{name}" for name in FOR_DISKS)]),
                 "Resource": "*",
                 "Condition": {"StringEquals": through_ec2},
             },
@@ -71,18 +63,15 @@ def key_policy(partition: str, account: str, region: str) -> str:
 
 def bucket_policy(bucket_arn: str) -> str:
     """Return a bucket policy that denies all requests without TLS."""
-    return _document(
-        [
-            {
-                "Sid": "RequireTls",
-                "Effect": "Deny",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [bucket_arn, f"{bucket_arn}/*"],
-                "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-            }
-        ]
-    )
+    statement = {
+        "Sid": "RequireTls",
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:*",
+        "Resource": [bucket_arn, f"{bucket_arn}/*"],
+        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+    }
+    return _document([statement])
 
 
 # Prefixes of the bucket that pods use: they read sources, and read and write models.
@@ -108,26 +97,13 @@ def pods(bucket_arn: str, key_arn: str) -> str:
 
 def efs_driver(file_system_arn: str) -> str:
     """Return the policy of the efs-csi driver's role: mount existing volumes; it creates none."""
-    return _document(
-        [
-            _allow(
-                [
-                    "elasticfilesystem:DescribeAccessPoints",
-                    "elasticfilesystem:DescribeFileSystems",
-                    "elasticfilesystem:DescribeMountTargets",
-                ],
-                [file_system_arn],
-            ),
-            _allow(["ec2:DescribeAvailabilityZones"], "*"),
-        ]
-    )
+    reads = [f"elasticfilesystem:Describe{kind}" for kind in ("AccessPoints", "FileSystems", "MountTargets")]
+    return _document([_allow(reads, [file_system_arn]), _allow(["ec2:DescribeAvailabilityZones"], "*")])
 
 
 def use_key(key_arn: str) -> str:
     """Return a policy that lets the cluster's role encrypt Kubernetes Secrets with the key."""
-    return _document(
-        [_allow(["kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt"], [key_arn])]
-    )
+    return _document([_allow(USE_KEY, [key_arn])])
 
 
 def autoscaler(cluster: str) -> str:
@@ -151,9 +127,8 @@ def pod_logs(partition: str, prefix: str) -> str:
     no tags.
     """
     groups = f"arn:{partition}:logs:*:*:log-group:/aws/containerinsights/{prefix}/*"
-    return _document(
-        [_allow(["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"], groups)]
-    )
+    actions = ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"]
+    return _document([_allow(actions, groups)])
 
 
 def registry_lifecycle(images: int) -> str:

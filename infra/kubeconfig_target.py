@@ -19,12 +19,11 @@ def create_kubeconfig_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]
     path = Path(settings.kubeconfig.path)
     training = Training(
         naming.prefix(inputs.project, inputs.stack),
-        inputs.training_args(
-            chart_values.release_values(settings, outputs, inputs.user_values),
-            # An absolute path stays as written, so that the state is the same from every clone.
-            kubeconfig=str(path if path.is_absolute() else inputs.folder / path.expanduser()),
-            context=settings.kubeconfig.context,
-        ),
+        inputs,
+        values=chart_values.release_values(settings, outputs, inputs.user_values),
+        # An absolute path stays as written, so that the state is the same from every clone.
+        kubeconfig=str(path if path.is_absolute() else inputs.folder / path.expanduser()),
+        context=settings.kubeconfig.context,
     )
     return {
         "namespace": settings.namespace.name,

@@ -37,7 +37,9 @@ def folder_digest(path: str | Path) -> str:
     """
     root = Path(path)
     if not root.is_dir():
-        raise FileNotFoundError(f"{root} is not a folder")
+        raise FileNotFoundError(
+            f"{root} is not a folder, so it has no digest. Fix: run from a complete clone of the repository"
+        )
     entries = sorted((file.relative_to(root).as_posix(), file) for file in _files(root))
     digest = hashlib.sha256()
     for name, file in entries:

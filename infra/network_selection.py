@@ -9,10 +9,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import constants, settings_rules
-from infra.aws_context import AwsContext
 from infra.settings import Settings
 from infra.settings_errors import Problem, SettingsError, setting_problem
-from infra.vpc_network import VpcNetwork
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ def select_zones(settings: Settings) -> list[str]:
         )
     if len(names) < network.zones:
         limit = f"at most {len(names)} (zones {listed})"
+        fix = f"set network.zones to at most {len(names)}, or use another region"
         raise SettingsError([setting_problem("network.zones", network.zones, limit, why, fix)])
     return list(network.availability_zones) or names[: network.zones]
 
@@ -96,16 +95,3 @@ def check_existing_network(settings: Settings) -> SelectedNetwork:
     if problems:
         raise SettingsError(problems)
     return SelectedNetwork(network.vpc_id, dict(sorted(by_zone.items())), list(network.subnet_ids))
-
-
-def create_network(context: AwsContext, settings: Settings, zones: Sequence[str]) -> SelectedNetwork:
-    """Create the stack's own network in these zones."""
-    network = VpcNetwork(
-        context,
-        vpc_cidr=settings.network.vpc_cidr,
-        zones=zones,
-        nat=settings.network.nat,
-        internet_access=settings.compute == "on",
-    )
-    ids = network.private_subnet_ids
-    return SelectedNetwork(network.vpc_id, dict(zip(zones, ids, strict=True)), ids, network.ready)

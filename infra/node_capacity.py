@@ -7,11 +7,11 @@ A data pod without room would never start, and the training pods would wait unti
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
-
-from infra.kubernetes_quantities import parse_quantity
 
 GIB = 2**30
 MIB = 2**20
@@ -20,6 +20,17 @@ MIB = 2**20
 # efs-csi), and one node's part of CoreDNS and the efs-csi controllers, rounded up.
 DAEMON_CPU = 0.35
 DAEMON_MEMORY = 768 * MIB
+
+# Suffixes of Kubernetes quantities.
+_FACTORS: dict[str, int | Decimal] = {
+    "": 1,
+    "m": Decimal("0.001"),
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
+_FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -57,6 +68,27 @@ def usable_size(machine: Size) -> Size:
     pods = 29 if cores <= 2 else 58 if cores <= 8 else 110
     memory = machine.memory * 0.96 - (255 + 11 * pods + 100) * MIB
     return Size(machine.cpu - reserved - DAEMON_CPU, memory - DAEMON_MEMORY)
+
+
+def pod_disk_gib(disk_gib: int) -> int:
+    """Return how much of a node's disk its pods can request as `ephemeral-storage`, in GiB, rounded down.
+
+    The kubelet keeps 10% free (its eviction threshold), EKS reserves 1 GiB (ephemeral-storage of kube-reserved), and
+    boot partitions and the file system itself take less than 1 GiB.
+    """
+    return int(disk_gib * 0.9) - 2
+
+
+def parse_quantity(quantity: object) -> float:
+    """Return a quantity in its base unit (cores or bytes): `250m` → 0.25, `2Gi` → 2147483648.0.
+
+    Raises:
+        ValueError: `quantity` is not in the notation of Kubernetes.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mkMGT]|[KMGT]i)?", str(quantity))
+    if match is None:
+        raise ValueError(f"{quantity!r} is not a quantity such as 250m or 2Gi")
+    return float(Decimal(match[1]) * _FACTORS[match[2] if match[2] is not None else ""])
 
 
 def pod_requests(resources: Mapping[str, Any]) -> Size:

@@ -35,8 +35,8 @@ class Revision:
     values: Mapping[str, Any]
 
 
-def newest_revision(kubeconfig: str, context: str, namespace: str, release: str) -> Revision | None:
-    """Return the newest revision of a release, read from helm's Secrets; None if there is no such release.
+def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) -> list[Revision]:
+    """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
 
     Args:
         kubeconfig: path, or content as JSON.
@@ -58,13 +58,13 @@ def newest_revision(kubeconfig: str, context: str, namespace: str, release: str)
                 label_selector=f"owner=helm,name={release}",
                 _request_timeout=cluster_preflight.TIMEOUT,
             )
-        newest = max(found.items, key=lambda item: int(item.metadata.labels["version"]), default=None)
-        if newest is None:
-            return None
-        stored = base64.b64decode(base64.b64decode(newest.data["release"]))
-        record = json.loads(gzip.decompress(stored))
-        description = record["info"].get("description", "")
-        return Revision(record["version"], description, record.get("config") or {})
+        stored = [base64.b64decode(base64.b64decode(item.data["release"])) for item in found.items]
+        records = [json.loads(gzip.decompress(each)) for each in stored]
+        revisions = [
+            Revision(record["version"], record["info"].get("description", ""), record.get("config") or {})
+            for record in records
+        ]
+        return sorted(revisions, key=lambda revision: revision.number, reverse=True)
     except client.ApiException as error:
         raise UnreadableError(f"{error.status} {error.reason}") from error
     except (config.ConfigException, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError) as error:

@@ -90,9 +90,7 @@ VpcId = Annotated[
     str,
     Field(pattern=r"^(vpc-[0-9a-f]+)?$"),
     Help(
-        "the id of a VPC, vpc-…",
-        "AWS identifies VPCs by it",
-        "use the id, or an empty text to create a VPC",
+        "the id of a VPC, vpc-…", "AWS identifies VPCs by it", "use the id, or an empty text to create a VPC"
     ),
 ]
 SubnetId = Annotated[
@@ -180,6 +178,15 @@ ArchiveAfterDays = Annotated[
         "0 (never), 1, 7, 14, 30, 60, 90, 180, 270 or 365",
         "EFS moves files to cheaper storage after one of these",
         "use for example 30",
+    ),
+]
+_AdoptedKind = Annotated[str, Field(pattern=r"^(fileSystem|accessPoint|bucket|registry|key)$")]
+Adopted = Annotated[
+    dict[_AdoptedKind, Annotated[str, Field(min_length=1)]],
+    Help(
+        "ids under fileSystem, accessPoint, bucket, registry and key",
+        "the next up imports these resources, which a destroy kept",
+        "run the commands that make kept prints",
     ),
 ]
 _TagKey = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_tag_key)]

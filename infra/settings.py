@@ -55,11 +55,12 @@ class ReleaseSettings(SettingsModel):
 
 class StorageSettings(SettingsModel):
     """type: efs-csi, nfs, hostPath or existingClaim. protect: destroy keeps file system, bucket, registry,
-    key and logs, and the next `up` uses them again. backup: daily backups, kept for 35 days even after a
-    destroy."""
+    key and logs. adopt: their ids, with which the next `up` uses them again. backup: daily backups, kept
+    for 35 days even after a destroy."""
 
     type: Literal["efs-csi", "nfs", "hostPath", "existingClaim"] = "efs-csi"
     protect: bool = True
+    adopt: types.Adopted = Field(default_factory=dict)
     path: types.AbsolutePath = ""
     server: str = ""
     claim: types.ClaimName = ""

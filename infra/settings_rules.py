@@ -44,9 +44,10 @@ def _kubeconfig(settings: Settings) -> Iterator[Problem]:
     storage = settings.storage
     if storage.type == "efs-csi":
         limit, why = "hostPath, nfs or existingClaim", "only target aws creates an EFS file system"
-        yield problem("storage.type", storage.type, limit, why, "set storage.type")
+        yield problem("storage.type", storage.type, limit, why, "set storage.type to one of these")
     if storage.type == "nfs" and storage.server == "":
-        yield problem("storage.server", "", "an NFS server", "pods mount it", "set storage.server")
+        limit, fix = "the host name or address of an NFS server", "set storage.server to it"
+        yield problem("storage.server", "", limit, "pods mount its export", fix)
     yield from _volume(settings)
     if settings.compute == "off":
         why = "this stack does not own an existing cluster, so it cannot stop it"
@@ -57,9 +58,10 @@ def _volume(settings: Settings) -> Iterator[Problem]:
     storage = settings.storage
     if storage.type == "hostPath" and storage.path == "":
         limit = "a folder that all nodes share"
-        yield problem("storage.path", "", limit, "pods mount it", "set storage.path")
+        yield problem("storage.path", "", limit, "pods mount it", "set storage.path to its path")
     if storage.type == "existingClaim" and storage.claim == "":
-        yield problem("storage.claim", "", "a ReadWriteMany claim", "pods mount it", "set storage.claim")
+        limit, fix = "the name of a ReadWriteMany PersistentVolumeClaim", "set storage.claim to it"
+        yield problem("storage.claim", "", limit, "pods mount it", fix)
 
 
 def _network(settings: Settings) -> Iterator[Problem]:
@@ -90,7 +92,7 @@ def service_network_problems(settings: Settings, vpc_cidr: str) -> Iterator[Prob
     service = settings.network.service_cidr
     if cidr.networks_overlap(service, vpc_cidr):
         limit = f"a network outside the VPC's {vpc_cidr}"
-        why = "EKS rejects it, because an address could belong to a pod and to a Service"
+        why = "EKS rejects overlapping networks, because an address could belong to a pod and to a Service"
         fix = "use another network, for example 172.20.0.0/16"
         yield problem("network.serviceCidr", service, limit, why, fix)
 
@@ -114,7 +116,7 @@ def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
     cluster = settings.cluster
     if not cluster.admins:
         limit = "at least one IAM role or user"
-        why = "nobody else can use the cluster, not even this program"
+        why = "only listed roles and users can use the cluster, and this program installs the release in it"
         yield problem("cluster.admins", [], limit, why, "list the role that deploys, for example role/Admin")
     for name in sorted(set(cluster.admins) & set(cluster.viewers)):
         limit, why = "no principal of cluster.admins", "EKS allows one access entry for each principal"
@@ -153,7 +155,7 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
         yield problem(group, True, limit, why, "set nodes.singleZone to true")
     burstable = [kind for kind in types if kind.startswith("t")]
     if nodes.placement_group and burstable:
-        limit, why = f"no burstable type with {group}", "EC2 starts none in a placement group"
+        limit, why = f"no burstable type with {group}", "EC2 starts no burstable instance there"
         yield problem("nodes.instanceTypes", burstable[0], limit, why, "use for example m6i.large")
     if nodes.auto and nodes.placement_group:
         why = "the small system node that nodes.auto adds cannot start in a placement group"
@@ -172,7 +174,10 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
 def _pairs(settings: Settings) -> Iterator[Problem]:
     dns, budget, fix = settings.dns, settings.budget, "set both or remove both"
     if (dns.external_name == "") != (dns.public_zone_id == ""):
-        limit, why = "set together with dns.publicZoneId, or not at all", "it is a record of that zone"
+        limit, why = (
+            "set together with dns.publicZoneId, or not at all",
+            "the name becomes a record of that zone",
+        )
         yield problem("dns.externalName", dns.external_name, limit, why, fix)
     if (budget.dollars == 0) != (budget.email == ""):
         limit, why = "set together with budget.dollars, or not at all", "an alarm requires both"
@@ -188,6 +193,11 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
         why = "without NAT, the data pod reaches nothing outside AWS"
         fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/KEY"
         yield Problem("data.source", source, "s3:// or file:// with network.nat none", why, fix)
+    kind, runtime = next(iter(settings.nodes.instance_types), ""), values.get("runtime")
+    if settings.target == "aws" and node_capacity.is_arm(kind) and runtime == "fleet":
+        limit = "Intel or AMD types with the chart value runtime fleet"
+        why = "PaddlePaddle's package for arm64 cannot save checkpoints"
+        yield problem("nodes.instanceTypes", kind, limit, why, "use for example m7i.large")
 
 
 def capacity_problems(
@@ -195,9 +205,9 @@ def capacity_problems(
 ) -> tuple[list[Problem], list[str]]:
     """Check whether all training pods and the data pod fit on the nodes at once.
 
-    They must, because training pods hold their requests while they wait for the data pod. If they would not fit
-    even on machines without any other pod, that is a problem. If they would fit only there, that is a warning,
-    because the requests of daemons and add-ons are an estimate.
+    They must fit, because training pods hold their requests while they wait for the data pod. The result is a problem
+    if the pods do not fit even on empty machines. It is a warning if they fit on empty machines, but not next to
+    daemons and add-ons, because the requests of these are an estimate.
 
     Args:
         settings: settings of the stack.
@@ -215,7 +225,7 @@ def capacity_problems(
         trainer = node_capacity.pod_requests(values.get("resources") or {})
         data = node_capacity.pod_requests((values.get("data") or {}).get("resources") or {})
     except ValueError as error:
-        fix = "correct it in the stack's valuesFiles or values"
+        fix = "correct the quantity in the stack's valuesFiles or values"
         given = values.get("resources")
         return [Problem("resources", given, "quantities such as 250m and 2Gi", str(error), fix)], []
     trainers, one_a_node = int(values.get("trainers", 1)), values.get("hostPorts") is True

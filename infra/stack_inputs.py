@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pulumi
-
-from infra import chart_values, cluster_preflight, naming, settings_rules
+from infra import chart_values, naming, settings_rules
 from infra.settings import Settings
 from infra.settings_errors import SettingsError
-from infra.training import TrainingArgs, wait_seconds
 
 
 @dataclass(frozen=True)
@@ -49,26 +46,6 @@ class StackInputs:
     def owner(self) -> str:
         """Return the value of the namespace's label that identifies the stack that owns it."""
         return naming.prefix(self.project, self.stack)[:63].strip("-")
-
-    def training_args(self, values: pulumi.Input[Mapping[str, Any]], **more: Any) -> TrainingArgs:
-        """Return the arguments of `Training`: those that both targets share, and `more` of one target."""
-        release, namespace = self.settings.release, self.settings.namespace
-        labels = {
-            "app.kubernetes.io/managed-by": "pulumi",
-            cluster_preflight.OWNER_LABEL: self.owner,
-        }
-        return TrainingArgs(
-            namespace=namespace.name,
-            create_namespace=namespace.create,
-            labels=labels,
-            privileged=self.uses_host_ports,
-            release=release.name,
-            values=values,
-            project_folder=self.folder,
-            wait_seconds=wait_seconds(self.effective_values) if release.wait else None,
-            keep_manual_values=release.keep_manual_values,
-            **more,
-        )
 
 
 def read_stack_inputs(settings: Settings, project: str, stack: str, folder: Path) -> StackInputs:

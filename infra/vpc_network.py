@@ -9,27 +9,26 @@ import pulumi_aws as aws
 
 from infra import cidr, constants
 from infra.aws_context import AwsComponent, AwsContext
+from infra.network_selection import SelectedNetwork
+from infra.settings import NetworkSettings
 
 
 class VpcNetwork(AwsComponent):
-    """paddle:infra:Network: the VPC with a public and a private subnet in each zone.
+    """paddle:infra:Network: the VPC with a public and a private subnet in each zone; `selected` describes it.
 
     Args:
         context: the stack's context.
-        vpc_cidr: network of the VPC.
+        settings: the section `network`.
         zones: names of the availability zones.
-        nat: `network.nat`: single, per-az or none.
         internet_access: whether to create NAT gateways or interface endpoints; false while compute is off,
             because they cost money by the hour.
     """
 
-    vpc_id: pulumi.Output[str]
-    private_subnet_ids: list[pulumi.Output[str]]
-
     def __init__(
-        self, context: AwsContext, *, vpc_cidr: str, zones: Sequence[str], nat: str, internet_access: bool
+        self, context: AwsContext, settings: NetworkSettings, *, zones: Sequence[str], internet_access: bool
     ) -> None:
         super().__init__("paddle:infra:Network", context, "network")
+        vpc_cidr, nat = settings.vpc_cidr, settings.nat
         self._zones, self._nat = zones, nat
         # The name of the file system and private zones resolve only with both of these.
         self._vpc = aws.ec2.Vpc(
@@ -71,12 +70,12 @@ class VpcNetwork(AwsComponent):
             opts=self.child,
         )
         # Created before the nodes, and removed after them.
-        self.ready: list[pulumi.Resource] = []
+        ready: list[pulumi.Resource] = []
         if internet_access:
-            self.ready += self._endpoints(vpc_cidr) if nat == "none" else self._nat_gateways(public_route)
-        self.vpc_id = self._vpc.id
-        self.private_subnet_ids = [subnet.id for subnet in self._privates]
-        self.register_outputs({"vpcId": self.vpc_id})
+            ready += self._endpoints(vpc_cidr) if nat == "none" else self._nat_gateways(public_route)
+        ids = [subnet.id for subnet in self._privates]
+        self.selected = SelectedNetwork(self._vpc.id, dict(zip(zones, ids, strict=True)), ids, ready)
+        self.register_outputs({"vpcId": self._vpc.id})
 
     def _subnet(self, part: str, zone: str, block: str, role_tag: str) -> aws.ec2.Subnet:
         return aws.ec2.Subnet(

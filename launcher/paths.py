@@ -116,7 +116,7 @@ class JobPaths:
 
     @property
     def rows(self) -> Path:
-        """rows.json: where in the source file each row of the shards and the test set comes from."""
+        """Path of rows.json, with which messages find the source file and row that a shard's row comes from."""
         return self.job / "rows.json"
 
     @property
@@ -132,9 +132,9 @@ class JobPaths:
         return self.job / f".{digest}.tmp"
 
     def data_alive(self, digest: str) -> Path:
-        """Return the file whose modification time shows that a data Job is at work.
+        """Return the file whose modification time shows that the pods of a data Job are running.
 
-        Its pods touch the file every few seconds.
+        The pods touch the file every few seconds.
 
         Args:
             digest: digest of the data settings (`dataDigest` of the manifest).
@@ -174,7 +174,7 @@ class OutputPaths:
 
     @property
     def run_copy(self) -> Path:
-        """run.copy.json: a copy of run.json, which is read when run.json is damaged."""
+        """Path of run.copy.json, the copy of run.json that is read when run.json is damaged."""
         return self.root / "run.copy.json"
 
     @property
@@ -187,12 +187,12 @@ class OutputPaths:
 
     @property
     def before_json(self) -> Path:
-        """before.json: test scores, before training, of the model that `training.initModelPath` loads."""
+        """Path of before.json, the scores of the model of `training.initModelPath` before its training continues."""
         return self.root / "before.json"
 
     @property
     def program_json(self) -> Path:
-        """program.json: options and file contents of the program, for `compare` and report.html."""
+        """Path of program.json, the options and file contents of the program, for `compare` and report.html."""
         return self.root / "program.json"
 
     @property
@@ -205,7 +205,7 @@ class OutputPaths:
 
     @property
     def checkpoint_request(self) -> Path:
-        """A file that requests a checkpoint; trainer 0 removes it once the checkpoint is saved."""
+        """Path of the file that requests a checkpoint; trainer 0 removes the file once the checkpoint is saved."""
         return self.root / ".checkpoint-request"
 
     @property
@@ -262,7 +262,7 @@ class WorkPaths:
 
     @property
     def sums(self) -> Path:
-        """sums.json: sha256 of the copied train.txt and test.txt, by file name."""
+        """Path of sums.json, the sha256 of the copied train.txt and test.txt by file name."""
         return self.data / "sums.json"
 
     @property

@@ -23,7 +23,8 @@ class Ids:
     """An input of up to `length` ids for each row, such as the words of a text.
 
     parse() returns a whole number from 0 to 2**64-1, or a list of them. network() gets an int64 tensor of
-    shape [batch, length] with the same 64 bits. Rows with fewer ids are padded with 0.
+    shape [batch, length] with the same 64 bits, so an id from 2**63 on is a negative number there. Rows with
+    fewer ids are padded with 0.
     """
 
     length: int
@@ -115,7 +116,7 @@ def hash64(text: str) -> int:
 def bucket(text: str, buckets: int) -> int:
     """Return a hash of `text` as an id from 1 to buckets-1, the same on every rank and in every run.
 
-    Different texts can get the same id. Use it instead of `hash64` for embedding tables with `rows=buckets`.
+    Different texts can get the same id. Use `bucket` instead of `hash64` for embedding tables with `rows=buckets`.
     """
     return zlib.crc32(text.encode()) % (buckets - 1) + 1
 

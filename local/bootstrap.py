@@ -44,7 +44,7 @@ def environment_folder() -> Path:
 
 
 def exit_with_error(message: str) -> None:
-    """Exit with code 1 and print the message."""
+    """Print `error: ` and the message on stderr, and exit with code 1."""
     sys.exit(f"error: {message}")
 
 
@@ -81,7 +81,10 @@ def install_packages(folder: Path) -> None:
                 break
         else:
             return
-    exit_with_error(f"the packages of {LOCK.relative_to(CLONE)} could not be installed:\n{problem}")
+    exit_with_error(
+        f"the packages of {LOCK.relative_to(CLONE)} could not be installed. "
+        f"Fix: correct the cause in pip's output, then run the same command again:\n{problem}"
+    )
 
 
 def relocate_scripts(folder: Path, final: Path) -> None:

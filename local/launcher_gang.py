@@ -46,6 +46,7 @@ def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, s
         "PADDLE_LAUNCHER_SERVICE": "loopback",
         "PADDLE_LAUNCHER_TRAINERS": str(trainers),
         "CONF_PADDLE_NIC": "lo",
+        "PADDLE_LAUNCHER_GRACE_SECONDS": "0",  # a stopped gang is not resumed, so it saves no checkpoint
     }
 
 

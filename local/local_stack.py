@@ -65,7 +65,7 @@ def configured_example(clone: Path = CLONE) -> str:
     """Return the name of the example that the stack trains.
 
     Raises:
-        LocalError: The stack uses other values files than one example.
+        LocalError: `valuesFiles` of the stack is not exactly one of the chart's example values files.
     """
     files = read_settings(clone).get("valuesFiles") or []
     known = {f"{EXAMPLES}/{name}.yaml": name for name in list_examples(clone)}

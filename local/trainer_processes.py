@@ -32,7 +32,7 @@ FAILURE_SECONDS = 5  # after a first failure the others get so long to fail by t
 
 
 class Process(Protocol):
-    """The part of `subprocess.Popen` that this module uses."""
+    """A started process: those methods of `subprocess.Popen` that this module calls."""
 
     pid: int
 

@@ -120,8 +120,13 @@ def run(config: str, live: bool = True) -> None:
     console.info(f"to train it in a three-node Kubernetes cluster on this machine: make demo CONFIG={config}")
 
 
-def prepare_example(config: str, folder: Path) -> dict[str, str]:
+def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]:
     """Fetch an example's data and split it into shards below the new `folder`, as its data Job does.
+
+    Args:
+        config: name of the example.
+        folder: the folder to create.
+        changes: chart values of the first level that differ from the example's, such as `trainers`.
 
     Returns:
         The environment of the example's launchers.
@@ -136,7 +141,11 @@ def prepare_example(config: str, folder: Path) -> dict[str, str]:
     inherited = {
         key: value for key, value in os.environ.items() if not key.startswith(("PADDLE_", "JOB_", "CONF_"))
     }
-    env = {**inherited, **example_environment(example_values(config), folder), "PYTHONPATH": str(CLONE)}
+    env = {
+        **inherited,
+        **example_environment(example_values(config) | changes, folder),
+        "PYTHONPATH": str(CLONE),
+    }
     with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):
         _run_data_job(env, folder)
     return env
@@ -160,7 +169,11 @@ def _run_data_job(env: Mapping[str, str], folder: Path) -> None:
 
 
 def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
-    """Show the run until it is over. Raise `LocalError` with the cause of a failure."""
+    """Show the progress of the run in the job folder `job` until all launchers of `gang` have exited.
+
+    Raises:
+        LocalError: a launcher failed; the text is the cause that it reported.
+    """
     with _command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60), live=live) as wait:
         while wait.poll() is None:
             time.sleep(0.2)

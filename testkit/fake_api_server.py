@@ -42,18 +42,24 @@ def make_pod(
 class FakeApiServer:
     """An API server with the pods of one namespace.
 
-    Tests set `pods`, `changes`, `answers` and `hangs` to decide what it answers, and read the requests from
-    `asked` (a watch was answered), `queries`, `tokens` and `posted`.
+    Set by tests, to decide what the server answers:
+        pods: Pod objects that a list request returns.
+        changes: events that a watch sends.
+        answers: HTTP status of each of the next responses; afterwards 200.
+        hangs: if set, a watch blocks until the server is closed, at most 30 s.
+
+    Read by tests, to see the requests so far:
+        asked: set when a watch was answered.
+        queries: path and query parameters of each request.
+        tokens: header `Authorization` of each request.
+        posted: Events that were posted.
     """
 
     def __init__(self, folder: Path) -> None:
         self.pods: list[dict[str, Any]] = []
         self.changes: list[dict[str, Any]] = []
-        """Events that a watch sends."""
         self.answers: list[int] = []
-        """HTTP status of each of the next responses; afterwards 200."""
         self.hangs = threading.Event()
-        """If set, a watch blocks until the server is closed."""
         self.asked = threading.Event()
         self.queries: list[dict[str, str]] = []
         self.tokens: list[str] = []

@@ -199,14 +199,14 @@ class Training:
 
 @dataclass
 class Serving:
-    """A release of the serving chart in the namespace of a training, with the model from the same claim."""
+    """A release of the serving chart in the namespace of a training, with the model from the training's volume."""
 
     training: Training
     release: str = "model"
     port: int = 8080
 
-    def install(self) -> None:
-        """Install the release."""
+    def install(self, **model: Any) -> None:
+        """Install the release; `model` has further values of `model`."""
         training = self.training
         values = {
             "image": training.cluster.image,
@@ -214,6 +214,7 @@ class Serving:
             "model": {
                 "claim": training.described()["claim"],
                 "path": f"{training.values['jobName']}/output/model",
+                **model,
             },
             "replicas": 1,
             "port": self.port,
@@ -242,12 +243,16 @@ class Serving:
         service = f"/api/v1/namespaces/{self.training.namespace}/services/{self.release}:http"
         return self.training.cluster.kubectl("get", "--raw", f"{service}/proxy/{path}")
 
-    def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the answer of a ready pod to these rows; pods are reachable from this machine."""
+    def pod(self) -> dict[str, Any]:
+        """Return the release's only pod that is not being deleted."""
         labels = f"app.kubernetes.io/instance={self.release}"
         pods = self.training.cluster.get("pods", self.training.namespace, "-l", labels)
-        [address] = [p["status"]["podIP"] for p in pods if "deletionTimestamp" not in p["metadata"]]
-        url = f"http://{address}:{self.port}/predict"
+        [pod] = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
+        return dict(pod)
+
+    def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the answer of a ready pod to these rows; pods are reachable from this machine."""
+        url = f"http://{self.pod()['status']['podIP']}:{self.port}/predict"
         return dict(httpx.post(url, json={"rows": list(rows)}, timeout=60).raise_for_status().json())
 
 

@@ -24,7 +24,7 @@ def until(
     """Wait until `seen()` returns a true value and return that value.
 
     Args:
-        seen: The condition.
+        seen: The condition, called without arguments until its result is true.
         what: What is waited for, for the error message.
         seconds: Timeout on an idle machine; multiplied by PATIENCE.
         every: Seconds between two calls of `seen`.

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-SLOW_MARKERS = ("slow", "paddle", "long", "e2e")
+SLOW_MARKERS = ("slow", "paddle", "long", "e2e", "kueue")
 SLOW_FOLDERS = ("chart", "infra_emulated")
 """Folders whose tests are all slow: they start helm or pulumi."""
 SLOW_PROGRAMS = {

@@ -1,8 +1,9 @@
 """Run the tests in tiers: `make check` and `make test`.
 
     python -m tests.run                 all tiers of `make test`, in three streams at the same time
-    python -m tests.run lint fast       these tiers only, one after the other (`make check`)
+    python -m tests.run cluster e2e     these tiers only, one after the other
     python -m tests.run e2e -- -k demo  arguments after `--` are passed to pytest
+    python -m tests.run --parallel lint fast fast-infra    these tiers at the same time (`make check`)
 
 Tests that need the cluster mostly wait and the others mostly compute, so running them at the same time uses
 both cores. Every output line starts with its tier. A tier that fails ends its own stream; the other streams
@@ -13,14 +14,15 @@ too short. A test that passes the second time is listed as flaky at the end; one
 tier. Plugins such as pytest-rerunfailures repeat a test at once and next to the others, which proves nothing
 about load.
 
-The tools (pulumi, helm, kubectl …) must be on PATH, as `make test` ensures; `lint` and `fast` need none of
-them.
+The tools (pulumi, helm, kubectl …) must be on PATH, as `make test` ensures; the tiers of `make check` need
+none of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,12 +40,16 @@ PY = sys.executable
 
 
 def _pytest(workers: int, marks: str, *paths: str, verbosity: str = "-q") -> tuple[str, ...]:
-    """Return the pytest command for the tests in `paths` (below tests/) that match the marker expression."""
+    """Return the pytest command for the tests in `paths` (below tests/) that match the marker expression.
+
+    `workers` is the number of processes, and 0 runs the tests in the command's own process.
+    """
     spread = ("-n", str(workers), "--dist", "worksteal")  # tests take from milliseconds to half a minute
     return (PY, "-m", "pytest", verbosity, *spread, "-m", marks, *(f"tests/{path}" for path in paths))
 
 
-UNIT = ("test_layering.py", "docs", "launcher", "local", "infra")
+LAUNCHER = ("test_layering.py", "docs", "launcher", "local")
+UNIT = (*LAUNCHER, "infra")
 """Tests that need neither the cluster nor the AWS emulator."""
 
 # A few more processes than the two cores, because most slow tests wait for processes of their own.
@@ -53,7 +59,9 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--quiet", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    "fast": ((*_pytest(3, "not e2e", *UNIT, "aws_tools", "aws_emulator"), "--fast"),),
+    # Each in one process: xdist would import every test module, with the Pulumi SDK (7 s of CPU), in each worker.
+    "fast": ((*_pytest(0, "not e2e", *LAUNCHER), "--fast"),),
+    "fast-infra": ((*_pytest(0, "not e2e", "infra", "aws_tools", "aws_emulator"), "--fast"),),
     "unit": (_pytest(4, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
     "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "aws_tools", "aws_emulator"),),
@@ -72,6 +80,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "long": (_pytest(3, "long", "aws_emulator", "infra_emulated", "launcher/trainer"),),
     "faults": (_pytest(0, "e2e", "faults", verbosity="-v"),),
+    "kueue": ((PY, "-m", "local", "tools", "--kueue"), _pytest(0, "kueue", "e2e", verbosity="-v")),
     "restarts": (_pytest(0, "restarts", "local", verbosity="-v"),),
 }
 STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))
@@ -79,6 +88,10 @@ STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))
 # Without PYTHONDONTWRITEBYTECODE every process would compile every module again.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 ENVIRON |= {"PYTHONUNBUFFERED": "1", "MYPY_CACHE_DIR": str(cache() / "mypy")}  # one mypy cache for all clones
+
+RAM_DISK = Path("/dev/shm")  # noqa: S108 - not a file of a known name
+RAM_DISK_BYTES = 2 << 30
+"""Fast tests have their temporary files on RAM_DISK if so much is free: their 8,000 fsync calls then take no time."""
 
 LAST_LINES = 100  # lines of a failed tier that are printed again at the end
 FEW = 6  # more failed tests than this are not run again
@@ -132,10 +145,13 @@ def _run(argv: list[str], result: TierResult) -> None:
         if "pytest" in argv:
             # pytest's own list of failed tests; its summary has another format if CI is in the environment
             argv = [*argv, "-o", f"cache_dir={folder}"]
+        on_ram_disk = (
+            "--fast" in argv and RAM_DISK.is_dir() and shutil.disk_usage(RAM_DISK).free > RAM_DISK_BYTES
+        )
         with subprocess.Popen(
             argv,
             cwd=ROOT,
-            env=ENVIRON,
+            env=ENVIRON | ({"TMPDIR": str(RAM_DISK)} if on_ram_disk else {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -163,7 +179,7 @@ def run_stream(names: tuple[str, ...], extra: list[str]) -> list[TierResult]:
 
 def main() -> int:
     """Run the tiers of the command line, or all streams; return the exit code of the first failed tier."""
-    words = sys.argv[1:]
+    words = [word for word in sys.argv[1:] if word != "--parallel"]
     cut = words.index("--") if "--" in words else len(words)
     wanted, extra = words[:cut], words[cut + 1 :]
     unknown = [name for name in wanted if name not in TIERS]
@@ -171,7 +187,10 @@ def main() -> int:
         print(f"unknown tier: {', '.join(unknown)}. Fix: use one of {', '.join(TIERS)}", file=sys.stderr)
         return 2
     started = time.monotonic()
-    streams = (tuple(wanted),) if wanted else STREAMS
+    if not wanted:
+        streams = STREAMS
+    else:
+        streams = tuple((name,) for name in wanted) if "--parallel" in sys.argv else (tuple(wanted),)
     with ThreadPoolExecutor(len(streams)) as pool:
         results = [one for some in pool.map(lambda names: run_stream(names, extra), streams) for one in some]
     times = ", ".join(f"{one.tier} {one.seconds:.0f} s" for one in results)

@@ -98,7 +98,10 @@ def api_error(status: int, body: str, action: str, context: str) -> CliError:
             f"{context} (403). The API server says: {answer}",
             f"ask for a role with verb {denied['verb']} on {denied['resource']}",
         )
-    return CliError(f"cannot {action}: {context} answered {status}: {answer}")
+    return CliError(
+        f"cannot {action}: {context} answered with HTTP status {status}: {answer}",
+        "correct what the API server reports; for a status from 500 on, run the same command again later",
+    )
 
 
 def _status_message(body: str) -> str:

@@ -125,6 +125,9 @@ class ClusterSession:
                 f"version of the chart: {error!r}",
                 "run helm upgrade with this version of the chart",
             ) from error
+        if run.cron_job:
+            jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
+            run = run.with_newest_job(jobs)
         if self._expected and run.k8s_job != self._expected[0]:
             raise OtherRunError(self._expected[1]())
         return run
@@ -174,6 +177,9 @@ class ClusterSession:
         state, _ = object_states.job_state(by_name.get(run.k8s_job))
         deleting = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
+        is_queued = any(
+            object_states.queue_of(job) and object_states.job_state(job)[0] == "suspended" for job in jobs
+        )
         log_of, lines = self._read_log(run, pods) if log else ("", [])
         return build_cluster_view(
             ClusterSnapshot(
@@ -181,6 +187,7 @@ class ClusterSession:
                 jobs=by_name,
                 pods=pods,
                 events=self._list_events(run, pods),
+                workloads=self.cluster.list_workloads() if is_queued else (),
                 claim=claim_problem(self.cluster, run) if is_pending else "",
                 files=self._read_files(run, pods, state in reader_states),
                 is_namespace_terminating=deleting and self.cluster.is_namespace_terminating(),
@@ -200,10 +207,14 @@ class ClusterSession:
         return {name: self.cluster.list_events(name) for name in names}
 
     def _read_log(self, run: ReleaseRun, pods: list[Object]) -> tuple[str, list[str]]:
-        """Return (pod, its newest log lines): of the data pod while it runs, then of rank 0."""
+        """Return (pod, its newest log lines): of the data pod while it runs, then of rank 0.
+
+        A training pod that prepares data does so in its init container.
+        """
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
             pod = newest_pod([pod for pod in pods if owned_by(job)(pod) and rank_of(pod) in (rank, None)])
-            container = object_states.running_container(pod) if pod else None
+            in_init = run.is_prepared_in_training_pods
+            container = object_states.running_container(pod, in_init) if pod else None
             if pod is None or container is None:
                 continue
             name = object_states.name_of(pod)

@@ -25,7 +25,7 @@ class OutputFormat(StrEnum):
     json = "json"
 
 
-Format = Annotated[OutputFormat, typer.Option("--output", "-o", help="json for scripts.")]
+Format = Annotated[OutputFormat, typer.Option("--output", "-o", help="Print text, or JSON for scripts.")]
 PathOption = Annotated[
     Path | None,
     typer.Option(

@@ -72,7 +72,7 @@ def damaged_error(name: str, error: BaseException) -> DataError:
 
 
 def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
-    """Return the text of a file that may be compressed (gzip, bzip2, xz).
+    """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
     Args:
         stream: the bytes of the file.
@@ -94,7 +94,7 @@ def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
 
 
 def reject_compressed(peekable: PeekableStream, name: str) -> None:
-    """Raise `DataError` for a compressed file without its suffix: it cannot be read in byte ranges."""
+    """Raise `DataError` if the text is an archive, or compressed although its name has no suffix for that."""
     _reject_archive(peekable, name)
     if peekable.peek(8).startswith(tuple(_DECOMPRESSORS)):
         raise DataError(
@@ -158,7 +158,7 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
 
 
 def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
-    """Yield the text and the side tables in the order of the archive, which is read once. Raises `DataError`."""
+    """Yield the text and the side tables (data.tables) of a tar archive in its order. Raises `DataError`."""
     missing = {member, *tables}
     names: list[str] = []
     try:

@@ -54,7 +54,11 @@ class RemoteBody:
 
 
 class OpenAt(Protocol):
-    """Opens a source at a byte. Raises `TransientError` for what a retry may repair, else `DataError`."""
+    """Function that connects to a source and returns the response that starts at a byte (or at byte 0).
+
+    The function gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty
+    before that). It raises `TransientError` for an error that a retry may repair, else `DataError`.
+    """
 
     def __call__(self, offset: int, version: str, /) -> RemoteBody: ...
 
@@ -82,7 +86,7 @@ class ResumingStream:
             open_at: opens the source at a byte.
             retry: limits the tries after errors.
             progress: counts the bytes.
-            digest: updated with all bytes too, for a sha256 over several streams.
+            digest: also updated with all bytes that are read, for one sha256 over several streams.
             begin: the first byte to read.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress

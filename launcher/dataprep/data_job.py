@@ -1,4 +1,4 @@
-"""Run one pod of the data Job: `python -m launcher prepare`.
+"""Prepare data in one pod of the data Job, or in a training pod: `python -m launcher prepare`.
 
 The source is planned as parts; each part is read by one pod and split into one file for each shard; the last
 pod to finish publishes the shards under their final names and writes the manifest. Every pod makes the same
@@ -10,11 +10,12 @@ not depend on the number of pods.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,9 @@ from launcher.dataprep.job_lock import DataJobLock
 from launcher.dataprep.multi_file_source import MultiFileSource
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.publish_data import (
+    describe_conflict,
     is_published,
+    is_replaced,
     make_job_folder,
     origin,
     publish,
@@ -54,7 +57,7 @@ def main(
 
     Args:
         settings: the settings of this pod.
-        retry: how temporary errors of the network are retried; tests shorten it.
+        retry: how temporary errors of the network are retried; None: the default waits, which tests shorten.
 
     Raises:
         LauncherError: the data cannot be prepared. If a retry cannot help, `data-failed.json` has the reason.
@@ -67,7 +70,7 @@ def main(
         with raise_on_stop_signal("nothing was published"):
             make_job_folder(settings.layout)
             sources.check_source_settings(settings)
-            with DataJobLock(settings.layout, settings.data_digest, progress, settings.workers) as lock:
+            with DataJobLock(settings, progress) as lock:
                 DataPod(settings, lock, progress, retry or Retry()).run()
     except StoppedError:
         raise
@@ -99,32 +102,14 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
     try:
         write_json(settings.layout.data_failed, failed)
     except (LauncherError, OSError) as error:
-        log.info("could not write the reason of this failure to %s: %s", settings.layout.data_failed, error)
-
-
-@dataclass(frozen=True)
-class PlannedPart:
-    """Describes a part of the source, which one pod reads and splits; all parts together are the plan."""
-
-    key: str
-    """The part's number in five digits, or `test` for data.testSource."""
-    ranges: tuple[source_parts.ByteRange, ...]
-    """What the part reads; empty when the source is one stream."""
-    test_rows: int
-    """At most so many lines of the part go to the test set."""
-
-    @property
-    def bytes(self) -> int:
-        """Return the size of the part in bytes; 0 when it is unknown."""
-        return sum(part.end - part.begin for part in self.ranges)
-
-    def to_json(self) -> list[Any]:
-        """Return the JSON value that plan.json has for this part."""
-        return [self.key, self.test_rows, [part.to_json() for part in self.ranges]]
+        failed_path = settings.layout.data_failed
+        log.info(
+            "could not write the reason to %s (%s): pods wait up to data.waitSeconds", failed_path, error
+        )
 
 
 class DataPod:
-    """Prepares the data together with the other pods of the data Job."""
+    """Prepares the data together with the other pods of its Job."""
 
     def __init__(
         self, settings: DataSettings, lock: DataJobLock, progress: DataProgress, retry: Retry
@@ -144,6 +129,7 @@ class DataPod:
         if is_published(self._settings):
             self._finish()
             return
+        self._check_conflict()
         source, test = self._open(self._settings), None
         try:
             test = self._open(self._test) if self._settings.test_source else None
@@ -179,13 +165,28 @@ class DataPod:
         if self._lock.try_exclusive():
             remove_leftover_folders(self._layout)
 
+    def _check_conflict(self) -> None:
+        """Raise `DataError` if another release has replaced the data of this training pod's release.
+
+        A data Job that is complete does not run again, but a training pod is replaced when it is lost: the pods of
+        the two releases would replace each other's data.
+        """
+        if not self._settings.in_training_pod:
+            return
+        with contextlib.suppress(UnreadableError):
+            manifest = read_json(self._layout.manifest) or {}
+            if is_replaced(manifest, self._settings):
+                raise DataError(describe_conflict(manifest, self._settings))
+
     def _context(self, settings: DataSettings) -> sources.SourceContext:
         return sources.SourceContext(settings, self._tmp, self._progress, self._retry)
 
     def _open(self, settings: DataSettings) -> MultiFileSource | None:
         return multi_file_source.open_multi_file_source(self._context(settings))
 
-    def _plan(self, source: MultiFileSource | None, test: MultiFileSource | None) -> list[PlannedPart]:
+    def _plan(
+        self, source: MultiFileSource | None, test: MultiFileSource | None
+    ) -> list[source_parts.PlannedPart]:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
         divisible = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
@@ -197,13 +198,13 @@ class DataPod:
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
         rows = [0] * len(ranges) if s.test_source else source_parts.distribute(s.test_rows, weights)
         parts = [
-            PlannedPart(f"{number:05d}", tuple(part), test_rows)
+            source_parts.PlannedPart(f"{number:05d}", tuple(part), test_rows)
             for number, (part, test_rows) in enumerate(zip(ranges, rows, strict=True))
         ]
         if s.test_source:
             objects = test.objects() if test is not None else []
             own = source_parts.plan_parts(objects, sys.maxsize, divisible)[0] if objects else []
-            parts.append(PlannedPart("test", tuple(own), s.test_rows))
+            parts.append(source_parts.PlannedPart("test", tuple(own), s.test_rows))
         return parts
 
     def _start_or_join(self, plan: list[Any], size: int) -> bool:
@@ -233,6 +234,12 @@ class DataPod:
             failed = self._failure()
             if failed is not None and failed.get("job") == self._settings.k8s_job_uid != "":
                 raise DataError(str(failed.get("reason")))
+            if failed is not None and failed.get("job") != self._settings.k8s_job_uid and not alone:
+                # The new Job must not join the work of the failed one, nor take its failure for its own.
+                self._lock.unlock()
+                self._progress.report("waiting for the pods of an earlier Job, which failed, to exit")
+                time.sleep(_POLL_SECONDS / 10)
+                continue
             try:
                 same = read_json(path) == wanted
             except UnreadableError:
@@ -241,7 +248,7 @@ class DataPod:
                 if not same or failed is not None:
                     remove_folder(self._tmp)
                 remove_leftover_folders(self._layout, keep=self._tmp)
-                if not self._tmp.exists() and self._link_from_other_job():
+                if not self._tmp.exists() and self._reuse():
                     return False
                 self._make_folders(size)
                 write_json(path, wanted)
@@ -263,8 +270,10 @@ class DataPod:
             for index in range(self._settings.split_count):
                 (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
 
-    def _link_from_other_job(self) -> bool:
-        """Publish another job's data as this one's by hard links. Return False when there is none."""
+    def _reuse(self) -> bool:
+        """Publish this job's present data again, or another job's by hard links. Return False without such data."""
+        if reuse_data.keep_unchanged_data(self._settings, self._content):
+            return True
         self._progress.alive = self._layout.data_alive(self._settings.data_digest)
         manifest = reuse_data.link_from_other_job(
             self._layout,
@@ -289,7 +298,10 @@ class DataPod:
         return found if mine else None
 
     def _make_parts(
-        self, parts: list[PlannedPart], source: MultiFileSource | None, test: MultiFileSource | None
+        self,
+        parts: list[source_parts.PlannedPart],
+        source: MultiFileSource | None,
+        test: MultiFileSource | None,
     ) -> None:
         """Read and split parts that no other pod has locked, until all parts exist; then one pod publishes.
 
@@ -330,11 +342,11 @@ class DataPod:
             if failed is not None:
                 raise DataError(str(failed.get("reason")))
 
-    def _marker(self, part: PlannedPart) -> Path:
+    def _marker(self, part: source_parts.PlannedPart) -> Path:
         return self._tmp / f"{part.key}.json"
 
-    def _make(self, part: PlannedPart, count: int, files: MultiFileSource | None) -> None:
-        """Read and split one of `count` parts; `files` opens its objects (None: the source is one stream).
+    def _make(self, part: source_parts.PlannedPart, count: int, files: MultiFileSource | None) -> None:
+        """Read and split `part`, one of `count` parts; `files` opens the source's objects (None: it is one stream).
 
         The files are written to a temporary folder and moved to their final names; then a marker file
         (`<key>.json`) records that the part is finished.
@@ -371,7 +383,7 @@ class DataPod:
             source.close()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, parts: list[PlannedPart]) -> None:
+    def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
         markers = [read_json(self._marker(part)) or {} for part in parts]
         tests = [f"{part.key}.test" for part in parts]
         manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)

@@ -37,7 +37,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
 
 
 class _HttpBody:
-    """Reads the bytes of one HTTP answer; a broken connection raises `TransientError`."""
+    """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response

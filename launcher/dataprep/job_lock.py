@@ -23,7 +23,7 @@ from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DeadlineError, setting_error
 from launcher.io.files import storage_errors
 from launcher.log import log
-from launcher.paths import JobPaths
+from launcher.settings import DataSettings
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _POLL_SECONDS = 0.5
@@ -32,17 +32,15 @@ _POLL_SECONDS = 0.5
 class DataJobLock:
     """Locks the job's folder, or one part of the work, for one pod. Use it as a context manager."""
 
-    def __init__(self, layout: JobPaths, digest: str, progress: DataProgress, pods: int) -> None:
+    def __init__(self, settings: DataSettings, progress: DataProgress) -> None:
         """Prepare the locks; `__enter__` opens them.
 
         Args:
-            layout: paths of the job.
-            digest: digest of the data that this pod makes.
+            settings: the settings of this pod.
             progress: enforces the deadline while this pod waits for another data Job.
-            pods: data.workers, for the message on a storage without locks.
         """
-        self._layout, self._digest, self._progress, self._pods = layout, digest, progress, pods
-        self._path = layout.job / f".prepare.{digest}.lock"
+        self._settings, self._layout, self._progress = settings, settings.layout, progress
+        self._path = self._layout.job / f".prepare.{settings.data_digest}.lock"
         self._logged = False
         self._fd = -1
 
@@ -68,7 +66,9 @@ class DataJobLock:
         try:
             self._progress.report(what)
         except DeadlineError as error:
-            raise DeadlineError(f"{error} `kubectl get jobs` shows the Job that holds the lock.") from error
+            raise DeadlineError(
+                f"{error} `kubectl get jobs` shows the other Job: wait until it is complete, or delete it."
+            ) from error
         time.sleep(_POLL_SECONDS)
 
     def try_exclusive(self) -> bool:
@@ -76,13 +76,17 @@ class DataJobLock:
         return self._try_lock(self._fd, fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
-        """Try to lock the job's folder together with other pods. Return False if one holds it alone."""
+        """Try to lock the job's folder together with other pods. Return False if another pod holds the lock alone."""
         return self._try_lock(self._fd, fcntl.LOCK_SH)
+
+    def unlock(self) -> None:
+        """Release the lock of the job's folder, so that another pod can lock it for itself alone."""
+        fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     @contextlib.contextmanager
     def of(self, name: str) -> Iterator[bool]:
         """Lock `name` (a part's key, or `publish`) for the block; yield False if another pod holds it."""
-        path = self._layout.data_tmp(self._digest) / f"{name}.lock"
+        path = self._layout.data_tmp(self._settings.data_digest) / f"{name}.lock"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
         except FileNotFoundError:  # another pod has published meanwhile, and removed the folder
@@ -99,15 +103,19 @@ class DataJobLock:
         except OSError as error:
             if error.errno in _BUSY:
                 return False
-            if self._pods > 1:
+            if self._settings.workers > 1:
+                reason = f"the storage does not support file locks ({error}), and several pods need them"
+                key, value, only = "data.workers", str(self._settings.workers), "1"
+                if self._settings.in_training_pod:
+                    key, value, only = "data.preparedBy", "trainingPods", "dataJob"
                 raise setting_error(
-                    "data.workers (PADDLE_LAUNCHER_DATA_WORKERS)",
-                    self._pods,
-                    "1 on this storage",
-                    f"the storage does not support file locks ({error}), and several pods need them",
-                    "Set data.workers to 1",
+                    key, value, f"{only} on this storage", reason, f"Set {key} to {only}"
                 ) from error
-            log.info("the storage does not support file locks (%s): run only one data Job at a time", error)
+            log.info(
+                "the storage does not support file locks (%s), so two data Jobs in one folder do not wait for each "
+                "other: run only one at a time",
+                error,
+            )
         return True
 
     def _remove_if_free(self, path: Path) -> bool:

@@ -23,7 +23,7 @@ class Prefetch(Generic[T]):
 
         Args:
             items: what the thread iterates over.
-            ahead: at most so many items wait for the consumer: limits the memory.
+            ahead: how many items the thread produces before the consumer takes them; limits the use of memory.
             wait: called about twice a second while the consumer waits for an item; it may raise.
             name: the thread's name.
         """

@@ -1,4 +1,4 @@
-"""Publish complete data: move it to its final names, the manifest last. Check whether data is published."""
+"""Publish complete data: move it to its final names, the manifest last. Check what data is published."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,37 @@ from launcher.io.files import (
 )
 from launcher.log import log
 from launcher.paths import JobPaths
-from launcher.settings import DataSettings
+from launcher.settings import DataSettings, PodSettings
 
 REPLACED = 20
-"""Releases that a manifest remembers: more than ever share a folder by mistake."""
+"""How many replaced releases a manifest lists at most: more than ever share a folder by mistake."""
 
 
 def is_published(settings: DataSettings) -> bool:
-    """Return whether the manifest has this data's digest, and each file in it exists with its size."""
+    """Return whether the manifest has this data's digest, and each file in it exists with its size.
+
+    A training pod checks only the files of its own shard, and those without a shard: with hundreds of trainers,
+    all files would be so many that the check would take minutes in each pod.
+    """
+    shard = settings.completion_index if settings.in_training_pod else None
+    try:
+        manifest = read_json(settings.layout.manifest)
+    except UnreadableError as error:
+        log.info("%s The data and the manifest are made again.", error)
+        return False
+    return (
+        manifest is not None
+        and manifest.get("dataDigest") == settings.data_digest
+        and is_complete(settings, manifest, shard)
+    )
+
+
+def is_complete(settings: DataSettings, manifest: dict[str, Any], only_shard: int | None = None) -> bool:
+    """Return whether the number of shards is right, and each file of all shards, or of one, exists with its size."""
     layout = settings.layout
     try:
-        manifest = read_json(layout.manifest)
-    except UnreadableError as error:
-        log.info("%s The data Job makes the data and the manifest again.", error)
-        return False
-    if manifest is None or manifest.get("dataDigest") != settings.data_digest:
-        return False
-    try:
-        sizes = {path: int(entry["bytes"]) for path, entry in files_of_manifest(manifest, layout).items()}
+        listed = files_of_manifest(manifest, layout, only_shard)
+        sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
         wrong = retry_storage(
             layout.job,
             lambda: [p for p, size in sizes.items() if not p.is_file() or p.stat().st_size != size],
@@ -52,8 +66,10 @@ def is_published(settings: DataSettings) -> bool:
     return True
 
 
-def files_of_manifest(manifest: dict[str, Any], layout: JobPaths) -> dict[Path, dict[str, Any]]:
-    """Return {"bytes", "sha256"} of each file that a manifest lists.
+def files_of_manifest(
+    manifest: dict[str, Any], layout: JobPaths, only_shard: int | None = None
+) -> dict[Path, dict[str, Any]]:
+    """Return {"bytes", "sha256"} of each file that a manifest lists; of all shards, or of one.
 
     Raises:
         KeyError, TypeError, ValueError: the manifest is damaged.
@@ -63,6 +79,8 @@ def files_of_manifest(manifest: dict[str, Any], layout: JobPaths) -> dict[Path, 
     if "rows" in manifest:  # manifests of older launchers have no rows.json
         found[layout.rows] = manifest["rows"]
     for shard in manifest["shards"]:
+        if only_shard not in (None, int(shard["index"])):
+            continue
         folder = layout.shard(int(shard["index"]))
         for file in list_shard_files(layout, shard):
             found[folder / str(file["name"])] = file
@@ -73,7 +91,7 @@ def origin(settings: DataSettings) -> dict[str, Any]:
     """Return the manifest's fields that identify the release of the data: `madeBy`, and `replaced`.
 
     `replaced` lists the data of other releases that this data replaced, oldest first. A training pod
-    whose own data is in this list fails: the data Job is complete, and Kubernetes does not run it again.
+    whose own data is in this list fails: two releases would replace each other's data again and again.
     """
     try:
         earlier = read_json(settings.layout.manifest) or {}
@@ -88,8 +106,40 @@ def origin(settings: DataSettings) -> dict[str, Any]:
     return {"madeBy": made_by, "replaced": others[-REPLACED:]}
 
 
+def is_replaced(manifest: Mapping[str, Any] | None, settings: PodSettings) -> bool:
+    """Return whether the data of `manifest` replaced that of this pod's release.
+
+    A release with a new `runId` makes its data again.
+    """
+    return any(
+        lost.get("dataDigest") == settings.data_digest and lost.get("runId") in (None, settings.chart_run_id)
+        for lost in (manifest or {}).get("replaced", ())
+    )
+
+
+def describe_conflict(manifest: Mapping[str, Any], settings: PodSettings) -> str:
+    """Return the message that the data of `manifest` replaced that of this pod's release."""
+    theirs = describe_maker(manifest)
+    return (
+        f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
+        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, a folder "
+        "that can hold the data of one release only. Fix: give one of them another jobName; or uninstall "
+        f"{theirs}, then start this one again with another runId, which makes its data again."
+    )
+
+
+def describe_maker(manifest: Mapping[str, Any]) -> str:
+    """Return text that identifies the release which made the data; older manifests do not contain it."""
+    made_by = manifest.get("madeBy") or {}
+    if not made_by.get("release"):
+        return "an unknown release"
+    return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
+
+
 def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) -> None:
-    """Move what is in `tmp` to its final names. A reader sees the old data, no manifest, or the new data.
+    """Move the data in `tmp` to its final place in the job's folder, and then write the manifest.
+
+    At any moment, a reader finds the old data, no manifest, or the new data.
 
     Earlier data, and shards beyond the last one, move into `tmp`, which is removed at the end.
 

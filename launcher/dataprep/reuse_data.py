@@ -1,4 +1,5 @@
-"""Reuse the data of another job on the same storage by hard links, instead of making it again.
+"""Reuse data with the same content instead of making it again: this job's own, or that of another job on the
+same storage by hard links.
 
 Removing or replacing one job's data leaves the other job's as it was, since a file exists until its last
 hard link is removed.
@@ -14,9 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.assemble_shards import VERSION
-from launcher.dataprep.publish_data import files_of_manifest
+from launcher.dataprep.publish_data import files_of_manifest, is_complete, origin
 from launcher.errors import DeadlineError, LauncherError, StoppedError
-from launcher.io.files import fsync_dir, read_json, sha256_file
+from launcher.io.files import (
+    UnreadableError,
+    fsync_dir,
+    read_json,
+    sha256_file,
+    storage_errors,
+    with_checksum,
+    write_json,
+)
 from launcher.log import log
 from launcher.paths import JobPaths
 from launcher.settings import DataSettings
@@ -39,12 +48,45 @@ def content_digest(settings: DataSettings, plan: list[Any], identified: bool) ->
     return hashlib.sha256(json.dumps([VERSION, shape, source, plan]).encode()).hexdigest()
 
 
+def keep_unchanged_data(settings: DataSettings, content: str) -> bool:
+    """Publish this job's data again for this Job if its source has not changed since it was read.
+
+    Only the manifest is written: with this Job's data digest, and with `reusedFrom`.
+
+    Args:
+        settings: the settings of this pod, which holds the exclusive lock.
+        content: what `content_digest` returned; empty: no data is reused.
+
+    Returns:
+        False when the present data is incomplete or has other content.
+    """
+    layout = settings.layout
+    try:
+        manifest = read_json(layout.manifest) if content else None
+    except UnreadableError:
+        return False
+    if not manifest or manifest.get("content") != content or not is_complete(settings, manifest):
+        return False
+    reader = _reader(manifest)
+    log.info("the source has not changed since Job %s read it: its data is used again", reader)
+    manifest |= {"dataDigest": settings.data_digest, "reusedFrom": reader, **origin(settings)}
+    with storage_errors(layout.manifest):
+        write_json(layout.manifest, with_checksum(manifest))
+        layout.data_failed.unlink(missing_ok=True)
+    return True
+
+
+def _reader(manifest: dict[str, Any]) -> str:
+    """Return the name of the Job that read the source."""
+    return str(manifest.get("reusedFrom") or (manifest.get("madeBy") or {}).get("job") or "unknown")
+
+
 def link_from_other_job(
     layout: JobPaths, content: str, tmp: Path, check: Callable[[], None]
 ) -> dict[str, Any] | None:
     """Hard-link the data files of another job with the same content into `tmp`.
 
-    Data of which a file does not have the manifest's sha256 is not used.
+    If one of the files does not have the sha256 that the manifest lists for it, that job's data is not used.
 
     Args:
         layout: paths of this job.
@@ -53,7 +95,7 @@ def link_from_other_job(
         check: called while files are read; it may raise `DeadlineError`.
 
     Returns:
-        The other job's manifest; None when no job has such data.
+        The other job's manifest, with `reusedFrom`; None when no job has such data.
     """
     for path in sorted(layout.job_path.glob("*/manifest.json")) if content else ():
         other = JobPaths(layout.job_path, path.parent.name)
@@ -66,11 +108,13 @@ def link_from_other_job(
             _link_files(other, manifest, tmp, check)
             if read_json(path) == manifest:  # a data Job that replaces data removes the manifest first
                 log.info("linked the data of job %s, which has the same content", other.job_name)
-                return manifest
+                return manifest | {"reusedFrom": _reader(manifest)}
         except (DeadlineError, StoppedError):
             raise
         except (LauncherError, OSError, KeyError, TypeError, ValueError) as error:
-            log.info("not using the data of job %s: %s", other.job_name, error)
+            log.info(
+                "not using the data of job %s (%s); trying other jobs, then the source", other.job_name, error
+            )
     return None
 
 

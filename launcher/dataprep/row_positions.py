@@ -23,7 +23,7 @@ import numpy as np
 from launcher.dataprep import splitting
 
 MAX_JUMPS = 100_000
-"""Jumps of one object that are stored; they are held in memory."""
+"""How many jumps of one object are stored at most, since they are held in memory."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class RowPositions:
     _next: int = 0
 
     def add(self, line: int) -> None:
-        """Count a csv record that starts on `line`, from 1."""
+        """Count one csv record; `line` is the line of the object, from 1, on which the record starts."""
         if line != self._next and len(self.jumps) <= MAX_JUMPS:
             self.jumps.append([self.count, line if len(self.jumps) < MAX_JUMPS else 0])
         self._next = line + 1

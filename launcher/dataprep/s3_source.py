@@ -29,7 +29,7 @@ _ROLE = "Fix: allow the pod's role s3:ListBucket on the bucket and s3:GetObject 
 
 
 class _ObjectBody:
-    """Reads the bytes of one answer of S3; a broken connection raises `TransientError`."""
+    """Reads the bytes of one response of S3; a broken connection raises `TransientError`."""
 
     def __init__(self, body: Any) -> None:
         self._body = body

@@ -43,7 +43,7 @@ class _OutputFile:
         self.flushed = 0
 
     def write(self, data: bytes) -> bool:
-        """Append `data`. Return True each time FLUSH_BYTES more were written: then run `start_sync`."""
+        """Append `data`. Return True each time FLUSH_BYTES more were written: the caller then calls `start_sync`."""
         with storage_errors(self.path):
             self.sha256.update(data)
             self.file.write(data)

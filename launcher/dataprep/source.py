@@ -47,7 +47,7 @@ class Source(Protocol):
     """The methods of an open data source, which is read once, file by file."""
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the text files and side tables; read each one to its end before the next."""
+        """Yield text files and side tables (data.tables). The caller reads each one to its end before the next."""
         ...
 
     def hexdigest(self) -> str:

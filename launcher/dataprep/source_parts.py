@@ -49,6 +49,27 @@ class ByteRange:
         return [self.object.name, self.object.size, self.object.version, self.begin, self.end]
 
 
+@dataclass(frozen=True)
+class PlannedPart:
+    """Describes a part of the source, which one pod reads and splits; all parts together are the plan."""
+
+    key: str
+    """The part's number in five digits, or `test` for data.testSource."""
+    ranges: tuple[ByteRange, ...]
+    """What the part reads; empty when the source is one stream."""
+    test_rows: int
+    """At most so many lines of the part go to the test set."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the part in bytes; 0 when it is unknown."""
+        return sum(part.end - part.begin for part in self.ranges)
+
+    def to_json(self) -> list[Any]:
+        """Return the JSON value that plan.json has for this part."""
+        return [self.key, self.test_rows, [part.to_json() for part in self.ranges]]
+
+
 def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
     """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
 
@@ -89,12 +110,12 @@ def distribute(total: int, weights: Sequence[int]) -> list[int]:
 class RangeLines:
     """The lines of a byte range, read from a stream of the object.
 
-    The stream begins one byte before the range, if there is such a byte: it shows whether a line starts at
-    the first byte of the range.
+    The stream begins one byte before the range, if there is such a byte: only after a newline does a line start
+    at the first byte of the range.
     """
 
     def __init__(self, stream: Readable, begin: int, end: int, digest: hashlib._Hash) -> None:
-        """Read the range from `begin` to `end` (bytes); update `digest` with the bytes of its lines."""
+        """Prepare to read the bytes from `begin` to `end`; `read` updates `digest` with the bytes that it returns."""
         self._stream, self._digest = stream, digest
         self._left = end - begin
         self._skip = begin > 0

@@ -143,7 +143,7 @@ class PartSplitter:
     def _write_test_set(
         self, splitter: LineSplitter | None, writers: FileWriters, held: Path, count: int, wanted: int
     ) -> None:
-        """Write `wanted` of the `count` held lines, evenly spread, to the test set; the others are trained on."""
+        """Write `wanted` of the `count` held-out lines, evenly spread, to the test set; the others are trained on."""
         first = 0
         with storage_errors(held), held.open("rb") as file:
             while lines := file.readlines(text_lines.CHUNK):

@@ -86,7 +86,7 @@ class HeldOutSelector:
 def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArray[np.bool_]:
     """Return which of `lines` held-out lines, the first of which is number `first`, are in the test set.
 
-    The test set takes `wanted` of all `count` held-out lines, evenly spread. Shape (lines,).
+    The test set takes `wanted` of all `count` held-out lines, evenly spread. Returns a bool array of shape (lines,).
     """
     numbers = np.arange(first, first + lines)
     chosen: npt.NDArray[np.bool_] = (numbers + 1) * wanted // count > numbers * wanted // count

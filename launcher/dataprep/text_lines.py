@@ -77,7 +77,7 @@ def line_blocks(
 
 
 def _utf8_chunks(stream: Readable, name: str, encoding: str) -> Iterator[bytes]:
-    """Yield chunks in UTF-8. Chunks of a UTF-8 file are not checked yet."""
+    """Yield the text of a file as chunks of UTF-8. The caller checks a UTF-8 file, which is not decoded here."""
     is_utf8 = codecs.lookup(encoding).name in ("utf-8", "ascii")
     decoder = None if is_utf8 else codecs.getincrementaldecoder(encoding)()
     first, rows = True, 0

@@ -1,4 +1,4 @@
-"""Read this container's memory limit, and how many of its processes the kernel killed because of that limit."""
+"""Read this container's memory limit and use, and how many of its processes the kernel killed because of that limit."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ def limit(root: Path = ROOT) -> int | None:
         if value.isdecimal() and int(value) < _UNLIMITED:
             return int(value)
     return None
+
+
+def used_bytes(root: Path = ROOT) -> int:
+    """Return how many bytes of memory this container uses without its page cache, which the kernel can reclaim.
+
+    Args:
+        root: the cgroup folder; tests pass their own.
+    """
+    for use, stat, prefix in (
+        ("memory.current", "memory.stat", ""),
+        ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
+    ):
+        value = _text(root / use).strip()
+        if value.isdecimal():
+            counts = dict(line.split() for line in _text(root / stat).splitlines())
+            cache = sum(int(counts.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+            return int(value) - cache
+    return 0
 
 
 def usable_bytes(root: Path = ROOT) -> int:

@@ -79,7 +79,7 @@ class Bucket:
 
         Args:
             method: name of the method of boto3's S3 client, such as `get_object`.
-            **arguments: its arguments without Bucket.
+            **arguments: arguments of that method, without Bucket.
         """
         return translate_errors(lambda: getattr(self._client, method)(Bucket=self.name, **arguments))
 

@@ -96,7 +96,10 @@ def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[
             for file in _files(start):
                 found[file.relative_to(root).as_posix()] = file
         if len(found) == before and not optional:
-            raise ReaderError(f"cannot copy {root / relative}: it does not exist. Nothing was sent")
+            raise ReaderError(
+                f"cannot copy {root / relative}: it does not exist. Nothing was sent. Fix: check the path, or try "
+                "again once the run has written it"
+            )
     return sorted(found.items())
 
 

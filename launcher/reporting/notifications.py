@@ -24,7 +24,7 @@ from launcher.settings import TrainSettings
 if TYPE_CHECKING:
     from launcher.io.kubernetes_api import PodApi
 
-Kind = Literal["started", "restarted", "completed", "failed", "stopped"]
+Kind = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
 QUEUE = 100  # waiting messages; the oldest one is dropped
 CAUSE_CHARACTERS = 4096
 EVENT_BYTES = 1024  # of an Event's message, Kubernetes's maximum
@@ -50,7 +50,7 @@ class Message:
             s: the settings of the run.
             kind: what happened.
             attempt: number of the attempt, from 0.
-            cause: why it failed or restarted; None otherwise.
+            cause: why the run failed, restarted or waits; None otherwise.
             score: test scores of a complete run; None otherwise.
         """
         cause = cause[:CAUSE_CHARACTERS] if cause is not None else None
@@ -86,8 +86,8 @@ class Notifier:
         Args:
             settings: the settings of the run.
             patience: for how many seconds a message is retried.
-            base: seconds before its second attempt.
-            timeout: seconds of one attempt.
+            base: seconds before the second attempt to send a message.
+            timeout: longest duration of one attempt, in seconds.
         """
         self._settings = settings
         self._senders: list[_Sender] = []
@@ -106,7 +106,7 @@ class Notifier:
         Args:
             kind: what happened to the run.
             attempt: number of the attempt, from 0.
-            cause: why it failed or restarted.
+            cause: why the run failed, restarted or waits.
             score: test scores of a complete run.
         """
         if self._senders:
@@ -131,7 +131,7 @@ class Notifier:
 class _Waiting:
     message: Message
     until: float | None = None
-    """When its attempts stop; None before the first one."""
+    """The monotonic time at which attempts to send the message stop; None before the first attempt."""
     logged: bool = False
 
 
@@ -164,7 +164,8 @@ class _Sender(threading.Thread):
             self._queue.clear()
         for waiting in left:
             log.warning(
-                "%s: the notification %r was not sent: no response before the pod exits",
+                "%s: the notification %r was not sent: no response before the pod exits. "
+                "Fix: check that the pods can reach the server",
                 self._where,
                 waiting.message.kind,
             )
@@ -200,7 +201,7 @@ class _Sender(threading.Thread):
             again = not _final(error) and time.monotonic() < until
             if not waiting.logged:
                 waiting.logged = True
-                what = f"is retried for {self._patience:.0f} s" if again else "is not sent"
+                what = f"is retried for {self._patience:.0f} s" if again else "is not sent; the run continues"
                 log.warning(
                     "sending to %s failed: %s; the notification %r %s",
                     self._where,
@@ -255,7 +256,7 @@ class Events:
             self._api,
             f"Training{message.kind.capitalize()}",
             body["text"],
-            "Warning" if message.kind in ("restarted", "failed") else "Normal",
+            "Warning" if message.kind in ("restarted", "waiting", "failed") else "Normal",
             name=f"{s.k8s_job}.{body['id']}",
             at=body["time"],
         )
@@ -328,7 +329,7 @@ def _why(error: BaseException) -> str:
 
     if isinstance(error, urllib.error.HTTPError):
         error.close()
-        return f"it answered {error.code}"
+        return f"the server answered with HTTP status {error.code}"
     if isinstance(error, urllib.error.URLError) and isinstance(error.reason, BaseException):
         return _why(error.reason)
     if isinstance(error, ssl.SSLError):

@@ -41,7 +41,7 @@ class Theme:
     mean: str = "#000000"
     test: str = "#d62728"
     rank: str | None = None
-    """None: each rank has another colour."""
+    """Colour of all ranks' lines; None: each rank has another colour."""
     best: str = "#2ca02c"
     restart: str = "#808080"
     text: str = "#000000"
@@ -257,7 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 64
     drawn = draw_png(Path(arguments[0]))
     print(
-        drawn or f"{arguments[0]}/metrics.csv has no finished pass yet, so there is nothing to draw",
+        drawn
+        or f"{arguments[0]}/metrics.csv has no finished pass yet, so there is nothing to draw. "
+        "Fix: try again after the first pass",
         file=sys.stdout if drawn else sys.stderr,
     )
     return 0 if drawn else 1

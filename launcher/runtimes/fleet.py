@@ -14,6 +14,7 @@ nic             the network interface of the trainers' connections
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -64,7 +65,15 @@ class FleetRuntime:
     fatal_lines: tuple[str, ...] = FATAL
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for `training.patience` without `training.keepBest`."""
+        """Raise `SettingsError` for an arm64 node, and for `training.patience` without `training.keepBest`."""
+        if os.uname().machine == "aarch64":
+            raise setting_error(
+                "scheduling.architecture",
+                "arm64 (this node)",
+                "amd64",
+                "PaddlePaddle's package for arm64 cannot save tables: a pserver crashes at the first checkpoint",
+                "Set scheduling.architecture: amd64, and use nodes of that architecture",
+            )
         if settings.patience and not settings.keep_best:
             raise setting_error(
                 "training.patience (PADDLE_LAUNCHER_PATIENCE)",
@@ -149,8 +158,8 @@ class FleetRuntime:
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether the run in `output_dir` is complete.
 
-        That is: all passes are trained or early stopping ended them, and output/model was exported from the
-        right checkpoint (the best one with `training.keepBest`, else the newest).
+        A run is complete if it has trained all passes or early stopping ended it, and output/model was exported
+        from the right checkpoint (the best one with `training.keepBest`, else the newest).
         """
         made = selection.model_checkpoint(OutputPaths(output_dir).model)
         newest = selection.newest_checkpoint(output_dir) if made is not None else None
@@ -167,7 +176,7 @@ class FleetRuntime:
 
 
 def trainer_command() -> tuple[str, ...]:
-    """Return the command line of pservers and trainers; the environment decides which of both it becomes."""
+    """Return the command line of pservers and trainers; the variable TRAINING_ROLE decides which one it runs."""
     return (sys.executable, "-m", "launcher.trainer")
 
 
@@ -202,5 +211,7 @@ def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
         ),
         "PADDLE_TRAINERS_NUM": str(attempt.settings.gradient_num),
         "POD_IP": attempt.host,
+        # Rank 0 has replaced `previous`, so that all ranks load the same model.
+        "PADDLE_LAUNCHER_INIT_MODEL_PATH": attempt.settings.init_model,
         process_settings.VARIABLE: str(path),
     }

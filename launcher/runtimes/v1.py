@@ -106,7 +106,7 @@ class V1Runtime:
         ]
 
     def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer process: the tutorial's flags, `--num_gradient_servers`, after a resume `--start_pass`."""
+        """Return the trainer process: the tutorial's flags, `--num_gradient_servers`, and `--start_pass` to resume."""
         s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes

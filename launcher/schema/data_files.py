@@ -66,6 +66,8 @@ class ManifestFile:
     tables: list[SideTable] = field(default_factory=list)
     made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
     replaced: list[DataRelease] = field(default_factory=list)
+    reused_from: str = field(default="", metadata={KEY: "reusedFrom"})
+    """The Job that read the source, if this Job did not because its content had not changed; else empty."""
     checksum: str = ""
 
 

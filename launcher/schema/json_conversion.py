@@ -22,7 +22,7 @@ _hints = functools.cache(get_type_hints)
 
 
 def mismatch(value: object, shape: Any, at: str = "") -> str | None:
-    """Compare a parsed JSON value with a type; return a description of the first difference; None if it fits.
+    """Compare a parsed JSON value with a type; return a description of the first difference, or None.
 
     Args:
         value: the parsed JSON value.

@@ -46,5 +46,7 @@ class ModelDescription:
     tables: dict[str, ModelTable]
     files: dict[str, int]
     """Size in bytes by file name, without the tables' files and model.json."""
+    created: float | None = None
+    """When the model was written, in Unix seconds; absent in models of earlier launcher versions."""
     score: dict[str, float] | None = None
     """The model's test scores by metric name; absent until the model was scored."""

@@ -26,7 +26,7 @@ TrainerProgress = TypedDict(
         "marks": dict[str, float],
     },
 )
-"""`progress.json`: how far one trainer is, which it rewrites often and its launcher reads.
+"""`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
 Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
 docs/reference/file-formats.md describes the other keys.
@@ -47,7 +47,7 @@ class RestartRecord:
     at: float | None = field(default=None, metadata=ALWAYS)
     """Unix time of the failure in seconds."""
     signature: list[Any] | None = None
-    """Equal for two failures with the same cause; only in run.json."""
+    """Key that is equal for two failures with the same cause in the program; only in run.json."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,10 @@ class StatusFile:
     attempt: int = field(default=0, metadata=ALWAYS)
     restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
     waiting_for: str | None = field(default=None, metadata=_written("waitingFor"))
+    waiting_since: float | None = field(default=None, metadata=_written("waitingSince"))
+    """When the wait for missing ranks began, in Unix seconds; None if no rank is missing."""
+    join_seconds: float | None = field(default=None, metadata=_written("joinSeconds"))
+    """Seconds after which the run fails if a rank is still missing."""
     trainers: int = field(default=0, metadata=ALWAYS)
     passes: int = field(default=0, metadata=ALWAYS)
     number: int | None = field(default=None, metadata=_written("pass"))
@@ -128,9 +132,13 @@ class RunFile:
     holder: str = field(default="", metadata=ALWAYS)
     """Token of the output lease of the pod that wrote the file."""
     counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
+    """Failures since the newest checkpoint, which `training.restarts` limits."""
     incarnations: list[str] = field(default_factory=list, metadata=ALWAYS)
+    """Random identifier of each rank's pod in the newest attempt, in rank order."""
     resume: list[int] | None = field(default=None, metadata=ALWAYS)
     """Finished passes and batches of the checkpoint from which the newest attempt resumed."""
+    init_model: str | None = field(default=None, metadata={KEY: "initModel"})
+    """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch."""
     cause: str | None = None
     exit_code: int | None = field(default=None, metadata={KEY: "exitCode"})
     score: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)

@@ -1,1 +1,1 @@
-"""Predict with an exported model: a package that needs no launcher, an HTTP server, the download from S3."""
+"""Predict with an exported model: a package without the launcher, an HTTP server, download and switch of models."""

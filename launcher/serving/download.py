@@ -2,17 +2,116 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import DataError, GangError, SettingsError, setting_message
+from launcher.errors import DataError, GangError, SettingsError, setting_error
 from launcher.io import files, s3
 from launcher.io.bucket_export_format import LATEST, MARKER, ExportFolder
 from launcher.io.retry import Retry
 
 TRIES, BASE_SECONDS = 5, 1.0
+
+
+class ExportedModels:
+    """The exports of a job or of one run in a bucket. Every method raises these errors.
+
+    Raises:
+        SettingsError: there is no complete export at the address.
+        DataError: the export is damaged.
+        GangError: S3 cannot be reached.
+    """
+
+    def __init__(self, url: str, asked_by: str) -> None:
+        """Create the client; this sends no request.
+
+        Args:
+            url: folder of a run's export in a bucket, or of a job, which has a folder for each run.
+            asked_by: the setting or option with the URL, for messages.
+        """
+        self._url, self._asked_by = url, asked_by
+        retry = Retry(TRIES, BASE_SECONDS, doing="read", error=GangError, fix="check that S3 can be reached.")
+        with self._rejections():
+            self._folder = ExportFolder.open(url, retry)
+
+    def latest(self) -> dict[str, Any] | None:
+        """Return the content of latest.json, which has the address of the job's newest export; None if absent."""
+        with self._rejections():
+            content = self._folder.read(LATEST)
+        return None if content is None else files.parse_json_object(self._folder.url(LATEST), content)
+
+    def newest(self) -> ExportFolder:
+        """Return this folder if it has a run's export, else the folder of the run to which latest.json refers.
+
+        Without both files return this folder, whose `download` then fails with the reason.
+        """
+        with self._rejections():
+            if self._folder.read(MARKER) is None and (latest := self.latest()) is not None:
+                return self.run_folder(latest)
+        return self._folder
+
+    def run_folder(self, latest: dict[str, Any]) -> ExportFolder:
+        """Return the folder of the run to which the content of latest.json refers."""
+        try:
+            return self._folder.with_prefix(s3.split_url(latest["to"])[1])
+        except (KeyError, AttributeError) as error:
+            raise DataError(
+                f"{self._folder.url(LATEST)} has no address in `to`. Fix: export the model again."
+            ) from error
+
+    def download(self, folder: ExportFolder, into: Path, require: Callable[[int], None]) -> Path:
+        """Download a run's model, verify the sha256 of its files, and return its folder.
+
+        Args:
+            folder: the run's folder in the bucket.
+            into: folder to download to.
+            require: called with the model's size in bytes before the download; it raises if there is no room.
+        """
+        with self._rejections():
+            marker = folder.read(MARKER)
+            if marker is None:
+                raise self._invalid(
+                    f"the folder has no {MARKER}, which an export writes last, so no export to it has finished"
+                )
+            listed: list[dict[str, Any]] = json.loads(marker)["files"]
+            entries = [entry for entry in listed if entry["name"].startswith("model/")]
+            if not entries:
+                raise self._invalid(
+                    "the export has no folder model/: a run with runtime v1 made it, which exports its last checkpoint "
+                    "instead of a model",
+                    "Serve the export of a run with runtime fleet",
+                )
+            require(sum(int(entry["bytes"]) for entry in entries))
+            for entry in entries:
+                name, path = entry["name"], into / entry["name"]
+                with files.storage_errors(path):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    download = functools.partial(folder.bucket.call, "download_file", Filename=str(path))
+                    folder.request(name, lambda key: download(Key=key))  # noqa: B023 - called here
+                if files.sha256_file(path) != entry["sha256"]:
+                    raise DataError(
+                        f"{self._asked_by}: {folder.url(name)} does not have the sha256 in {MARKER}. Fix: export "
+                        "the model again."
+                    )
+        return into / "model"
+
+    def _invalid(
+        self, reason: str, fix: str = "Give the address of a run's folder of an export"
+    ) -> SettingsError:
+        """Return the error that says why no model can be downloaded from this address, and a fix."""
+        limit = "s3://BUCKET/PREFIX of a complete export (training.exportTo)"
+        return setting_error(self._asked_by, self._url, limit, reason, fix)
+
+    @contextlib.contextmanager
+    def _rejections(self) -> Iterator[None]:
+        try:
+            yield
+        except s3.S3RejectedError as error:
+            raise self._invalid(str(error).rstrip(".")) from error
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:
@@ -25,45 +124,8 @@ def download_model(url: str, into: Path, asked_by: str) -> Path:
 
     Raises:
         SettingsError: there is no complete export at the URL.
-        DataError: a file has another sha256 than the export's marker file.
+        DataError: the export is damaged.
         GangError: S3 cannot be reached.
     """
-    retry = Retry(TRIES, BASE_SECONDS, doing="read", error=GangError, fix="check that S3 can be reached.")
-
-    def wrong(reason: str) -> SettingsError:
-        limit = "s3://BUCKET/PREFIX of a complete export (training.exportTo)"
-        return SettingsError(
-            setting_message(asked_by, url, limit, reason, "Give the address of a run's folder of an export")
-        )
-
-    try:
-        folder = ExportFolder.open(url, retry)
-        marker = folder.read(MARKER)
-        if marker is None and (latest := folder.read(LATEST)) is not None:
-            folder = folder.with_prefix(s3.split_url(json.loads(latest)["to"])[1])
-            marker = folder.read(MARKER)
-        if marker is None:
-            raise wrong(
-                f"the folder has no {MARKER}, which an export writes last, so no export to it has finished"
-            )
-        listed: list[dict[str, Any]] = json.loads(marker)["files"]
-        entries = [entry for entry in listed if entry["name"].startswith("model/")]
-        if not entries:
-            raise wrong(
-                "the export has no folder model/: it is of a run with runtime v1, which uploads its last checkpoint "
-                "instead of a model"
-            )
-        for entry in entries:
-            name, path = entry["name"], into / entry["name"]
-            with files.storage_errors(path):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                download = functools.partial(folder.bucket.call, "download_file", Filename=str(path))
-                folder.request(name, lambda key: download(Key=key))  # noqa: B023 - called here
-            if files.sha256_file(path) != entry["sha256"]:
-                raise DataError(
-                    f"{asked_by}: {folder.url(name)} does not have the sha256 in {MARKER}. Fix: export the "
-                    "model again."
-                )
-    except s3.S3RejectedError as error:
-        raise wrong(str(error).rstrip(".")) from error
-    return into / "model"
+    exports = ExportedModels(url, asked_by)
+    return exports.download(exports.newest(), into, lambda _: None)

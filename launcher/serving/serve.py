@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -9,9 +11,13 @@ from pathlib import Path
 
 from launcher.errors import DataError
 from launcher.io import s3
+from launcher.log import start_logging
 from launcher.serving import download
 from launcher.serving.paddle_served.__main__ import build_parser, serve
 from launcher.serving.paddle_served.errors import ServedError
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -26,15 +32,57 @@ def main(arguments: Sequence[str]) -> int:
         type=Path,
         default=Path(tempfile.gettempdir()),
         metavar="DIR",
-        help="folder for the download of a model from s3://… (the folder of a run's export)",
+        help="folder for copies of models from s3://… (the folder of a run's export), or with --follow",
+    )
+    command.add_argument(
+        "--follow",
+        type=float,
+        metavar="SECONDS",
+        help="look for a newer model about every SECONDS and switch to it: in the folder --model, or in latest.json "
+        "of the job's exports s3://…",
+    )
+    command.add_argument(
+        "--work-limit",
+        type=_bytes,
+        metavar="SIZE",
+        help="limit of the folder --work, such as 10Gi (--follow)",
     )
     given = command.parse_args(arguments)
-    folder = Path(given.model)
-    if given.model.startswith(s3.SCHEME):
-        sys.stderr.write(f"downloading {given.model} to {given.work}\n")
-        folder = download.download_model(given.model, given.work / "served", "--model")
+    if given.follow is not None and given.follow <= 0:
+        command.error(
+            f"--follow is {given.follow:g}, but must be more than 0 seconds. Fix: set the seconds between searches"
+        )
+    work = given.work / "served"
     try:
-        serve(folder, given.host, given.port, given.workers)
+        if given.follow is not None:
+            _serve_and_follow(given, work)
+        elif given.model.startswith(s3.SCHEME):
+            sys.stderr.write(f"downloading {given.model} to {given.work}\n")
+            folder = download.download_model(given.model, work, "--model")
+            serve(folder, given.host, given.port, given.workers)
+        else:
+            serve(Path(given.model), given.host, given.port, given.workers)
     except ServedError as error:
         raise DataError(str(error)) from error
     return 0
+
+
+def _serve_and_follow(given: argparse.Namespace, work: Path) -> None:
+    from launcher.serving import model_sources
+    from launcher.serving.model_follower import ModelFollower
+
+    start_logging("serve")
+    source = model_sources.open_source(given.model, "--model")
+    follower = ModelFollower(source, work, given.follow, given.work_limit)
+    sys.stderr.write(f"copying {given.model} to {given.work}\n")
+    serve(follower.copy_first(given.model), given.host, given.port, given.workers, follower.follow)
+
+
+def _bytes(quantity: str) -> int:
+    """Return a Kubernetes quantity in bytes: `10Gi` → 10737418240."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(k|Ki|[MGT]i?|)", quantity)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{quantity!r} is not a size. Fix: give bytes, or a number with k, Ki, M, Mi, G, Gi, T or Ti: 10Gi"
+        )
+    return int(float(match[1]) * _UNITS[match[2]])

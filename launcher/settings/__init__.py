@@ -19,7 +19,10 @@ from launcher.settings import consistency
 from launcher.settings import parsers as p
 from launcher.settings.variables import read_variables, secret_names, variable
 
-__all__ = ["DataSettings", "PodSettings", "TrainSettings", "termination_log"]
+__all__ = ["PREVIOUS", "DataSettings", "PodSettings", "TrainSettings", "termination_log"]
+
+PREVIOUS = "previous"
+"""Value of `training.initModelPath` that means the model of the newest complete run of this job."""
 
 
 _MINUTES = p.number(
@@ -27,6 +30,7 @@ _MINUTES = p.number(
 )
 _NO_CHECKPOINT = "without a checkpoint every failure starts the training from scratch"
 _LONG_CHAIN = "a restore loads all of them, one after the other"
+_RANK_WAIT = p.number(0, 168, "it counts hours, and the pods that wait hold their machines for so long")
 _NO_DEADLINE = (
     "a slow batch is not a hang, and the detection of hangs cannot be turned off: a hung run would hold its "
     "machines until the Job's deadline"
@@ -101,7 +105,7 @@ class TrainSettings(PodSettings):
     trainers: int = variable(
         "PADDLE_LAUNCHER_TRAINERS", p.integer(1, 1000, "it is a number of pods"), value="trainers"
     )
-    """Training pods."""
+    """Number of training pods."""
     service: str = variable("PADDLE_LAUNCHER_SERVICE", p.dns_label, value="the headless Service")
     """The headless Service that gives each rank a DNS name."""
     start_from_scratch: str = variable("PADDLE_LAUNCHER_START_FROM_SCRATCH", p.text, "", "startFromScratch")
@@ -115,7 +119,11 @@ class TrainSettings(PodSettings):
     rendezvous_seconds: int = variable(
         "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS", p.integer(1), 900, "rendezvousSeconds"
     )
-    """Deadline for all ranks to join."""
+    """Seconds in which all ranks usually join."""
+    rank_wait_hours: float = variable(
+        "PADDLE_LAUNCHER_RANK_WAIT_HOURS", _RANK_WAIT, 6.0, "training.rankWaitHours"
+    )
+    """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
     peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
     mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async", "geo"), "async", "training.mode")
@@ -134,27 +142,27 @@ class TrainSettings(PodSettings):
     )
     """Batches between two checkpoints inside a pass; 0: none."""
     checkpoint_every_minutes: float = variable(
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", _MINUTES, 0.0, "training.checkpointEvery.minutes"
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", _MINUTES, None, "training.checkpointEvery.minutes"
     )
     """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
-    0: none."""
+    0: none. Default: 10, and 0 with `checkpoint_every_batches` or runtime v1."""
     keep_checkpoints: int = variable(
         "PADDLE_LAUNCHER_KEEP_CHECKPOINTS", p.integer(1, why=_NO_CHECKPOINT), 3, "training.keepCheckpoints"
     )
-    """Newest checkpoints that are kept."""
+    """How many of the newest checkpoints are kept."""
     incremental_checkpoints: int = variable(
         "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS",
         p.integer(0, 100, _LONG_CHAIN),
         0,
         "training.incrementalCheckpoints",
     )
-    """Most incremental checkpoints after a full one; 0: all are full."""
+    """Maximum number of incremental checkpoints after each full one; 0: every checkpoint is full."""
     keep_best: str = variable("PADDLE_LAUNCHER_KEEP_BEST", p.text, "", "training.keepBest")
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
     patience: int = variable("PADDLE_LAUNCHER_PATIENCE", p.integer(0, 100_000), 0, "training.patience")
     """Training stops after so many passes without a better score; 0: never."""
     init_model: str = variable("PADDLE_LAUNCHER_INIT_MODEL_PATH", p.init_model, "", "training.initModelPath")
-    """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, or empty
+    """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty
     (training.initModelPath)."""
     progress_deadline_seconds: int = variable(
         "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS",
@@ -169,6 +177,10 @@ class TrainSettings(PodSettings):
     """Options for the training program, each `--key=value`."""
     restarts: int = variable("PADDLE_LAUNCHER_RESTARTS", p.integer(0), 3, "training.restarts")
     """Restarts without a new checkpoint between them before the run fails."""
+    grace_seconds: int = variable(
+        "PADDLE_LAUNCHER_GRACE_SECONDS", p.integer(0), 110, "training.terminationGracePeriodSeconds"
+    )
+    """Seconds from SIGTERM until Kubernetes kills the pod."""
     export_to: str = variable("PADDLE_LAUNCHER_EXPORT_TO", p.export_to, "", "training.exportTo")
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
     data_wait_seconds: int = variable(
@@ -181,11 +193,18 @@ class TrainSettings(PodSettings):
     """Whether Kubernetes Events are written on the Job."""
     work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, Path("/work"))
     """Folder on the pod's own disk."""
+    work_limit_bytes: int = variable("PADDLE_LAUNCHER_WORK_LIMIT_BYTES", p.integer(0), 0, "workDir.sizeLimit")
+    """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
 
     @property
     def run_id(self) -> str:
         """Return the Kubernetes Job's name; it ends with a digest of the Job's spec, which includes runId."""
         return self.k8s_job
+
+    @property
+    def join_seconds(self) -> float:
+        """Return how many seconds a run waits for a missing rank before the run fails."""
+        return self.rendezvous_seconds + self.rank_wait_hours * 3600
 
     @property
     def work(self) -> WorkPaths:
@@ -212,6 +231,9 @@ class TrainSettings(PodSettings):
                 values["gradient_num"] = values["trainers"]
             if values["peer_port"] is None:
                 values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
+            if values["checkpoint_every_minutes"] is None:
+                has_other = values["checkpoint_every_batches"] or values["runtime"] == "v1"
+                values["checkpoint_every_minutes"] = 0.0 if has_other else 10.0
             faults = [setting_message(*fault) for fault in consistency.training_faults(values)]
         if faults:
             raise SettingsError("\n".join(faults))
@@ -221,14 +243,23 @@ class TrainSettings(PodSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(PodSettings):
-    """Settings of a pod of the data Job (the chart's values below `data`)."""
+    """Settings of a pod that prepares the data (the chart's values below `data`)."""
 
+    prepared_by: str = variable(
+        "PADDLE_LAUNCHER_DATA_PREPARED_BY",
+        p.choice("dataJob", "trainingPods"),
+        "dataJob",
+        "data.preparedBy",
+    )
+    """`dataJob`, or `trainingPods`: this process is an init container of a training pod."""
+    completion_index: int = variable("JOB_COMPLETION_INDEX", p.integer(0), 0, "the Indexed Job")
+    """Number of this pod in its Job, from 0."""
     out_dir: Path = variable("OUT_DIR", p.absolute, None)
     """The job's folder; always JOB_PATH/JOB_NAME."""
     split_count: int = variable(
         "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
     )
-    """Shards."""
+    """Number of shards, one for each trainer."""
     source: str = variable("PADDLE_LAUNCHER_DATA_SOURCE", p.filled, value="data.source")
     sha256: str = variable("PADDLE_LAUNCHER_DATA_SHA256", p.sha256, "", "data.sha256")
     """sha256 that the source must have; empty: any."""
@@ -248,15 +279,20 @@ class DataSettings(PodSettings):
     test_source: str = variable("PADDLE_LAUNCHER_DATA_TEST_SOURCE", p.text, "", "data.testSource")
     """A test set of your own, instead of held-out lines; empty: none."""
     test_rows: int = variable("PADDLE_LAUNCHER_DATA_TEST_ROWS", p.integer(1), 200_000, "data.testRows")
-    """Most rows of the test set."""
+    """Maximum number of rows in the test set."""
     workers: int = variable(
         "PADDLE_LAUNCHER_DATA_WORKERS", p.integer(1, 1000, "it is a number of pods"), 1, "data.workers"
     )
-    """Pods of the data Job."""
+    """Pods that prepare the data: data.workers, or trainers."""
     deadline_seconds: int | None = variable(
         "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS", p.integer(1), None, "data.deadlineSeconds"
     )
-    """Deadline of the data Job; None: derived from the size of the source."""
+    """Deadline of the preparation; None: derived from the size of the source."""
+
+    @property
+    def in_training_pod(self) -> bool:
+        """Return whether this process is an init container of a training pod."""
+        return self.prepared_by == "trainingPods"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
@@ -272,6 +308,6 @@ class DataSettings(PodSettings):
 
 
 def termination_log(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the file for the termination message, even when other settings are wrong."""
+    """Return the path of the container's termination message. Works even if other variables are invalid."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("PADDLE_LAUNCHER_TERMINATION_LOG") or "/dev/termination-log")

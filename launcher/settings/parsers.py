@@ -25,7 +25,13 @@ Parser = Callable[[str], Any]
 
 
 class BadValueError(ValueError):
-    """A text that a parser rejects: what it must be, why, and the fix (empty: `Set KEY to such a value`)."""
+    """A parser rejects the text of a variable.
+
+    Attributes:
+        limit: description of valid texts; follows the words `but must be` in the message.
+        reason: why the text is rejected.
+        fix: the action for the user; empty for `Set KEY to such a value`.
+    """
 
     def __init__(self, limit: str, reason: str, fix: str = "") -> None:
         super().__init__(limit, reason, fix)
@@ -138,11 +144,11 @@ def export_to(value: str) -> str:
 
 
 def init_model(value: str) -> str:
-    """Return an empty text, a run's folder relative to JOB_PATH, or `s3://BUCKET/PREFIX`.
+    """Return an empty text, `previous`, a run's folder relative to JOB_PATH, or `s3://BUCKET/PREFIX`.
 
     A slash at the end is removed.
     """
-    limit = "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, or empty"
+    limit = "a run's folder on the storage such as JOB/output or JOB/runs/RUN, s3://BUCKET/PREFIX, previous, or empty"
     fix = "Set the path below the shared storage's root, or the run's folder of an export"
     if value.startswith("s3:"):
         found = _s3(value, limit, "an export is in a bucket", fix)

@@ -26,7 +26,7 @@ class Variable:
     secret: bool
 
     def read(self, environ: Mapping[str, str]) -> tuple[Any, str]:
-        """Return (value of the field, message about a missing or invalid variable, empty if it is valid)."""
+        """Return (value of the field, empty text), or (None, message) for a missing or invalid variable."""
         raw = environ.get(self.name, "")
         key = f"{self.value} ({self.name})" if self.value else self.name
         fix = f"Set {self.value or self.name} to such a value"

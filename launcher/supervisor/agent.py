@@ -13,14 +13,14 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher import runtimes
-from launcher.errors import DeadlineError, LauncherError, TwinError, UnfitError
+from launcher.errors import LauncherError, UnfitError
 from launcher.io import files
-from launcher.io.stop_signals import handle_signals, stopped_by
+from launcher.io.stop_signals import handle_signals
 from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import write_termination_message
@@ -40,11 +40,13 @@ from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.process_guard import ProcessGuard
 from launcher.supervisor.progress import read_progress
+from launcher.supervisor.rank0_wait import Rank0Wait
 from launcher.supervisor.run_end import RunEndedError, raise_if_run_is_over
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
+from launcher.supervisor.stop_request import StopRequest
 from launcher.supervisor.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -75,6 +77,7 @@ class Agent:
         self.coordinator: Coordinator | None = None
         """On rank 0 only; every other rank has a `link` to it instead."""
         self.link: CoordinatorLink | None = None
+        self._rank0_wait = Rank0Wait(settings, timings, self._exit_if_over)
         self._address = ""
         self._locator: Rank0Locator | None = None
         self._probe = StorageProbe(settings.job_path)
@@ -86,10 +89,10 @@ class Agent:
         self._is_leaving = False
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._signal: int | None = None
+        self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
         self._lease_error: LauncherError | None = None
         self._guard = ProcessGuard(settings, timings)
-        self._last_reaping = self._last_wait_log = time.monotonic()
+        self._last_reaping = time.monotonic()
 
     def run(self) -> int:
         """Run this rank until the run is over or fails, and return the exit code of the process.
@@ -97,7 +100,7 @@ class Agent:
         The cause of a failure is written to the log and to the pod's termination message.
         """
         start_logging(f"rank {self.rank}", self.settings.log_format)
-        with self._handle_signals():
+        with handle_signals(self._record_signal, _SIGNALS):
             try:
                 self.runtime.check(self.settings)
                 self._train()
@@ -183,7 +186,7 @@ class Agent:
         else:
             assert self.link is not None  # noqa: S101 - _train() created one of both
             order, heard = self.link.order, self.link.heard
-            self._check_link(self.link, now)
+            self._rank0_wait.check(self.link, now)
         before = self.executor.report
         self.executor.step(order, heard, now)
         if self.link is not None and self.executor.report != before:
@@ -193,26 +196,6 @@ class Agent:
         if self.coordinator is not None:
             order = self.coordinator.step(self._build_state(), now)
         return order
-
-    def _check_link(self, link: CoordinatorLink, now: float) -> None:
-        """Raise `LauncherError` if rank 0 rejects this pod, or has been unreachable for too long."""
-        rejection = link.rejection
-        if rejection is not None and (
-            rejection.replaced or now - rejection.since >= self.timings.second_pod_wait
-        ):
-            raise TwinError(f"{link.problem}. This pod exits; that is not counted as a failure.")
-        silent = now - link.heard
-        if silent < self.timings.silence or now - self._last_wait_log < self.timings.silence:
-            return
-        self._last_wait_log = now
-        self._exit_if_over("complete", "failed")
-        log.info("waiting for rank 0 for %.0f s now: %s", silent, link.problem)
-        if silent >= self.settings.rendezvous_seconds:
-            raise DeadlineError(
-                f"rank 0 was unreachable for {silent:.0f} s (limit rendezvousSeconds: "
-                f"{self.settings.rendezvous_seconds}): {link.problem}. Fix: run `python -m launcher status` "
-                "to see why rank 0's pod does not run, and correct that."
-            )
 
     def _exit_if_over(self, *states: str) -> None:
         """Raise `RunEndedError` if run.json has one of these final `states`; see `raise_if_run_is_over`."""
@@ -239,10 +222,11 @@ class Agent:
                 f"expired after {self.timings.orphan:.0f} s. This pod exits, and Kubernetes replaces it. "
                 "Fix: if this happens again, check the load of the volume's server"
             )
+        model = self.settings.init_model if order.init_model is None else order.init_model
         gang = RankAttempt(
             rank=self.rank,
             hosts=order.addresses,
-            settings=self.settings,
+            settings=replace(self.settings, init_model=model),
             attempt=order.attempt,
             resume=order.resume,
             store=build_store_prefix(credential, order.attempt),
@@ -291,6 +275,8 @@ class Agent:
             fingerprint=self._fingerprint,
             progress=read_progress(s) if attempt >= 0 else {},
             storage=self._probe.silence(self.timings.storage_late),
+            leave_in=self._stop_request.seconds_left(),
+            save_seconds=self._longest_stays.get("saving"),
         )
 
     def pause(self, seconds: float) -> None:
@@ -306,9 +292,9 @@ class Agent:
             child_processes.reap_orphans(child_processes.watched_pids())
         if self._lease_error is not None:
             raise self._lease_error
-        if self._signal is not None and self._exit_failure is None:
-            raise stopped_by(self._signal)
         if self._exit_failure is None:
+            found = self.coordinator.membership if self.coordinator is not None else self.link
+            self._stop_request.check(self.executor.phase, None if found is None else found.order)
             self._probe.check(self.timings.storage)
         with contextlib.suppress(Empty):
             if seconds > 0:
@@ -367,16 +353,10 @@ class Agent:
         """Interrupt the main thread's present `pause`; may be called from any thread."""
         self._wakes.put(None)
 
-    @contextlib.contextmanager
-    def _handle_signals(self) -> Iterator[None]:
-        """Record stop signals (SIGTERM, SIGINT, SIGHUP) inside the `with` block, for `pause` to act on."""
-
-        def stop(number: int) -> None:
-            self._signal = number
-            self._wakes.put(None)  # a SimpleQueue may be used in a signal handler
-
-        with handle_signals(stop, _SIGNALS):
-            yield
+    def _record_signal(self, number: int) -> None:
+        """Record a received stop signal, for `pause` to act on."""
+        self._stop_request.record(number)
+        self._wakes.put(None)  # a SimpleQueue may be used in a signal handler
 
     def _lose_lease(self, error: LauncherError) -> None:
         """Kill all processes, because the output lease is lost and another pod may write to the output.

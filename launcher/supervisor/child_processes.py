@@ -150,7 +150,7 @@ class ForkServer:
 
     @property
     def alive(self) -> bool:
-        """Whether the fork server process runs."""
+        """Return whether the fork server process still runs."""
         return self._popen.poll() is None
 
     def ready(self, seconds: float = 0.0) -> bool:

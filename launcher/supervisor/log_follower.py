@@ -30,13 +30,13 @@ class LogFollower:
         judge: Callable[[str], None] | None = None,
         period: float = 0.25,
     ) -> None:
-        """Start to follow the log.
+        """Start the threads that read the log until `end` is called.
 
         Args:
             path: the log.
             copy: the file to copy it to; None: no copy.
-            shown: whether it is written to the pod's log.
-            judge: called with each block of new lines, to search them for errors; None: nothing is called.
+            shown: whether the threads write its new lines to the pod's log.
+            judge: called, from a thread, with each block of new lines, and searches them for errors; None: no search.
             period: seconds between two reads.
         """
         self._copy, self._judge, self._period = copy, judge, period
@@ -81,7 +81,10 @@ class LogFollower:
                 return
 
     def _copied(self, file: BinaryIO) -> None:
-        """Append the growing log to the copy until `end`; the copy stays open, as the next attempt renames it."""
+        """Append the growing log to the copy until `end` is called.
+
+        The copy stays open, because the next attempt renames the file.
+        """
         copy: BinaryIO | None = None
         position, give_up = 0, float("inf")
         while time.monotonic() < give_up:

@@ -25,7 +25,7 @@ class AttemptProcesses(Protocol):
 
     @property
     def running(self) -> bool:
-        """Whether any process may still run."""
+        """Return whether any process may still run."""
 
     def poll(self, now: float) -> None:
         """Check the processes, update `phase` and `failure`, and continue what `train` or `finish` started.

@@ -64,7 +64,7 @@ class ProcessGroup:
         self._follows: list[LogFollower] = []
         self._stop: GroupTermination | None = None
         self._stop_by = float("inf")
-        """When this launcher gives up on processes that do not exit."""
+        """Monotonic time at which this launcher gives up on processes that do not exit."""
         self._fatal: tuple[ProcessSpec, str, float] | None = None
         """(process, text in its log, time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
@@ -76,7 +76,7 @@ class ProcessGroup:
         self._state: tuple[float, Any] = (0.0, None)
         """(monotonic time of its last change, state of the trainer)."""
         self._training_since: float | None = None
-        """When this rank received the order to train."""
+        """Monotonic time at which this rank received the order to train; None before that."""
         gang.settings.work.progress.unlink(missing_ok=True)
         specs = runtime.pservers(gang)
         self._check_ports(specs)

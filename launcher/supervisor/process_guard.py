@@ -24,9 +24,12 @@ class ProcessGuard:
     """Kills this rank's processes when the agent's main thread is stuck or rank 0 is unreachable.
 
     Attributes:
-        link: the connection to rank 0, whose last answer counts; None on rank 0.
-        membership: rejects all states while rank 0's main thread is stuck; None on the other ranks.
-        is_lease_lost: whether rank 0 lost the output lease, so that a stuck main thread has less time.
+        link: this rank's connection to rank 0. The guard kills the processes if rank 0 has not answered on it for too
+            long. None on rank 0.
+        membership: rank 0's record of all ranks. The guard closes it while the main thread is stuck, so that states
+            of ranks are rejected. None on other ranks.
+        is_lease_lost: whether this pod lost the output lease. If so, the guard waits `Timings.stop` instead of
+            `Timings.stuck` seconds for a stuck main thread.
     """
 
     def __init__(self, settings: TrainSettings, timings: Timings) -> None:
@@ -42,7 +45,7 @@ class ProcessGuard:
         threading.Thread(target=self._run, name="guard", daemon=True).start()
 
     def record_turn(self) -> float:
-        """Record that the main thread runs, and return the monotonic time in seconds."""
+        """Record that the main thread runs; return the present monotonic time in seconds."""
         self._last_turn = time.monotonic()
         return self._last_turn
 

@@ -24,7 +24,7 @@ FIXES = {
     "joining": "see whether that rank's node reaches the others (lost packets, a network policy)",
     "starting": "see whether that rank's node reaches the others (lost packets, a network policy)",
 }
-"""State of progress.json → what users can do about a trainer that hangs in it."""
+"""State of progress.json → the fix in the message about a trainer that hangs in this state."""
 
 
 def find_state_deadline(

@@ -60,7 +60,7 @@ def _role() -> Callable[[ProcessSettings], None]:
 
 
 def _set_process_name(settings: ProcessSettings) -> None:
-    """Set this process' name in `ps` and `top`, where a forked process has the fork server's command line."""
+    """Set this process' name in `ps` and `top`, which show the fork server's command line for a forked process."""
     name = "trainer" if settings.server < 0 else f"pserver {settings.server}"
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)

@@ -26,7 +26,7 @@ CHUNK = 65536  # rows that are predicted at once
 def calculate_metrics(
     program: TrainingProgram, predictions: NDArray[np.float32], labels: NDArray[Any]
 ) -> dict[str, float]:
-    """Return what the program's metrics() returns: metric → value.
+    """Call the program's metrics(), and return its result: metric → value.
 
     Args:
         program: the user's program.
@@ -59,7 +59,7 @@ def evaluate(
 
 
 class Evaluator:
-    """Calculates the program's metrics on the test set. Each trainer has one; all call `score` together."""
+    """Calculates the program's metrics on the test set. Each trainer has one object, and all trainers call `score`."""
 
     def __init__(
         self, program: TrainingProgram, trainer: PserverClient, rank: int, test: Records | None

@@ -38,7 +38,8 @@ BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
     """Gives Paddle this process' role and addresses from environment variables.
 
-    gloo connects the trainers through the store of rank 0's launcher (supervisor/peers/trainer_store.py).
+    gloo, the library with which trainers exchange values, finds their addresses through the key-value store of
+    rank 0's launcher (supervisor/peers/trainer_store.py).
     """
 
     def __init__(self, settings: ProcessSettings) -> None:

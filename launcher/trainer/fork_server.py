@@ -44,7 +44,7 @@ def fork_while_alone() -> int:
         The child's process id; 0 in the child.
 
     Raises:
-        OSError: other threads ran all the time for QUIET_SECONDS.
+        OSError: for QUIET_SECONDS at least one other thread always ran.
     """
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
@@ -68,7 +68,10 @@ def fork_while_alone() -> int:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
         time.sleep(0.001)
-    raise OSError(f"cannot fork: other threads of this process ran all the time for {QUIET_SECONDS:g} s")
+    raise OSError(
+        f"cannot fork process {os.getpid()}: at least one of its other threads always ran for {QUIET_SECONDS:g} s. "
+        "Fix: if this happens again, increase resources.requests.cpu, so that the threads become idle sooner"
+    )
 
 
 def _other_threads() -> dict[str, list[str]]:

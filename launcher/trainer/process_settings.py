@@ -81,7 +81,11 @@ def write_process_file(
     resume: Position | None,
     store: str,
 ) -> None:
-    """Write the JSON file that `ProcessSettings.from_environ` reads; the arguments are its fields."""
+    """Write the JSON file `path` that `ProcessSettings.from_environ` reads.
+
+    The other arguments become keys of the file; the fields of `ProcessSettings` have the same names and explain
+    them.
+    """
     position = None if resume is None else [resume.passes, resume.batches]
     values = {"rank": rank, "server": server, "hosts": list(hosts), "attempt": attempt, "resume": position}
     files.write_json(path, values | {"store": store})

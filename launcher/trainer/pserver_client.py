@@ -30,7 +30,7 @@ PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 class PserverClient(FleetProcess):
     """A trainer's connection to the parameter servers.
 
-    "All trainers together" marks methods that wait until every trainer has called them.
+    "All trainers together" means: the method waits until every trainer of the job has called it.
     """
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
@@ -52,7 +52,7 @@ class PserverClient(FleetProcess):
         self.runtime: Any = None
 
     def join(self) -> None:
-        """Connect to the servers; all trainers together. Every trainer then has trainer 0's parameters."""
+        """Connect to the servers, and wait until all trainers have; then all have trainer 0's parameters."""
         await_ports(self.servers, "all pservers of the job")
         if self.mode == "geo":
             self._take_turns()
@@ -181,12 +181,12 @@ class PserverClient(FleetProcess):
         self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
 
     def settle(self, last: bool, barrier: Callable[[], None] | None = None) -> None:
-        """Wait until the updates of all trainers have arrived at the servers; all trainers together.
+        """Wait until all trainers have called this and their updates have arrived at the servers.
 
         Args:
             last: no batch follows in this attempt. In mode geo the exchange between trainers and servers ends
                 here, so that the same parameters are tested, saved and exported.
-            barrier: called instead of `self.barrier`.
+            barrier: called instead of `self.barrier` to wait for all trainers; takes no arguments.
         """
         if self.mode == "geo":
             if last:
@@ -215,7 +215,7 @@ class PserverClient(FleetProcess):
             before = now
 
     def optimizer_state(self) -> dict[str, NDArray[Any]]:
-        """Return this trainer's optimizer state by variable name; mode geo only, else the servers have it."""
+        """In mode geo, return this trainer's optimizer state by variable name. In other modes the servers have it."""
         parameters = {p.name for p in self.network.main.all_parameters()}
         state = {}
         for variable in self.network.main.list_vars():
@@ -230,13 +230,16 @@ class PserverClient(FleetProcess):
         fleet.barrier_worker()
 
     def gather(self, values: list[float]) -> NDArray[np.float64]:
-        """Return every rank's values, shape [trainers, len(values)], on every rank; all trainers together."""
+        """Return every rank's values, shape [trainers, len(values)], on every rank.
+
+        Waits until all trainers have called this.
+        """
         mine = np.zeros((self.settings.trainers, len(values)))
         mine[self.settings.rank] = values
         return self.total(mine)
 
     def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of all ranks' arrays, which have the same shape; all trainers together."""
+        """Wait until all trainers have called this; return the sum of their arrays, which have the same shape."""
         return np.asarray(self.role._all_reduce(values, "sum")).reshape(values.shape)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
@@ -333,7 +336,7 @@ class PserverClient(FleetProcess):
             self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
 
     def leave(self) -> None:
-        """Disconnect from the servers; all trainers together. Trainer 0 then stops the servers."""
+        """Wait until all trainers have called this, and disconnect from the servers; trainer 0 then stops them."""
         self.barrier()
         if self.mode == "geo":
             self.runtime._worker.stop_worker()  # the communicator has been stopped by settle()

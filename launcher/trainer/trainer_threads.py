@@ -28,7 +28,7 @@ OnBatch = Callable[[Arrays, float], None]
 
 
 class TrainerThreads:
-    """Trains batches with a pool of threads, which exists as long as its trainer."""
+    """Trains batches of one trainer in a pool of threads; they run until the trainer process exits."""
 
     def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
         """Start the threads.
@@ -36,8 +36,8 @@ class TrainerThreads:
         Args:
             threads: number of training threads.
             scope: Paddle's scope with the parameters.
-            step: trains one batch.
-            apply: fetches the updates of other trainers; never called by two threads at once.
+            step: `step(batch, executor, scope)` trains one batch and returns its mean loss.
+            apply: fetches the updates of other trainers; takes no arguments; never called by two threads at once.
         """
         self._step, self._apply = step, apply
         self._executors = [self._new_executor(scope) for _ in range(threads)]

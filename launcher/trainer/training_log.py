@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 0.5
 """Shortest time between two writes of progress.json, unless the state changes."""
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
-"""When `launcher try` prints its first progress line, and how often after that."""
+"""Seconds until the first progress line of `launcher try`, and between later ones."""
 
 
 class ReportTimer:
@@ -68,7 +68,10 @@ class ProgressFile:
         }
 
     def note(self, **values: object) -> None:
-        """Set fields for the next write of progress.json. NaN and infinity become null: JSON has neither."""
+        """Set fields (docs/reference/file-formats.md) for the next write of progress.json.
+
+        NaN and infinity become null, since JSON has neither.
+        """
         for key, value in values.items():
             self._values[key] = None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -80,7 +83,7 @@ class ProgressFile:
             self.write()
 
     def mark(self, name: str, **values: object) -> None:
-        """Record when (unix seconds) event `name` first occurred, set fields, and write the file."""
+        """Record the Unix time at which event `name` (such as `imported`, `joined`) first occurred; write the file."""
         self._marks.setdefault(name, time.time())
         self.note(**values)
         self.write()

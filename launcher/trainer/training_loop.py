@@ -76,7 +76,7 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _slowest(self, value: float) -> float:
-        """Return the greatest of all trainers' values."""
+        """Return the greatest `value` of all trainers, after all have called this."""
         return float(self.trainer.gather([value]).max())
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:

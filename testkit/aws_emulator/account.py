@@ -83,7 +83,7 @@ class Account:
         """Return the account in the folder of `AWS_EMULATOR_DIR`."""
         folder = os.environ.get("AWS_EMULATOR_DIR")
         if not folder:
-            raise AwsError("AWS_EMULATOR_DIR is not set: set it to the folder of an emulated account")
+            raise AwsError("AWS_EMULATOR_DIR is not set. Fix: set it to the folder of an emulated account")
         return cls(Path(folder))
 
     @contextmanager
@@ -259,7 +259,9 @@ def required_actions(kind: str) -> set[str]:
     try:
         row = _permissions()[kind]
     except KeyError:
-        raise AwsError(f"permissions.yaml has no row for {kind}") from None
+        raise AwsError(
+            f"permissions.yaml has no row for {kind}. Fix: add one with the IAM actions that it requires"
+        ) from None
     return {f"{service}:{name}" for service, names in row.items() for name in names.split()}
 
 

@@ -42,7 +42,7 @@ class SecurityGroup(Ec2Handler):
 
 
 class Rule(Ec2Handler):
-    """A security-group rule as its own resource. AWS identifies it by its content: changes make a new one."""
+    """A security-group rule, a separate resource. AWS identifies rules by their content: a change creates a new one."""
 
     side = "ingress"
     peer_fields = ("referencedSecurityGroupId", "cidrIpv4")

@@ -28,7 +28,8 @@ def invoke(cloud: MotoCloud, token: str, arguments: Props) -> Props:
     """Return the result of the provider function `token`, with the region, as in version 7 of pulumi-aws."""
     call = FUNCTIONS.get(token)
     if call is None:
-        raise AwsError(f"the emulator has no function {token}; it has {', '.join(sorted(FUNCTIONS))}")
+        known = ", ".join(sorted(FUNCTIONS))
+        raise AwsError(f"the emulator has no function {token}; it has {known}. Fix: add it to {__name__}")
     answer = {"region": cloud.region} | arguments | call(cloud, arguments)
     return {"id": token} | answer
 
@@ -204,7 +205,13 @@ def _log_groups(cloud: MotoCloud, p: Props) -> Props:
 def _file_system(cloud: MotoCloud, p: Props) -> Props:
     found = cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])["FileSystems"][0]
     arn = cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}")
-    return {"id": p["fileSystemId"], "arn": arn, "kmsKeyId": found.get("KmsKeyId", "")}
+    return {
+        "id": p["fileSystemId"],
+        "arn": arn,
+        "kmsKeyId": found.get("KmsKeyId", ""),
+        "encrypted": found["Encrypted"],
+        "tags": {tag["Key"]: tag["Value"] for tag in found["Tags"]},
+    }
 
 
 @function("aws:efs/getAccessPoint:getAccessPoint")
@@ -245,7 +252,7 @@ def token(cluster: dict[str, str]) -> str:
     path = cluster.get("tokenFile")
     if not path:
         raise AwsError(
-            "this emulated account has no cluster token: Account.create(cluster={'tokenFile': …}) gives one"
+            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
         )
     with open(path, encoding="utf-8") as file:  # noqa: PTH123
         return file.read().strip()

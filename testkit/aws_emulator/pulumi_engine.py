@@ -52,9 +52,7 @@ def find_tool(name: str) -> Path:
         key=lambda p: p.stat().st_mtime,
     )
     if not built:
-        raise MissingToolError(
-            f"{name} is neither on PATH nor built below {tool_cache()}: `make tools` builds it"
-        )
+        raise MissingToolError(f"{name} is neither on PATH nor built below {tool_cache()}: Fix: make tools")
     return built[-1]
 
 
@@ -71,7 +69,7 @@ def _executor() -> Path:
     ):
         for path in sorted(tool_cache().glob(pattern)):
             return path
-    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}: `make tools` brings it")
+    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}: Fix: make tools")
 
 
 def tool_folder(folder: Path) -> Path:
@@ -286,6 +284,13 @@ class Engine:
         done = self.pulumi("config", "set-all", "--stack", self.stack, "--path", *arguments)
         if done.code:
             raise RuntimeError(done.text)
+
+    def adopt(self, kept: dict[str, str]) -> dict[str, str]:
+        """Set `storage.adopt` to the ids of the stack's output `kept`, and return the setting."""
+        adopted = {key: kept[key] for key in ("fileSystem", "accessPoint", "bucket", "registry")}
+        adopted["key"] = kept["key"].rpartition("/")[2]
+        self.config(*[f"paddle-training:storage.adopt.{key}={id_}" for key, id_ in adopted.items()])
+        return adopted
 
     def run(self, command: str, *arguments: str, timeout: float = 240) -> Result:
         """Run `preview`, `up`, `refresh` or `destroy`, and return its steps."""

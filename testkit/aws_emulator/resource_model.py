@@ -256,7 +256,10 @@ class Model:
         return outputs
 
     def _overlay(self, kind: str, outputs: Props, inputs: Props) -> Props:
-        """Return the known outputs with new inputs applied; parts of an object that AWS sets stay."""
+        """Return `outputs` after a change to `inputs`: outputs of removed inputs are dropped.
+
+        Fields that AWS itself adds to an object (FILLED_PARTS) keep their values in `outputs`.
+        """
         later = self._outputs(kind, inputs)
         for name, parts in FILLED_PARTS.get(kind, {}).items():
             if isinstance(later.get(name), dict):
@@ -305,8 +308,8 @@ def _plain(p: Props) -> Props:
 def _news(seen: Props, before: Props, *, imported: bool) -> Props:
     """Return the inputs, by name, whose value in the cloud (`seen`) differs from the one in the state (`before`).
 
-    Inputs that the program never set are left out, except tags: their value is a default of AWS, not a manual
-    change. With `imported`, all inputs are compared.
+    An input that the program never set is left out, because its value in the cloud is a default of AWS and no
+    manual change. Tags are compared even if the program set none. With `imported`, all inputs are compared.
     """
     changed: Props = {}
     for name, value in seen.items():

@@ -10,6 +10,7 @@ import pulumi
 import pytest
 
 from aws.stack_access import make_clients, read_stack
+from infra import release_drift
 from infra.settings_errors import SettingsError
 from tests.aws_tools.conftest import REGION
 from tests.infra.recording_mocks import aws_stack
@@ -37,7 +38,9 @@ def test_read_stack_uses_aws_profile_of_stack(tmp_path: Path, monkeypatch) -> No
     assert signer._credentials.access_key == "of-the-profile"
 
 
-def test_kubeconfig_uses_aws_profile_of_stack() -> None:
+def test_kubeconfig_uses_aws_profile_of_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release_drift, "read_revisions", lambda *where: [])
+
     def tokens_of(recorder) -> list[list[str]]:
         providers = [r for r in recorder.resources if r.typ == "pulumi:providers:kubernetes"]
         return [json.loads(p.inputs["kubeconfig"])["users"][0]["user"]["exec"]["args"] for p in providers]

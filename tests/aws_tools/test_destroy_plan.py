@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from aws import destroy_plan
+from aws import destroy_plan, smoke_test
 from aws import stack_access as stacks
 from aws.__main__ import app
 from aws.stack_access import CommandError
@@ -67,6 +67,30 @@ def test_destroy_starts_only_after_stack_name_is_typed(typed, removed, monkeypat
     assert "kept: file system files-1" in done.output
     assert "the work since then" in done.output
     assert ("pulumi destroy --yes --skip-preview --non-interactive --stack dev" in ran) == removed
+
+
+def test_kept_prints_settings_with_which_next_up_uses_resources(monkeypatch) -> None:
+    arns = [
+        "arn:aws:ecr:us-west-2:123456789012:repository/paddle-training-dev-launcher-1a",
+        "arn:aws:elasticfilesystem:us-west-2:123456789012:access-point/fsap-1",
+        "arn:aws:elasticfilesystem:us-west-2:123456789012:file-system/fs-1",
+        "arn:aws:kms:us-west-2:123456789012:key/k-1",
+        "arn:aws:logs:us-west-2:123456789012:log-group:/aws/eks/paddle-training-dev/cluster",
+        "arn:aws:s3:::paddle-training-dev-artifacts-1a",
+    ]
+    monkeypatch.setattr(smoke_test, "find_leftovers", lambda stack, client: arns)
+    printed = CliRunner().invoke(app, ["kept", "--stack", "dev"]).output.splitlines()
+    assert printed[: len(arns)] == arns
+    assert printed[len(arns) + 1 :] == [
+        f"pulumi config set --path 'storage.adopt.{key}' {id_} --stack dev"
+        for key, id_ in (
+            ("registry", "paddle-training-dev-launcher-1a"),
+            ("accessPoint", "fsap-1"),
+            ("fileSystem", "fs-1"),
+            ("key", "k-1"),
+            ("bucket", "paddle-training-dev-artifacts-1a"),
+        )
+    ]
 
 
 @pytest.mark.slow

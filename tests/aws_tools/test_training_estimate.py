@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -101,25 +103,60 @@ def test_estimate_more_data_workers_shorten_the_wait_of_the_nodes(dev) -> None:
         )
         for workers in (1, 10)
     )
-    part = "nodes, while the data Job runs"
+    part = "nodes, while data is prepared"
     assert one.hours["data"] == pytest.approx(10 * ten.hours["data"])
     assert one.dollars[part].most == pytest.approx(10 * ten.dollars[part].most)
     assert one.dollars[part].most == pytest.approx(30 * (0.096 + 50 * 0.08 / 730) * 250e9 / 50e6 / 3600)
 
 
-def test_read_job_one_pod_reads_https_and_small_sources() -> None:
-    def workers(source: str, gigabytes: float) -> int:
-        values = {
-            "training": {"batchSize": 512, "keepCheckpoints": 2},
-            "data": {"workers": 20, "source": source},
-        }
+def test_estimate_training_pods_prepare_data_as_fast_as_network_and_file_system_allow(dev) -> None:
+    rates = {**training_estimate.read_rates(), "efs_write_mb": 1e6}
+    job = training_estimate.TrainingJob(1e9, 250, 3, 5e7, workers=0)
+
+    def hours(pods: int, **changed: float) -> float:
+        settings = dev("nodes.instanceTypes=[m6i.large]").settings
+        return training_estimate.estimate_training(job, settings, pods, {**rates, **changed}).hours["data"]
+
+    assert hours(30) == pytest.approx(250e9 / 30 / 50e6 / 3600)
+    assert hours(60) == pytest.approx(hours(30) / 2)
+    assert hours(30, split_mb=200) == pytest.approx(250e9 / 30 / 97.625e6 / 3600), "the node's bandwidth"
+    assert hours(30, efs_write_mb=1070) == hours(60, efs_write_mb=1070) == pytest.approx(250e3 / 1070 / 3600)
+
+
+def test_advice_training_pods_prepare_data_unless_one_pod_must_read_it(dev) -> None:
+    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, training_estimate.read_rates()
+
+    def advice(**changed: Any) -> tuple[str, training_estimate.Estimate]:
+        job = dataclasses.replace(JOB, **changed)
+        found = training_estimate.estimate_training(job, settings, 30, rates)
+        return "\n".join(training_estimate.advice(job, settings, found, rates)), found
+
+    text, slow = advice(workers=1)
+    none, fast = advice(workers=0)
+    assert f"Fix: data.preparedBy: trainingPods, with which the data takes {fast.hours['data']:.2f} h" in text
+    assert f"the run ${fast.total:.2f} instead of ${slow.total:.2f}" in text
+    assert "preparedBy" not in none
+    for workers in (0, 1):
+        text, found = advice(workers=workers, is_one_stream=True)
+        assert found.hours == slow.hours
+        assert "Fix: provide the rows as text below s3://" in text
+
+
+def test_read_job_one_pod_reads_https_archives_checked_and_small_sources() -> None:
+    def readers(source: str, gigabytes: float, pods: int = 30, **changed: Any) -> int:
+        data = {"workers": 20, "source": source, "member": "", "sha256": "", "preparedBy": "dataJob"}
+        values = {"training": {"batchSize": 512, "keepCheckpoints": 2}, "data": data | changed}
         job = training_estimate.read_job(values, rows=1, gigabytes=gigabytes, passes=1, ids=1)
         assert (job.batch, job.checkpoints) == (512, 2)
-        return job.workers
+        return job.readers(pods)
 
-    assert workers("s3://bucket/rows", 250) == workers("file://rows", 250) == 20
-    assert workers("s3://bucket/rows", 1) == 4, "parts of 256 MiB"
-    assert workers("https://example.com/rows.csv", 250) == 1
+    assert readers("s3://bucket/rows", 250) == readers("file://rows", 250) == 20
+    assert readers("s3://bucket/rows", 250, preparedBy="trainingPods", workers=1) == 30
+    assert readers("s3://bucket/rows", 1) == 4, "parts of 256 MiB"
+    assert readers("s3://bucket/rows", 10, pods=300) == 8, "parts of 4 MiB per trainer"
+    assert readers("https://example.com/rows.csv", 250) == 1
+    assert readers("s3://bucket/rows.zip", 250, member="rows") == 1
+    assert readers("s3://bucket/rows", 250, sha256="0" * 64) == 1
 
 
 def test_estimate_dollars_are_the_sum_of_all_parts(dev) -> None:
@@ -226,8 +263,9 @@ def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
         "workDir.sizeLimit",
         "network each way",
         "limited by",
-        "nodes, while the data Job runs",
-        "data.workers: 3, or",
+        "nodes, while data is prepared",
+        "data.preparedBy dataJob; pods that prepare the data: 1.",
+        "Fix: provide the rows as text below s3://",
     ):
         assert part in few.output
     assert "traffic between zones, $" in few.output

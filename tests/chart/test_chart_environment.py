@@ -41,14 +41,22 @@ def test_training_containers_have_exactly_the_documented_variables():
     """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
     wanted = (documented_for_all() | set(documented_for_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
     for container in containers(
-        {"training": {"incrementalCheckpoints": 1, "keepBest": "auc", "patience": 1}}
+        {"training": {"incrementalCheckpoints": 1, "keepBest": "auc", "patience": 1, "rankWaitHours": 0}}
     )[0]:
         assert set(env(container)) == wanted, container["name"]
 
 
 def test_training_defaults_are_the_documented_defaults():
     found = env(containers()[0][1])
-    others = ("SERVICE", "K8S_JOB_UID", "INCREMENTAL_CHECKPOINTS", "KEEP_BEST", "PATIENCE")
+    others = (
+        "SERVICE",
+        "K8S_JOB_UID",
+        "INCREMENTAL_CHECKPOINTS",
+        "KEEP_BEST",
+        "PATIENCE",
+        "RANK_WAIT_HOURS",
+        "WORK_LIMIT_BYTES",
+    )
     special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
     for name, default in documented_for_training().items():
         if name not in special:
@@ -57,7 +65,19 @@ def test_training_defaults_are_the_documented_defaults():
 
 
 def test_data_container_has_exactly_the_documented_variables():
-    assert set(env(containers()[1][0])) == documented_for_all() | documented_for_data() | {"HOME"}
+    wanted = documented_for_all() | documented_for_data() | {"HOME"}
+    assert set(env(containers()[1][0])) == wanted - {"PADDLE_LAUNCHER_DATA_PREPARED_BY"}
+
+
+def test_training_pods_that_prepare_data_have_the_variables_of_the_data_container():
+    data_values = {"deadlineSeconds": 9, "tables": ["a"]}
+    values = {"trainers": 5, "data": data_values | {"preparedBy": "trainingPods"}}
+    training = one(render(ONE_MACHINE, values=values), "Job")["spec"]["template"]["spec"]
+    [found] = [env(container) for container in training["initContainers"]]
+    data = env(containers({"trainers": 5, "data": data_values})[1][0])
+    changed = {"PADDLE_LAUNCHER_DATA_PREPARED_BY": "trainingPods", "PADDLE_LAUNCHER_DATA_WORKERS": "5"}
+    assert found == data | changed
+    assert env(training["containers"][0]).keys() == env(containers()[0][1]).keys()
 
 
 def test_every_variable_is_text():
@@ -120,10 +140,27 @@ def test_unset_optional_value_adds_no_variable(name):
     assert f"PADDLE_LAUNCHER_{name}" not in env(containers()[0][1])
 
 
-def test_minutes_between_checkpoints_may_be_fractions():
-    found = env(containers({"training": {"checkpointEvery": {"batches": None, "minutes": 0.5}}})[0][1])
-    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES"] == "0.5"
-    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES"] == "0"
+@pytest.mark.parametrize(
+    ("every", "runtime", "batches", "minutes"),
+    [
+        ({}, "fleet", "0", "10"),
+        ({"batches": None, "minutes": 0.5}, "fleet", "0", "0.5"),
+        ({"minutes": 0}, "fleet", "0", "0"),
+        ({"minutes": None}, "fleet", "0", "0"),
+        ({"batches": 7}, "fleet", "7", "0"),
+        ({}, "v1", "0", "0"),
+    ],
+)
+def test_batches_between_checkpoints_replace_the_default_minutes(every, runtime, batches, minutes):
+    """Helm merges a user's `{batches: 7}` with the default `{minutes: 10}`."""
+    found = env(containers({"training": {"checkpointEvery": every}, "runtime": runtime})[0][1])
+    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES"] == batches
+    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES"] == minutes
+
+
+def test_the_launcher_knows_the_grace_period():
+    found = containers({"training": {"terminationGracePeriodSeconds": 45}})[0][1]
+    assert env(found)["PADDLE_LAUNCHER_GRACE_SECONDS"] == "45"
 
 
 def test_webhook_address_comes_from_a_required_secret():
@@ -171,6 +208,7 @@ def test_launcher_reads_exactly_the_variables_that_the_chart_sets():
         training, data = containers(None, ONE_MACHINE, example)
         environment = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
         written = {"PADDLE_LAUNCHER_K8S_JOB": "a-1", "PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}  # by Kubernetes
+        written["PADDLE_LAUNCHER_WORK_LIMIT_BYTES"] = "1000"
         environment |= written
         settings = TrainSettings.from_environ(environment)
         cut = DataSettings.from_environ(env(data[0]) | written)
@@ -185,7 +223,7 @@ def test_make_try_sets_the_same_environment_as_the_chart(example, tmp_path):
     """Except values that depend on the cluster: names, digest, network, folders."""
     own = {
         "JOB_PATH", "OUT_DIR", "JOB_NAMESPACE", "CONF_PADDLE_NIC",
-        *(f"PADDLE_LAUNCHER_{name}" for name in ("RELEASE", "K8S_JOB", "DATA_DIGEST", "SERVICE")),
+        *(f"PADDLE_LAUNCHER_{name}" for name in ("RELEASE", "K8S_JOB", "DATA_DIGEST", "SERVICE", "GRACE_SECONDS")),
     }  # fmt: skip
     training, data = containers(None, ONE_MACHINE, example)
     pods = {**env(data[0]), **env(training[1])}

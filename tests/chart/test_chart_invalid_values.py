@@ -65,12 +65,17 @@ BAD = [
         "Remove one",
     ),
     (
-        {"training": {"checkpointEvery": {"batches": 5, "minutes": 1}}},
-        *("training.checkpointEvery", '{"batches":5,"minutes":1}', "not both", "set it to null"),
+        {"training": {"rankWaitHours": 2, "deadlineSeconds": 7200}},
+        *(
+            "training.rankWaitHours",
+            "2",
+            "at most 1.75",
+            "training.deadlineSeconds to a higher value or null",
+        ),
     ),
     (
         {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
-        *("training.checkpointEvery", '{"batches":5}', "empty with runtime v1", "savingPeriod"),
+        *("training.checkpointEvery.batches", "5", "unset with runtime v1", "savingPeriod"),
     ),
     (
         {"training": {"incrementalCheckpoints": 5}, "runtime": "v1"},
@@ -158,6 +163,10 @@ BAD = [
     (
         {"data": {"source": "https://me:secret@example.org/x"}},
         *("data.source", '"(not shown)"', "without user name and password", "keys in a Secret"),
+    ),
+    (
+        {"data": {"preparedBy": "trainingPods", "workers": 3}},
+        *("data.workers", "3", "1 with data.preparedBy trainingPods", "Remove data.workers"),
     ),
     ({"data": {"tables": ["a/t", "b/t"]}}, "data.tables", '"b/t"', "no other table", "Remove one"),
     ({"data": {"columns": ["a"]}}, "data.columns", '["a"]', "empty with data.format lines", "to csv"),

@@ -33,8 +33,29 @@ def test_run_json_has_the_names_of_the_created_objects():
     assert len(run["dataDigest"]) == 64
     assert set(run) == {
         *("jobName", "jobPath", "claim", "image", "imagePullPolicy", "imagePullSecrets", "serviceAccount"),
-        *("trainers", "passes", "k8sJob", "k8sDataJob", "dataDigest", "data", "uid", "gid"),
+        *(
+            "trainers",
+            "passes",
+            "k8sJob",
+            "k8sDataJob",
+            "cronJob",
+            "dataPreparedBy",
+            "dataDigest",
+            "data",
+            "uid",
+            "gid",
+        ),
     }
+    assert run["dataPreparedBy"] == "dataJob"
+
+
+def test_run_json_says_that_training_pods_prepare_the_data():
+    manifests = render(ONE_MACHINE, values={"data": {"preparedBy": "trainingPods"}})
+    run = run_json(manifests)
+    assert run["k8sJob"] == one(manifests, "Job")["metadata"]["name"]
+    assert (run["k8sDataJob"], run["dataPreparedBy"]) == ("", "trainingPods")
+    off = run_json(render(ONE_MACHINE, values={"data": {"preparedBy": "trainingPods", "enabled": False}}))
+    assert (off["k8sDataJob"], off["dataPreparedBy"]) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +101,7 @@ def test_run_json_has_the_names_of_the_created_objects():
         ({"data": {"testSource": "file://t"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"testRows": 9}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"workers": 4}}, {"k8sDataJob"}),
+        ({"data": {"preparedBy": "trainingPods"}}, {"k8sJob", "k8sDataJob"}),
         ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),

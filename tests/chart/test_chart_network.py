@@ -128,6 +128,20 @@ def test_http_source_opens_port_80_for_the_data_pod_only():
     assert ("TCP", 80) not in ports(training)
 
 
+def test_training_pods_that_prepare_data_reach_the_source_and_the_test_source():
+    sources = {"source": "http://example.org/a", "sha256": "0" * 64, "testSource": "s3://bucket/b"}
+    training, data = policies(values={"data": {**sources, "preparedBy": "trainingPods"}})
+    opened = {("TCP", 80), ("TCP", 443), ("UDP", 53), ("TCP", 53)}
+    assert ports(training) == ports(data) == opened
+    there, _ = policies(values={"data": {**sources, "preparedBy": "trainingPods", "enabled": False}})
+    assert ports(there) == {("UDP", 53), ("TCP", 53)}
+
+
+def test_data_pod_reaches_a_test_source_in_a_bucket():
+    _, data = policies(values={"data": {"source": "file://a", "testSource": "s3://bucket/b"}})
+    assert ("TCP", 443) in ports(data)
+
+
 def test_open_networks_never_include_the_nodes_metadata_service():
     """The metadata service returns the credentials of the node's role."""
     for policy in policies(CHART / "ci" / "minimal.yaml"):

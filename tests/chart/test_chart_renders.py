@@ -152,7 +152,7 @@ def test_unknown_key_is_rejected_by_name(values):
         {"training": {"keepCheckpoints": 0}},
         {"training": {"incrementalCheckpoints": 101}},
         {"training": {"checkpointEvery": {"batches": 0}}},
-        {"training": {"checkpointEvery": {"minutes": 0}}},
+        {"training": {"checkpointEvery": {"minutes": -1}}},
         {"notify": {"webhook": "https://example.org/a-secret"}},
         {"notify": {"webhook": {"secretName": "Chat"}}},
         {"notify": {"webhook": {"key": ""}}},

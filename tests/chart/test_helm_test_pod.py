@@ -80,7 +80,7 @@ def test_pod_runs_the_script_with_the_names_of_this_release():
         "JOB_PATH": run["jobPath"],
         "JOB_NAME": run["jobName"],
         "K8S_JOB": run["k8sJob"],
-        "RANK_0": f"http://{run['k8sJob']}-0.gang:9000/healthz",
+        "RANK_0": "http://{run}-0.gang:9000/healthz",
     }
     [claim] = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if v["name"] == "jobpath"]
     assert claim == {"claimName": run["claim"]}
@@ -101,6 +101,11 @@ def test_dns_check_fails_for_a_name_that_does_not_exist(checks):
 
 def test_running_rank_0_is_reached(checks, renewed, rank_0):
     assert checks.check_rank_0(renewed, JOB, rank_0, 5, 5) == f"rank 0: {rank_0} answered 200"
+
+
+def test_rank_0_of_any_run_is_reached_with_a_schedule(checks, renewed, rank_0):
+    said = checks.check_rank_0(renewed, "", f"{rank_0}?{{run}}", 5, 5)
+    assert said == f"rank 0: {rank_0}?{JOB} answered 200"
 
 
 def test_running_rank_0_that_does_not_answer_fails(checks, renewed):

@@ -17,17 +17,21 @@ pytestmark = pytest.mark.e2e
 KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
-# exit code, training.restarts, conditions of the pod, effect on the Job
+# container, exit code, training.restarts, conditions of the pod, effect on the Job
 CASES = [
-    (69, 0, [], "replaced"),
-    (143, 0, [], "replaced"),
-    (70, 0, [DISRUPTED], "replaced"),
-    (71, 3, [], "replaced and counted"),
-    (71, 0, [], "the Job failed"),
-    (64, 3, [], "the Job failed"),
-    (65, 3, [], "the Job failed"),
-    (70, 3, [], "the Job failed"),
-    (75, 3, [], "the Job failed"),
+    ("train", 69, 0, [], "replaced"),
+    ("train", 143, 0, [], "replaced"),
+    ("train", 70, 0, [DISRUPTED], "replaced"),
+    ("train", 71, 3, [], "replaced and counted"),
+    ("train", 71, 0, [], "the Job failed"),
+    ("train", 64, 3, [], "the Job failed"),
+    ("train", 65, 3, [], "the Job failed"),
+    ("train", 70, 3, [], "the Job failed"),
+    ("train", 75, 3, [], "the Job failed"),
+    ("prepare", 143, 0, [], "replaced"),
+    ("prepare", 71, 3, [], "replaced and counted"),
+    ("prepare", 65, 3, [], "the Job failed"),
+    ("prepare", 65, 0, [DISRUPTED], "replaced"),
 ]
 
 
@@ -73,11 +77,12 @@ def outcome(job: dict, pods: list[dict]) -> str:
 def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace):
     """The claim does not exist, so that no pod is scheduled and the test sets the exit codes."""
     jobs = {}
-    for number, (_, restarts, _, _) in enumerate(CASES):
+    for number, (name, _, restarts, _, _) in enumerate(CASES):
         values = {
             "trainers": 2,
             "runId": str(number),
             "training": {"restarts": restarts},
+            "data": {"preparedBy": "trainingPods" if name == "prepare" else "dataJob"},
             "serviceAccount": {"create": False, "name": "default"},
         }
         job = one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training")
@@ -86,21 +91,22 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
     kubectl("create", "-f", "-", stdin=made)
     until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs), "pods", 60, 0.5)
     pods = items("pods", namespace)
-    for job, (code, _, conditions, _) in zip(jobs, CASES, strict=True):
+    for job, (name, code, _, conditions, _) in zip(jobs, CASES, strict=True):
         ended = {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        container = {"name": "train", "image": "a", "imageID": "a", "ready": False, "restartCount": 0}
+        kind = "initContainerStatuses" if name == "prepare" else "containerStatuses"
+        container = {"name": name, "image": "a", "imageID": "a", "ready": False, "restartCount": 0}
         status = {
             "phase": "Failed",
             "conditions": conditions,
-            "containerStatuses": [container | {"state": {"terminated": ended}}],
+            kind: [container | {"state": {"terminated": ended}}],
         }
-        name = rank_1(pods, job)[0]["metadata"]["name"]
+        pod = rank_1(pods, job)[0]["metadata"]["name"]
         patch = json.dumps({"status": status})
-        kubectl("patch", "pod", name, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
+        kubectl("patch", "pod", pod, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
 
     def seen() -> dict[str, str]:
         pods = items("pods", namespace)
         return {job["metadata"]["name"]: outcome(job, pods) for job in items("jobs", namespace)}
 
-    wanted = {job: case[3] for job, case in zip(jobs, CASES, strict=True)}
+    wanted = {job: case[4] for job, case in zip(jobs, CASES, strict=True)}
     until(lambda: seen() == wanted, f"these consequences of {CASES}: {wanted}", 60, 0.5, seen)

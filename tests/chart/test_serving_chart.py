@@ -11,7 +11,9 @@ import yaml
 from chart_tools import KUBE_VERSION, ROOT, helm_template, one, render, run, tool
 
 SERVING = ROOT / "charts" / "paddle-serving"
-CLAIM, EXPORT, OUTSIDE = (SERVING / "ci" / f"{name}.yaml" for name in ("claim", "export", "outside"))
+CLAIM, EXPORT, FOLLOW, OUTSIDE = (
+    SERVING / "ci" / f"{name}.yaml" for name in ("claim", "export", "follow", "outside")
+)
 SCENARIOS = sorted((SERVING / "ci").glob("*.yaml"))
 
 
@@ -67,6 +69,16 @@ def test_export_is_downloaded_to_the_pods_disk_from_its_bucket_only():
     }
     assert reached == {("10.0.0.0/16", 443), ("169.254.170.23/32", 80)}
     assert policy["ingress"][0]["from"] == [{"podSelector": {"matchLabels": {"app": "proxy"}}}]
+
+
+def test_pods_follow_new_models_only_if_the_values_say_so():
+    options = arguments(made(FOLLOW))
+    assert options["model"] == "s3://models/exports/recommendation"
+    assert (options["follow"], options["work-limit"]) == ("300", "20Gi")
+    assert "follow" not in arguments(made(EXPORT))
+    options = arguments(made(CLAIM, values={"model": {"followLatest": True}}))
+    assert (options["model"], options["follow"]) == ("/model/quick-start/output/model", "60")
+    assert "work-limit" not in options
 
 
 def test_pods_of_the_namespace_may_connect_to_one_port_by_default():
@@ -157,6 +169,8 @@ def test_placement_and_user_of_the_pods():
         ({"model": {"path": ""}}, "model.path is \"\" with model.claim"),
         ({"model": {"path": "../other"}}, "path"),
         ({"model": {"s3": "s3://bucket"}}, "s3"),
+        ({"model": {"sizeLimit": "20GB"}}, "sizeLimit"),
+        ({"model": {"pollSeconds": 1}}, "pollSeconds"),
         ({"resources": {"limits": {"memory": "2Gi"}}}, "resources.limits.memory is \"2Gi\""),
         ({"serviceAccount": {"create": False}}, "serviceAccount.name is empty"),
         ({"extraEnv": [{"name": "HOME", "value": "/"}]}, "extraEnv has HOME"),

@@ -16,7 +16,7 @@ import pytest
 from chart_tools import CHART, run, tool
 
 from infra.chart_values import merge_values
-from launcher.cli.commands import leftovers
+from launcher.cli.cluster import job_restart
 from testkit.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -217,10 +217,35 @@ def test_failed_upgrade_can_be_reverted_and_its_leftovers_are_removed(release: R
     assert release.leftovers() == []
     assert release.pods() == pods
 
-    again = leftovers.reset_job(release.training())
+    again = job_restart.reset_job(release.training())
     again["metadata"]["name"] += "-again"
     kubectl("delete", "quota", "jobs", "-n", release.namespace)
     kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))
+
+
+def test_failed_training_is_started_again_by_resume_and_by_the_same_upgrade_without_its_job(
+    release: Release,
+) -> None:
+    values = {"training": {"deadlineSeconds": 2}}
+
+    def failed_uid(earlier: str = "") -> Any:
+        job = release.training()
+        conditions = {each["type"] for each in job["status"].get("conditions", [])}
+        return "Failed" in conditions and job["metadata"]["uid"] not in earlier and job["metadata"]["uid"]
+
+    assert not release.upgrade(values)
+    name, first = release.training()["metadata"]["name"], until(failed_uid, "the Job failed", 60, 0.3)
+    assert not release.upgrade(values)
+    assert release.training()["metadata"]["uid"] == first, "helm alone does not start a failed Job again"
+
+    resumed = run("python", "-m", "launcher", "resume", "-n", release.namespace, "--release", "demo")
+    assert resumed.returncode == 0, resumed.stderr
+    second = until(lambda: failed_uid(first), "the Job that resume started", 60, 0.3)
+
+    kubectl("delete", "job", name, "-n", release.namespace)
+    assert not release.upgrade(values)
+    assert release.training()["metadata"]["uid"] not in (first, second), "the same upgrade created it again"
+    assert release.training()["metadata"]["name"] == name
 
 
 def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(

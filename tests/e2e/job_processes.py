@@ -20,7 +20,7 @@ COMMANDS = {"train": "launcher", "prepare": "data", "await-data": "waiting"}
 
 @dataclass(frozen=True)
 class JobProcess:
-    """One process of a job. `rank` is -1 for processes of the data Job."""
+    """One process of a job. `rank` is -1 without the variable JOB_COMPLETION_INDEX."""
 
     pid: int
     role: str
@@ -69,3 +69,13 @@ def signal_all(whom: Iterable[JobProcess], number: signal.Signals) -> None:
     for one in listed:
         with contextlib.suppress(ProcessLookupError):
             os.kill(one.pid, number)
+
+
+def open_files(process: JobProcess) -> list[str]:
+    """Return the paths of the files that a process has open, as the process sees them."""
+    paths = []
+    with contextlib.suppress(OSError):  # the process has exited meanwhile
+        for link in (PROC / str(process.pid) / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                paths.append(str(link.readlink()))
+    return paths

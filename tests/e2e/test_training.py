@@ -76,7 +76,7 @@ def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_nod
 def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     train: Make, cluster: Cluster
 ) -> None:
-    """The serving chart serves the run's model meanwhile, and a rollout loads the newer model."""
+    """The serving chart serves the run's model meanwhile; a rollout, or followLatest, loads the newer model."""
     training = train("quick_start", trainers=2, training={"passes": 1})
     training.upgrade()
     training.complete()
@@ -86,8 +86,9 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     pass_zero = sha256(training.output / "pass-00000" / "done")
     metrics = training.output / "metrics.csv"
     measured = metrics.read_bytes()  # with each pass's seconds: never the same twice
-    serving = Serving(training)
+    serving, follower = Serving(training), Serving(training, "follower")
     serving.install()
+    follower.install(followLatest=True, pollSeconds=5)
 
     training.upgrade({"runId": "again"})
     again = training.described()
@@ -99,9 +100,12 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
 
     row = {"text": "what a lovely day"}
     serving.rollout("status")
+    follower.rollout("status")
+    before_switch = follower.pod()["status"]
+    assert follower.predict([row])["predictions"] == [pytest.approx(serving.predict([row])["predictions"][0])]
     assert json.loads(serving.get("healthz")) == {"status": "ok"}
     [old, _] = serving.predict([row, row])["predictions"]
-    assert "\npaddle_serve_rows_total 2.0\n" in serving.get("metrics")
+    assert "\npaddle_serve_rows_total 3.0\n" in serving.get("metrics")
 
     training.upgrade({"runId": "", "training": {"passes": 2}})
     assert training.described()["dataDigest"] == first["dataDigest"], (
@@ -119,6 +123,16 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     package = cluster.launcher("predict", str(training.output), f"text={row['text']}", "--output", "json")
     assert new == pytest.approx(json.loads(package.stdout)[0]["prediction"], rel=1e-5)
     assert abs(new[0] - old[0]) > 1e-3, "the second pass changed the prediction"
+    until(
+        lambda: follower.predict([row])["predictions"] == [pytest.approx(new, rel=1e-5)],
+        "the newer model",
+        60,
+        1,
+    )
+    status = follower.pod()["status"]
+    for field in ("podIP", "startTime", "conditions"):
+        assert status[field] == before_switch[field], "the same pod was ready all the time"
+    assert status["containerStatuses"][0]["restartCount"] == 0
 
     training.upgrade({"training": {"mode": "sync", "passes": 1}})
     training.complete()
@@ -145,6 +159,67 @@ def check_shards(training: Training) -> None:
         sum(line.split("\t")[0].startswith("neg") or line[0] == "0" for line in t) / len(t) for t in texts
     ]
     assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
+
+
+def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_reads_is_lost(
+    train: Make, cluster: Cluster
+) -> None:
+    by_job = train("quick_start", data={"seed": 8})
+    by_job.upgrade()
+    until((by_job.job / "manifest.json").exists, "the data of the data Job", 120, 0.5, by_job.words)
+    wanted = data_files(by_job)
+    by_job.remove()  # else the next job would link its data
+
+    training = train("quick_start", data={"seed": 8, "preparedBy": "trainingPods"}, training={"passes": 1})
+    training.upgrade()
+    at_work, reader = stop_while_reading(training)
+    shown = json.loads(cluster.launcher("status", "-n", training.namespace, "-o", "json").stdout)
+    assert (shown["state"], shown["data"]["name"], shown["data"]["state"]) == (
+        "preparing",
+        "training pods",
+        "running",
+    )
+    lost = training.pod(reader.rank)
+    kill = ("--grace-period=1", "--wait=false")  # a stopped process cannot react to SIGTERM
+    cluster.kubectl("delete", "pod", lost, "-n", training.namespace, *kill)
+    until(lambda: not Path(f"/proc/{reader.pid}").exists(), "the end of the pod that reads", 60, 0.5)
+    job_processes.signal_all([one for one in at_work if one != reader], signal.SIGCONT)
+    training.complete(240)
+    assert data_files(training) == wanted
+    assert training.pod(reader.rank) != lost
+    assert not training.pods("data")
+    shown = json.loads(cluster.launcher("status", "-n", training.namespace, "-o", "json").stdout)
+    assert (shown["state"], shown["data"]["state"]) == ("complete", "complete")
+    of_rank = ("logs", "-n", training.namespace, "--role", "data", "--rank")
+    logs = [cluster.launcher(*of_rank, str(rank)).stdout for rank in range(3)]
+    assert sum("preparing part 00000" in log for log in logs) == 1, logs
+
+
+def data_files(training: Training) -> list[tuple[str, str]]:
+    """Return name and sha256 of each file that the manifest lists; check that the files have it."""
+    manifest = json.loads((training.job / "manifest.json").read_text())
+    files = [(f"{shard['index']}/data/train.txt", shard["sha256"]) for shard in manifest["shards"]]
+    files += [("test.txt", manifest["test"]["sha256"]), ("rows.json", manifest["rows"]["sha256"])]
+    assert [sha256(training.job / name) for name, _ in files] == [digest for _, digest in files]
+    return files
+
+
+def stop_while_reading(
+    training: Training,
+) -> tuple[list[job_processes.JobProcess], job_processes.JobProcess]:
+    """Stop the training pods' processes that prepare data while one of them reads; return all, and that one."""
+
+    def at_work() -> tuple[list[job_processes.JobProcess], job_processes.JobProcess] | None:
+        if not (found := job_processes.find_job_processes(str(training.values["jobName"]), "data")):
+            return None
+        job_processes.signal_all(found, signal.SIGSTOP)
+        readers = [one for one in found if any("/work-0" in path for path in job_processes.open_files(one))]
+        if readers and not (training.job / "manifest.json").exists():
+            return found, readers[0]
+        job_processes.signal_all(found, signal.SIGCONT)
+        return None
+
+    return until(at_work, "a training pod that reads the source", 120, 0.01, training.words)
 
 
 def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_starts_from_a_model(

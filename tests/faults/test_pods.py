@@ -109,6 +109,49 @@ def test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues(
     run.ends_whole()
 
 
+@contextlib.contextmanager
+def no_capacity(training: Training) -> Iterator[None]:
+    """During the block no node takes new pods, as when there is no spot capacity."""
+    nodes = training.cluster.kubectl("get", "nodes", "-o", "name").split()
+    training.cluster.kubectl("cordon", *nodes)
+    try:
+        yield
+    finally:
+        training.cluster.kubectl("uncordon", *nodes)
+
+
+def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again(
+    start_run: StartRun, repaired_cluster: None
+) -> None:
+    wait = {"rendezvousSeconds": 10, "notify": {"events": True}}
+    run = start_run(**wait, training={**LONG, "rankWaitHours": 0.02})
+    there = "-n", run.training.namespace
+    run.reach(1, batch=100)
+    with no_capacity(run.training):
+        run.broken()
+        delete(run.training, 2)
+
+        def is_notified() -> bool:
+            events = run.cluster.get("events", run.training.namespace)
+            return "TrainingWaiting" in [event["reason"] for event in events]
+
+        run.until(is_notified, "the Event about the missing rank", 60)
+        assert not run.processes("trainer"), "the ranks that wait run no process"
+        assert run.json("status.json")["waitingSince"] > run.at
+        shown = " ".join(run.cluster.launcher("status", *there).stdout.split())
+        assert "the run gives up at" in shown
+        assert "unschedulable" in shown, "the reason why the pod does not start"
+    run.recovered()
+    with no_capacity(run.training):
+        delete(run.training, 2)
+        assert run.training.ended(240) == "Failed"
+        assert any("did not join within 82 s" in message for message in run.training.messages())
+    run.cluster.launcher("resume", *there)
+    run.ends_whole(
+        "received SIGTERM", "received SIGTERM", what="failed at the end of the 2nd wait; after `resume` "
+    )
+
+
 def test_a_pod_that_is_deleted_after_the_run_completed_changes_nothing(start_run: StartRun) -> None:
     run = start_run(training={"passes": 1})
     run.training.complete(240)

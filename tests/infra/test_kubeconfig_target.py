@@ -12,7 +12,6 @@ import pytest
 from infra import chart_values, cluster_preflight, settings
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
-from infra.stack_state import READ_STATE
 from infra.training import wait_seconds
 
 from .recording_mocks import LOCAL, ROOT, clone, config, local_stack
@@ -31,7 +30,7 @@ def test_kubeconfig_target_creates_only_namespace_and_release() -> None:
         "kubernetes:core/v1:Namespace",
         "kubernetes:helm.sh/v3:Release",
     ]
-    assert made.calls == [READ_STATE], "target kubeconfig must not call AWS"
+    assert made.calls == [], "target kubeconfig must not call AWS"
 
 
 WITHOUT_AWS = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from infra import node_capacity, settings_rules
-from infra.kubernetes_quantities import parse_quantity
+from infra.node_capacity import parse_quantity
 from infra.settings_loader import load_settings
 
 from .recording_mocks import AWS, config

@@ -10,21 +10,18 @@ import pytest
 from infra import release_drift, training
 from infra.chart_values import CHART
 from infra.naming import folder_digest
-from infra.stack_state import READ_STATE
 from infra.training import DATA_LOSS_NOTE
 
 from .recording_mocks import ROOT, local_stack
 
 OURS = f"chart {folder_digest(ROOT / CHART)}. {DATA_LOSS_NOTE}"
 BY_HAND = f"{OURS} Reverts manual changes of revision 7: trainers."
-URN = "urn:pulumi:dev::paddle-training::paddle:infra:Training$kubernetes:helm.sh/v3:Release::{}-release"
+READ = release_drift.read_revisions
 
 
-def _registered(before: str, **keys: Any) -> str:
-    """Return the description that the release gets when the state has the description `before`."""
-    state = {URN.format("paddle-training-dev"): {"outputs": {"description": before}}}
-    made = local_stack(answers={READ_STATE: {"outputs": state}}, **keys)
-    return str(made.one("Release").inputs["description"])
+def _registered(**keys: Any) -> str:
+    """Return the description that the program gives the release."""
+    return str(local_stack(**keys).one("Release").inputs["description"])
 
 
 @pytest.fixture
@@ -35,45 +32,49 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return said
 
 
-def _in_the_cluster(monkeypatch: pytest.MonkeyPatch, description: str, **changes: Any) -> None:
-    """Make revision 7 in the cluster have the stack's values with `changes`."""
+def _in_the_cluster(monkeypatch: pytest.MonkeyPatch, *descriptions: str, **changes: Any) -> None:
+    """Make the release have revisions 7, 6, … with these descriptions; 7 has the stack's values with `changes`."""
     values = local_stack().one("Release").inputs["values"]
-    live = release_drift.Revision(7, description, {**values, **changes})
-    monkeypatch.setattr(release_drift, "newest_revision", lambda *where: live)
+    revisions = [
+        release_drift.Revision(7 - index, description, {**values, **({} if index else changes)})
+        for index, description in enumerate(descriptions)
+    ]
+    monkeypatch.setattr(release_drift, "read_revisions", lambda *where: revisions)
 
 
-def test_manual_revision_is_reported_and_reverted(monkeypatch: pytest.MonkeyPatch, warned: list[str]) -> None:
-    _in_the_cluster(monkeypatch, "Upgrade complete", trainers=2)
-    assert _registered(OURS) == BY_HAND
+@pytest.mark.parametrize("earlier", [[OURS], ["Upgrade complete", OURS], []])
+def test_manual_revision_is_reported_and_reverted(
+    monkeypatch: pytest.MonkeyPatch, warned: list[str], earlier: list[str]
+) -> None:
+    """Also when helm no longer keeps the revision of the last `up`."""
+    _in_the_cluster(monkeypatch, "Upgrade complete", *earlier, trainers=2)
+    assert _registered() == BY_HAND
     [said] = warned
     assert "revision 7" in said
     assert "\n  trainers: 2 in the cluster, 3 in the stack" in said
 
 
 @pytest.mark.parametrize("before", [OURS, BY_HAND])
-@pytest.mark.parametrize("case", ["last update's", "same values", "kept", "no release"])
+@pytest.mark.parametrize("case", ["last update's", "same values", "kept"])
 def test_description_without_manual_changes_stays(
     monkeypatch: pytest.MonkeyPatch, warned: list[str], before: str, case: str
 ) -> None:
     # The revision of the last update differs from settings that were changed since then.
     trainers = 3 if case == "same values" else 2
-    _in_the_cluster(monkeypatch, before if case == "last update's" else "by hand", trainers=trainers)
-    if case == "no release":
-        monkeypatch.setattr(release_drift, "newest_revision", lambda *where: None)
-    assert (
-        _registered(before, **({"release": {"keepManualValues": True}} if case == "kept" else {})) == before
-    )
+    newest = [] if case == "last update's" else ["by hand"]
+    _in_the_cluster(monkeypatch, *newest, before, "by hand", OURS, trainers=trainers)
+    assert _registered(**({"release": {"keepManualValues": True}} if case == "kept" else {})) == before
     assert warned == []
 
 
 def test_description_changes_with_chart_after_manual_revision(monkeypatch: pytest.MonkeyPatch) -> None:
-    older = BY_HAND.replace("chart ", "chart 0")
-    _in_the_cluster(monkeypatch, older)
-    assert _registered(older) == OURS
+    _in_the_cluster(monkeypatch, BY_HAND.replace("chart ", "chart 0"))
+    assert _registered() == OURS
 
 
-def test_unreadable_release_warns_and_changes_nothing(tmp_path: Path, warned: list[str]) -> None:
-    assert _registered(BY_HAND) == BY_HAND
+def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]) -> None:
+    monkeypatch.setattr(release_drift, "read_revisions", READ)
+    assert _registered() == OURS
     [said] = warned
     assert "could not be compared with the cluster: " in said
     assert "No such file" in said
@@ -85,9 +86,9 @@ def test_unreadable_release_warns_and_changes_nothing(tmp_path: Path, warned: li
     )
     for given in (str(kubeconfig), kubeconfig.read_text()):
         with pytest.raises(release_drift.UnreadableError, match="refused"):
-            release_drift.newest_revision(given, "c", "paddle", "paddle-training")
+            READ(given, "c", "paddle", "paddle-training")
         with pytest.raises(release_drift.UnreadableError, match="context"):
-            release_drift.newest_revision(given, "d", "paddle", "paddle-training")
+            READ(given, "d", "paddle", "paddle-training")
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,13 @@ def test_value_rules_external_source_without_nat_raises(source: str, count: int)
     assert len(problems) == count
 
 
+@pytest.mark.parametrize(("kind", "runtime", "count"), [("m7g.large", "fleet", 1), ("m7g.large", "v1", 0)])
+def test_value_rules_arm_nodes_with_fleet_raise(kind: str, runtime: str, count: int) -> None:
+    problems = _values_problems({**VALUES, "runtime": runtime}, nodes={"instanceTypes": [kind]})
+    assert len(problems) == count
+    assert all("nodes.instanceTypes = 'm7g.large'" in problem for problem in problems), problems
+
+
 def test_settings_are_described_and_pulumi_yaml_matches() -> None:
     rows = list(settings_schema.describe_settings())
     assert len(rows) > 15

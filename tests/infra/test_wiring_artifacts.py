@@ -11,17 +11,6 @@ from infra.settings_errors import SettingsError
 from .recording_mocks import aws_stack, default, everything
 
 
-def test_bucket_is_private_encrypted_and_versioned() -> None:
-    made = default()
-    block = made.one("BucketPublicAccessBlock").inputs
-    assert all(block[key] for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls"))
-    assert block["restrictPublicBuckets"]
-    assert made.one("BucketVersioning").inputs["versioningConfiguration"] == {"status": "Enabled"}
-    statement = json.loads(made.one("BucketPolicy").inputs["policy"])["Statement"][0]
-    assert statement["Effect"] == "Deny"
-    assert statement["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
-
-
 def test_pods_role_is_limited_to_its_prefixes() -> None:
     made = default()
     association = made.one("PodIdentityAssociation", "pods").inputs
@@ -56,9 +45,3 @@ def test_upload_object_changes_with_file() -> None:
 def test_upload_missing_file_raises() -> None:
     with pytest.raises(SettingsError, match=r"artifacts\.uploads"):
         aws_stack(artifacts={"uploads": {"sources/x": "nowhere.csv"}})
-
-
-def test_registry_tags_are_immutable() -> None:
-    repository = default().one("Repository").inputs
-    assert repository["imageTagMutability"] == "IMMUTABLE"
-    assert repository["imageScanningConfiguration"] == {"scanOnPush": True}

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pulumi.runtime.mocks import MockCallArgs
 
-from infra import constants, eks_cluster, kubernetes_quantities
+from infra import constants, eks_cluster, node_capacity
 from infra.settings_errors import SettingsError
 
 from .recording_mocks import ROOT, Recorder, aws_stack, default, everything, running
@@ -252,10 +252,7 @@ def test_efs_driver_has_own_role_and_small_requests() -> None:
     configuration = json.loads(made.one("Addon", constants.ADDON_EFS_CSI).inputs["configurationValues"])
     assert list(configuration) == ["controller"], "the daemon tolerates all taints by default"
     # The requests apply to each of three containers in two pods.
-    assert (
-        6 * kubernetes_quantities.parse_quantity(configuration["controller"]["resources"]["requests"]["cpu"])
-        < 0.1
-    )
+    assert 6 * node_capacity.parse_quantity(configuration["controller"]["resources"]["requests"]["cpu"]) < 0.1
     association = made.one("PodIdentityAssociation", "efs-csi").inputs
     assert association["serviceAccount"] == "efs-csi-controller-sa"
     assert association["roleArn"] == f"arn:aws:mock:::{made.one('aws:iam/role:Role', 'efs-csi').name}"

@@ -9,29 +9,6 @@ from infra.settings_errors import SettingsError
 from .recording_mocks import INVOKES, aws_stack, default, everything
 
 
-def test_vpc_has_dns() -> None:
-    vpc = default().one("aws:ec2/vpc:Vpc").inputs
-    assert vpc["enableDnsSupport"] is True
-    assert vpc["enableDnsHostnames"] is True
-
-
-def test_zones_are_first_ones_by_name() -> None:
-    zones = {args.inputs["availabilityZone"] for args in default().of("aws:ec2/subnet:Subnet")}
-    assert zones == {"us-west-2a", "us-west-2b"}, "AWS returns zones in random order"
-
-
-def test_subnets_assign_no_public_addresses() -> None:
-    assert not any(args.inputs["mapPublicIpOnLaunch"] for args in default().of("aws:ec2/subnet:Subnet"))
-
-
-def test_nat_single_serves_all_zones() -> None:
-    nat = default().one("aws:ec2/natGateway:NatGateway")
-    routes = [a for a in default().of("aws:ec2/route:Route") if a.inputs.get("natGatewayId")]
-    assert len(routes) == 2
-    assert {route.inputs["natGatewayId"] for route in routes} == {f"{nat.name}-id"}
-    assert "public" in nat.inputs["subnetId"], "a NAT gateway needs a public subnet"
-
-
 def test_nat_per_az_stays_in_its_zone() -> None:
     made = aws_stack(network={"nat": "per-az"})
     for nat in made.of("aws:ec2/natGateway:NatGateway"):

@@ -51,8 +51,19 @@ def test_node_count_change_updates_only_scaling() -> None:
 
 
 def test_graviton_nodes_use_arm_image() -> None:
-    group = aws_stack(nodes={"instanceTypes": ["m7g.large"]}).one("NodeGroup").inputs
+    group = (
+        aws_stack(nodes={"instanceTypes": ["m7g.large"]}, values={"runtime": "v1"}).one("NodeGroup").inputs
+    )
     assert group["amiType"] == "AL2023_ARM_64_STANDARD"
+
+
+def test_autoscaler_knows_disk_of_nodes_that_do_not_run_yet() -> None:
+    key = "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
+    made = aws_stack(
+        nodes={"auto": True, "capacity": "SPOT", "fallback": True, "diskGib": 80, "min": 0},
+    )
+    disks = {group.name.rpartition("-")[2]: group.inputs["tags"].get(key) for group in made.of("NodeGroup")}
+    assert disks == {"nodes": "70Gi", "fallback": "70Gi", "system": None}
 
 
 def test_key_pair_and_placement_group_are_in_launch_template() -> None:

@@ -1,57 +1,64 @@
-"""Target aws with mocks: resources that a destroy keeps, and their import by the next `up`."""
+"""Target aws with mocks: resources that a destroy keeps, and their import by the next `up` (`storage.adopt`)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pulumi
 import pytest
 
-from infra import retained_resources, stack_state
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import AWS, ROOT, Recorder, aws_stack, default
+from .recording_mocks import Recorder, aws_stack, default
 
-STATE = stack_state.READ_STATE
 TAGGED = "aws:resourcegroupstaggingapi/getResources:getResources"
 GROUPS = "aws:cloudwatch/getLogGroups:getLogGroups"
+FILES, POINT = "aws:efs/getFileSystem:getFileSystem", "aws:efs/getAccessPoint:getAccessPoint"
+SECURITY_GROUP = "aws:ec2/getSecurityGroup:getSecurityGroup"
 KEY_ARN = "arn:aws:kms:us-west-2:123456789012:key/k-1"
-ARNS = {
-    "efs": "arn:aws:elasticfilesystem:us-west-2:123456789012:file-system/fs-1",
-    "pods": "arn:aws:elasticfilesystem:us-west-2:123456789012:access-point/fsap-1",
-    "artifacts": "arn:aws:s3:::paddle-training-dev-artifacts-1",
-    "launcher": "arn:aws:ecr:us-west-2:123456789012:repository/paddle-training-dev-launcher-1",
-    "key": KEY_ARN,
+FILES_ARN = "arn:aws:elasticfilesystem:us-west-2:123456789012:file-system/fs-1"
+GROUP_ARN = "arn:aws:ec2:us-west-2:123456789012:security-group/sg-1"
+IDS = {
+    "fileSystem": "fs-1",
+    "accessPoint": "fsap-1",
+    "bucket": "paddle-training-dev-artifacts-1",
+    "registry": "paddle-training-dev-launcher-1",
+    "key": "k-1",
 }
-IDS = {part: arn.replace(":::", "/").rpartition("/")[2] for part, arn in ARNS.items()}
-ALIVE: dict[str, Any] = {
-    "aws:efs/getFileSystem:getFileSystem": {"id": "fs-1", "kmsKeyId": KEY_ARN},
-    "aws:efs/getAccessPoint:getAccessPoint": {"id": "fsap-1", "fileSystemId": "fs-1"},
-    "aws:s3/getBucket:getBucket": {"id": "x"},
-    "aws:ecr/getRepository:getRepository": {"id": "x"},
-    "aws:kms/getKey:getKey": {"id": "x", "arn": KEY_ARN, "keyState": "Enabled"},
-}
+NAMES = dict(zip(IDS, ("efs", "pods", "artifacts", "launcher", "key"), strict=True))
+OTHER_KEY = "arn:aws:kms:us-west-2:123456789012:key/other"
 
 
-def _listed(*more: tuple[str, str]) -> dict[str, Any]:
-    pairs = [*ARNS.items(), *more]
-    found = [{"resourceArn": arn, "tags": {"Name": f"paddle-training-dev-{part}"}} for part, arn in pairs]
-    return {TAGGED: {"id": "x", "resourceTagMappingLists": found}, **ALIVE}
+def _account(*arns: str, **answers: Any) -> dict[str, Any]:
+    """Return the answers of an account that lists `arns` by the stack's tags; `answers` are of the file system."""
+    names = {KEY_ARN: "key"}
+    found = [
+        {"resourceArn": arn, "tags": {"Name": f"paddle-training-dev-{names.get(arn, 'efs')}"}} for arn in arns
+    ]
+    return {
+        TAGGED: {"id": "x", "resourceTagMappingLists": found},
+        FILES: {"id": "fs-1", "kmsKeyId": KEY_ARN, "encrypted": True, "tags": {}, **answers},
+        POINT: {"id": "fsap-1", "fileSystemId": "fs-1"},
+        SECURITY_GROUP: {"id": "sg-1"},
+        "aws:s3/getBucket:getBucket": {"id": "x"},
+        "aws:ecr/getRepository:getRepository": {"id": "x"},
+        "aws:kms/getKey:getKey": {"id": "x", "arn": KEY_ARN, "keyState": "Enabled"},
+    }
 
 
-def _imports(made: Recorder) -> dict[str, str]:
-    return {name.removeprefix("paddle-training-dev-"): id_ for name, id_ in made.imports.items()}
+def _up(account: dict[str, Any], adopt: dict[str, str], **keys: Any) -> Recorder:
+    return aws_stack(storage={"adopt": adopt}, answers=account, **keys)
 
 
 def test_retained_empty_account_imports_nothing() -> None:
-    assert _imports(default()) == {}
+    assert default().imports == {}
 
 
-def test_retained_resources_are_imported_by_tags() -> None:
+def test_retained_adopted_resources_and_existing_log_group_are_imported() -> None:
     group = "/aws/eks/paddle-training-dev/cluster"
     groups = {GROUPS: {"id": "x", "arns": [], "logGroupNames": [group, f"{group}-other"]}}
-    made = aws_stack(answers=_listed() | groups)
-    assert _imports(made) == {**IDS, "logs": group}
+    made = _up(_account(FILES_ARN, KEY_ARN) | groups, IDS)
+    wanted = {f"paddle-training-dev-{NAMES[key]}": id_ for key, id_ in IDS.items()}
+    assert made.imports == {**wanted, "paddle-training-dev-logs": group}
 
 
 def test_retained_data_keeps_its_protection() -> None:
@@ -75,64 +82,59 @@ def test_retained_data_keeps_its_protection() -> None:
     assert aws_stack(storage={"protect": False}).retained == set()
 
 
-def test_retained_resources_in_state_are_not_searched() -> None:
-    types = {part: kind.type for part, kind in retained_resources._KINDS.items()}
-    types["logs"] = retained_resources._LOGS_TYPE
-    urns = {
-        f"urn:pulumi:dev::paddle-training::paddle:infra:X${kind}::paddle-training-dev-{part}": {"outputs": {}}
-        for part, kind in types.items()
-    }
-    made = aws_stack(answers=_listed() | {STATE: {"outputs": urns}})
-    assert made.imports == {}
-    assert not {TAGGED, GROUPS} & set(made.calls)
-
-
 @pytest.mark.parametrize(
-    ("part", "call", "answer"),
+    ("changed", "adopt", "reason"),
     [
-        ("efs", "aws:efs/getFileSystem:getFileSystem", Exception("FileSystemNotFound: gone")),
-        ("artifacts", "aws:s3/getBucket:getBucket", Exception("couldn't find resource")),
-        ("key", "aws:kms/getKey:getKey", {"id": "x", "arn": KEY_ARN, "keyState": "PendingDeletion"}),
+        (
+            {FILES: Exception("FileSystemNotFound: gone")},
+            IDS,
+            r"adopt\.fileSystem = 'fs-1'\n.*account and region",
+        ),
+        ({"aws:s3/getBucket:getBucket": Exception("couldn't find resource")}, IDS, r"adopt\.bucket = "),
+        (
+            {"aws:kms/getKey:getKey": {"id": "x", "arn": KEY_ARN, "keyState": "PendingDeletion"}},
+            IDS,
+            r"adopt\.key = 'k-1'\n.*\n.*its deletion is scheduled",
+        ),
+        ({POINT: {"id": "x", "fileSystemId": "fs-2"}}, IDS, "it belongs to file system fs-2"),
+        (_account(encrypted=False), IDS, "allowed: an encrypted file system"),
+        (_account(tags={"Stack": "two"}), IDS, "it belongs to stack two"),
+        (_account(kmsKeyId=OTHER_KEY), IDS, rf"kms\.keyArn = ''\n.*{OTHER_KEY}"),
+        ({}, {"fileSystem": "fs-1"}, r"set storage\.adopt\.key to this key"),
     ],
 )
-def test_retained_deleted_resource_is_created_again(part: str, call: str, answer: Any) -> None:
-    gone = _listed() | {call: answer}
-    if part == "key":  # without its key, a file system does not exist either
-        gone["aws:efs/getFileSystem:getFileSystem"] = Exception("FileSystemNotFound: gone")
-    assert part not in _imports(aws_stack(answers=gone))
+def test_retained_resource_that_cannot_be_adopted_raises(
+    changed: dict[str, Any], adopt: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(SettingsError, match=reason):
+        _up(_account(FILES_ARN) | changed, adopt)
+
+
+def test_retained_unknown_kind_raises() -> None:
+    with pytest.raises(SettingsError, match="ids under fileSystem, accessPoint"):
+        _up(_account(), {"vpc": "vpc-1"})
 
 
 def test_retained_access_denied_raises() -> None:
-    denied = {"aws:efs/getFileSystem:getFileSystem": Exception("AccessDenied: elasticfilesystem:Describe…")}
     with pytest.raises(Exception, match="AccessDenied"):
-        aws_stack(answers=_listed() | denied)
+        _up(_account() | {FILES: Exception("AccessDenied: elasticfilesystem:Describe…")}, IDS)
 
 
-def test_engine_without_state_call_says_which_version_works() -> None:
-    with pytest.raises(pulumi.RunError, match=r"nothing was changed\. Fix: use Pulumi 3\."):
-        aws_stack(answers={STATE: Exception(f"unrecognized function name: {STATE}")})
-    tools = (ROOT / "local" / "tools" / "go.mod").read_text(encoding="utf-8")
-    assert f"github.com/pulumi/pulumi/pkg/v3 v{stack_state.TESTED} " in tools
-
-
-def test_retained_stack_with_other_state_raises() -> None:
-    group = ("efs", "arn:aws:ec2:us-west-2:123456789012:security-group/sg-1")
-    there = {"aws:ec2/getSecurityGroup:getSecurityGroup": {"id": "sg-1"}}
-    with pytest.raises(SettingsError, match="sg-1 exists in AWS and is not in this state"):
-        aws_stack(answers=_listed(group) | there)
-    gone = {"aws:ec2/getSecurityGroup:getSecurityGroup": Exception("InvalidGroup.NotFound")}
-    assert _imports(aws_stack(answers=_listed(group) | gone)) == IDS
-
-
-def test_retained_two_file_systems_raises() -> None:
-    second = ("efs", ARNS["efs"].replace("fs-1", "fs-2"))
-    with pytest.raises(SettingsError, match="fs-1, fs-2"):
-        aws_stack(answers=_listed(second))
+def test_retained_file_system_that_is_not_adopted_raises_unless_stack_is_up() -> None:
+    with pytest.raises(SettingsError, match=r"adopt\.fileSystem = \(not set\)\n.*fs-1\n.*an earlier destroy"):
+        _up(_account(FILES_ARN, KEY_ARN), {})
+    gone = {SECURITY_GROUP: Exception("InvalidGroup.NotFound")}
+    with pytest.raises(SettingsError, match="an earlier destroy"):
+        _up(_account(FILES_ARN, KEY_ARN, GROUP_ARN) | gone, {})
+    assert _up(_account(FILES_ARN, KEY_ARN, GROUP_ARN), {}).imports == {}
+    deleted = {FILES: Exception("FileSystemNotFound: deleted, and still listed")}
+    assert _up(_account(FILES_ARN, KEY_ARN) | deleted, {}).imports == {}
 
 
 def test_retained_file_system_with_other_key_raises() -> None:
-    other = "arn:aws:kms:us-west-2:123456789012:key/other"
-    with pytest.raises(SettingsError, match=KEY_ARN):
-        aws_stack(**AWS | {"kms": {"keyArn": other}}, answers=_listed())
-    made = aws_stack(kms={"keyArn": KEY_ARN}, answers=_listed())
-    assert made.imports["paddle-training-dev-efs"] == "fs-1"
+    live = _account(FILES_ARN, KEY_ARN, GROUP_ARN)
+    for account, adopt in ((live, {}), (_account(FILES_ARN), {"fileSystem": "fs-1"})):
+        with pytest.raises(SettingsError, match=rf"{KEY_ARN}\n.*would replace it by an empty one"):
+            _up(account, adopt, kms={"keyArn": OTHER_KEY})
+        made = _up(account, adopt, kms={"keyArn": KEY_ARN})
+        assert made.imports == {f"paddle-training-dev-{NAMES[key]}": id_ for key, id_ in adopt.items()}

@@ -259,6 +259,7 @@ def test_training_exports_model_and_resumes_after_protected_destroy(
     gone = engine.destroy()
     assert gone.code == 0, gone.text
     assert cluster.get("jobs", namespace) == []
+    engine.adopt(kept)
     engine.config("paddle-training:values.training.passes=2")
     again = engine.up()
     assert again.code == 0, again.text

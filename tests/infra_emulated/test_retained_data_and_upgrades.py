@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from aws import destroy_plan
+from aws.stack_access import read_stack
 from testkit.aws_emulator import inventory
 from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.handler import MotoCloud
@@ -47,11 +49,20 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
     other = cloud.client("kms").create_key(Description="the company's")["KeyMetadata"]["Arn"]
     engine.config(f"paddle-training:kms.keyArn={other}")
     refused = engine.preview()
-    assert "would be replaced by an empty one" in refused.text, refused.text
+    assert "would replace it by an empty one" in refused.text, refused.text
     engine.config("paddle-training:kms.keyArn=")
 
+    kept = engine.outputs()["kept"]
     _fine(engine.destroy())
     assert _ids(account) == made
+    forgotten = engine.preview()
+    assert "an earlier destroy of paddle-training-dev kept it" in forgotten.text, forgotten.text
+    arns = [arn for record in account.all() if record.type in KEPT and (arn := record.outputs.get("arn"))]
+    commands = list(destroy_plan.adopt_commands(read_stack("dev"), arns))
+    adopt = engine.adopt(kept)
+    assert sorted(commands) == sorted(
+        f"pulumi config set --path 'storage.adopt.{key}' {id_} --stack dev" for key, id_ in adopt.items()
+    )
     backups = account.all("aws:efs/backupPolicy:BackupPolicy")
     assert [record.inputs["backupPolicy"]["status"] for record in backups] == ["ENABLED"]
     # Settings that changed in the meantime are applied to the imported resources.
@@ -73,6 +84,10 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
     engine.config("paddle-training:storage.protect=false")
     _fine(engine.up())
     _fine(engine.destroy())
+    assert "storage.adopt.fileSystem" in engine.preview().text, (
+        "deleted resources must not stay in the settings"
+    )
+    engine.pulumi("config", "rm", "--path", "paddle-training:storage.adopt", "--stack", "dev")
     group = "/aws/eks/paddle-training-dev/cluster"
     assert inventory.list_leftovers(account, REGION) == [
         f"key {other.rpartition('/')[2]}",

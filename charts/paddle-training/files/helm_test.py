@@ -44,8 +44,8 @@ def check_rank_0(lock: Path, job: str, url: str, renewed: float, answer: float) 
 
     Args:
         lock: run.lock, whose content changes while rank 0 runs.
-        job: name of this release's training Job, which is the run's id.
-        url: rank 0's `/healthz`.
+        job: name of this release's training Job, which is the run's id; empty: any run (training.schedule).
+        url: rank 0's `/healthz`, with `{run}` in the place of the run's id.
         renewed: seconds in which a running rank 0 changes run.lock.
         answer: seconds until rank 0 must have answered.
 
@@ -55,7 +55,9 @@ def check_rank_0(lock: Path, job: str, url: str, renewed: float, answer: float) 
     if not lock.exists():
         return "rank 0: no training runs"
     before = lock.read_bytes()
-    if json.loads(before).get("runId") != job:
+    run = json.loads(before).get("runId")
+    url = url.replace("{run}", str(run))
+    if job not in ("", run):
         return f"rank 0: another run than {job} writes to the output"
     deadline = time.monotonic() + renewed
     while lock.exists() and lock.read_bytes() == before:

@@ -1,3 +1,36 @@
+{{/* Which pods prepare the data: `dataJob`, `trainingPods` (always with training.schedule), or empty with data.enabled
+     false. */}}
+{{- define "paddle-training.dataPreparedBy" -}}
+{{- if .Values.data.enabled }}{{ ternary "trainingPods" .Values.data.preparedBy (ne .Values.training.schedule "") }}{{ end -}}
+{{- end -}}
+
+{{/* Environment of a pod that prepares the data, in addition to commonEnv. Takes (list $ <number of these pods>). */}}
+{{- define "paddle-training.dataEnv" -}}
+{{- $root := index . 0 -}}
+{{- $data := $root.Values.data -}}
+{{- range $name, $value := dict
+  "OUT_DIR" (printf "%s/%s" (trimSuffix "/" $root.Values.jobPath) $root.Values.jobName)
+  "SPLIT_COUNT" (include "paddle-training.splitCount" $root)
+  "PADDLE_LAUNCHER_DATA_SOURCE" $data.source
+  "PADDLE_LAUNCHER_DATA_SHA256" (lower $data.sha256)
+  "PADDLE_LAUNCHER_DATA_MEMBER" $data.member
+  "PADDLE_LAUNCHER_DATA_TABLES" (toJson $data.tables)
+  "PADDLE_LAUNCHER_DATA_FORMAT" $data.format
+  "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" $root)
+  "PADDLE_LAUNCHER_DATA_HEADER" $data.header
+  "PADDLE_LAUNCHER_DATA_COLUMNS" (toJson $data.columns)
+  "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
+  "PADDLE_LAUNCHER_DATA_SEED" (int64 $data.seed)
+  "PADDLE_LAUNCHER_DATA_TEST_FRACTION" $data.testFraction
+  "PADDLE_LAUNCHER_DATA_TEST_SOURCE" $data.testSource
+  "PADDLE_LAUNCHER_DATA_TEST_ROWS" (int64 $data.testRows)
+  "PADDLE_LAUNCHER_DATA_WORKERS" (index . 1 | int64)
+  "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (kindIs "invalid" $data.deadlineSeconds | ternary "" (toString (int64 $data.deadlineSeconds))) }}
+- name: {{ $name }}
+  value: {{ $value | toString | quote }}
+{{- end }}
+{{- end -}}
+
 {{/* The immutable part of the data Job, whose name contains a digest of it. */}}
 {{- define "paddle-training.dataSpec" -}}
 {{- $data := .Values.data -}}
@@ -23,27 +56,7 @@ template:
         {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 8 }}
         env:
           {{- include "paddle-training.commonEnv" . | nindent 10 }}
-          {{- range $name, $value := dict
-            "OUT_DIR" (printf "%s/%s" (trimSuffix "/" .Values.jobPath) .Values.jobName)
-            "SPLIT_COUNT" (include "paddle-training.splitCount" .)
-            "PADDLE_LAUNCHER_DATA_SOURCE" $data.source
-            "PADDLE_LAUNCHER_DATA_SHA256" (lower $data.sha256)
-            "PADDLE_LAUNCHER_DATA_MEMBER" $data.member
-            "PADDLE_LAUNCHER_DATA_TABLES" (toJson $data.tables)
-            "PADDLE_LAUNCHER_DATA_FORMAT" $data.format
-            "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" .)
-            "PADDLE_LAUNCHER_DATA_HEADER" $data.header
-            "PADDLE_LAUNCHER_DATA_COLUMNS" (toJson $data.columns)
-            "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
-            "PADDLE_LAUNCHER_DATA_SEED" (int64 $data.seed)
-            "PADDLE_LAUNCHER_DATA_TEST_FRACTION" $data.testFraction
-            "PADDLE_LAUNCHER_DATA_TEST_SOURCE" $data.testSource
-            "PADDLE_LAUNCHER_DATA_TEST_ROWS" (int64 $data.testRows)
-            "PADDLE_LAUNCHER_DATA_WORKERS" (int64 $data.workers)
-            "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (kindIs "invalid" $data.deadlineSeconds | ternary "" (toString (int64 $data.deadlineSeconds))) }}
-          - name: {{ $name }}
-            value: {{ $value | toString | quote }}
-          {{- end }}
+          {{- include "paddle-training.dataEnv" (list . $data.workers) | trim | nindent 10 }}
         {{- include "paddle-training.resources" $data.resources | nindent 8 }}
         volumeMounts:
           {{- include "paddle-training.mounts" . | nindent 10 }}

@@ -33,9 +33,13 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{- $spec | toJson | sha256sum | trunc 8 -}}
 {{- end -}}
 
-{{/* Name of the training Job. */}}
+{{/* Name of the training Job, or with training.schedule of the CronJob, which appends a number to it for each Job. */}}
 {{- define "paddle-training.trainingJob" -}}
+{{- if .Values.training.schedule -}}
+{{- .Values.jobName -}}
+{{- else -}}
 {{- printf "%s-%s" .Values.jobName (include "paddle-training.jobDigest" (list . "paddle-training.trainingSpec")) -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Name of the data Job. It depends on runId too, so that a new runId also repeats a failed data Job. */}}

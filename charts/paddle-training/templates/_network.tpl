@@ -28,6 +28,13 @@
 {{- end }}
 {{- end -}}
 
+{{/* Egress for data.source and data.testSource. */}}
+{{- define "paddle-training.egressSources" -}}
+{{- range list .Values.data.source .Values.data.testSource -}}
+{{- include "paddle-training.egressUrl" (dict "root" $ "url" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* CIDRs as peers of a rule, without the node's metadata service, which returns the credentials of the node's role. */}}
 {{- define "paddle-training.blocks" -}}
 {{- range . }}

@@ -1,5 +1,19 @@
-{{/* Environment of every pod. A variable in env overrides one of envFrom. */}}
+{{/* Name and uid of the Job. */}}
+{{- define "paddle-training.jobEnv" -}}
+# Name and uid of the Job, from labels that Kubernetes sets on its pods.
+- name: PADDLE_LAUNCHER_K8S_JOB
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
+- name: PADDLE_LAUNCHER_K8S_JOB_UID
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+{{- end -}}
+
+{{/* Environment of every pod. A variable in env overrides one of envFrom. With training.schedule each Job makes its own
+     data, so that its name is part of the digest; a variable can refer only to variables before it. */}}
 {{- define "paddle-training.commonEnv" -}}
+{{- $schedule := .Values.training.schedule -}}
+{{- with $schedule }}
+{{- include "paddle-training.jobEnv" $ }}
+{{ end -}}
 - name: JOB_NAME
   value: {{ .Values.jobName | quote }}
 - name: JOB_PATH
@@ -11,7 +25,7 @@
 - name: PADDLE_LAUNCHER_RUN_ID
   value: {{ .Values.runId | quote }}
 - name: PADDLE_LAUNCHER_DATA_DIGEST
-  value: {{ include "paddle-training.dataDigest" . | quote }}
+  value: {{ printf "%s%s" (include "paddle-training.dataDigest" .) (ternary "-$(PADDLE_LAUNCHER_K8S_JOB)" "" (ne $schedule "")) | quote }}
 - name: PADDLE_LAUNCHER_LOG_FORMAT
   value: {{ .Values.logFormat | quote }}
 - name: PADDLE_LAUNCHER_POD_NAME
@@ -20,11 +34,9 @@
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: PADDLE_LAUNCHER_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-# Name and uid of the Job, from labels that Kubernetes sets on its pods.
-- name: PADDLE_LAUNCHER_K8S_JOB
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
-- name: PADDLE_LAUNCHER_K8S_JOB_UID
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+{{- if not $schedule }}
+{{ include "paddle-training.jobEnv" . }}
+{{- end }}
 # Some libraries write small files to HOME, and the pods' user has no home folder in the image.
 - name: HOME
   value: /tmp

@@ -1,6 +1,8 @@
 {{/* Environment of a training pod, in addition to commonEnv. */}}
 {{- define "paddle-training.trainingEnv" -}}
 {{- $v := .Values -}}
+{{- $batches := int64 ($v.training.checkpointEvery.batches | default 0) -}}
+{{- $minutes := or (ne $batches 0) (eq $v.runtime "v1") | ternary 0 ($v.training.checkpointEvery.minutes | default 0) -}}
 {{- range $name, $value := dict
   "TRAIN_CONFIG_DIR" (include "paddle-training.configDir" .)
   "PADDLE_LAUNCHER_CONFIG_FILE" (include "paddle-training.configFile" .)
@@ -24,13 +26,14 @@
   "PADDLE_LAUNCHER_LOG_PERIOD" (int64 $v.training.logPeriod)
   "PADDLE_LAUNCHER_DOT_PERIOD" (int64 $v.training.dotPeriod)
   "PADDLE_LAUNCHER_SAVING_PERIOD" (int64 $v.training.savingPeriod)
-  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES" (int64 ($v.training.checkpointEvery.batches | default 0))
-  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES" ($v.training.checkpointEvery.minutes | default 0)
+  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES" $batches
+  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES" $minutes
   "PADDLE_LAUNCHER_KEEP_CHECKPOINTS" (int64 $v.training.keepCheckpoints)
   "PADDLE_LAUNCHER_INIT_MODEL_PATH" $v.training.initModelPath
   "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS" (int64 $v.training.progressDeadlineSeconds)
   "PADDLE_LAUNCHER_EXTRA_ARGS" (toJson $v.training.extraArgs)
   "PADDLE_LAUNCHER_RESTARTS" (int64 $v.training.restarts)
+  "PADDLE_LAUNCHER_GRACE_SECONDS" (int64 $v.training.terminationGracePeriodSeconds)
   "PADDLE_LAUNCHER_EXPORT_TO" $v.training.exportTo
   "PADDLE_LAUNCHER_DATA_WAIT_SECONDS" (int64 $v.data.waitSeconds)
   "PADDLE_LAUNCHER_EVENTS" $v.notify.events
@@ -47,6 +50,14 @@
 - name: {{ $name }}
   value: {{ . | toString | quote }}
 {{- end }}
+{{- end }}
+{{- if not (kindIs "invalid" $v.training.rankWaitHours) }}
+- name: PADDLE_LAUNCHER_RANK_WAIT_HOURS
+  value: {{ $v.training.rankWaitHours | toString | quote }}
+{{- end }}
+{{- if $v.workDir.sizeLimit }}
+- name: PADDLE_LAUNCHER_WORK_LIMIT_BYTES
+  valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage}}
 {{- end }}
 - name: PADDLE_LAUNCHER_WEBHOOK
 {{- with $v.notify.webhook }}

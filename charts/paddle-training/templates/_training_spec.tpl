@@ -24,19 +24,34 @@ template:
     {{- include "paddle-training.trainingTolerations" . | trim | nindent 4 }}
     {{- include "paddle-training.placement" . | trim | nindent 4 }}
     initContainers:
+      {{- if eq (include "paddle-training.dataPreparedBy" .) "trainingPods" }}
+      # Like a pod of the data Job. With the requests of the training, it does not need another node.
+      - name: prepare
+        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 8 }}
+        env:
+          {{- include "paddle-training.commonEnv" . | nindent 10 }}
+          {{- include "paddle-training.dataEnv" (list . .Values.trainers) | trim | nindent 10 }}
+          - {name: PADDLE_LAUNCHER_DATA_PREPARED_BY, value: trainingPods}
+        {{- include "paddle-training.trainingResources" . | nindent 8 }}
+        volumeMounts:
+          {{- include "paddle-training.mounts" . | nindent 10 }}
+      {{- else }}
       - name: await-data
         {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "await-data")) | nindent 8 }}
-        env: &env
+        env:
           {{- include "paddle-training.commonEnv" . | nindent 10 }}
           {{- include "paddle-training.trainingEnv" . | trim | nindent 10 }}
         {{- include "paddle-training.trainingResources" . | nindent 8 }}
-        volumeMounts: &mounts
+        volumeMounts:
           - {name: work, mountPath: /work}
           {{- include "paddle-training.mounts" . | nindent 10 }}
+      {{- end }}
     containers:
       - name: train
         {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "train")) | nindent 8 }}
-        env: *env
+        env:
+          {{- include "paddle-training.commonEnv" . | nindent 10 }}
+          {{- include "paddle-training.trainingEnv" . | trim | nindent 10 }}
         ports:
           {{- include "paddle-training.ports" . | trim | nindent 10 }}
         # A frozen launcher cannot stop its own processes, so the kubelet restarts the pod.
@@ -47,9 +62,28 @@ template:
           timeoutSeconds: 10
           failureThreshold: 6
         {{- include "paddle-training.trainingResources" . | nindent 8 }}
-        volumeMounts: *mounts
+        volumeMounts:
+          - {name: work, mountPath: /work}
+          {{- include "paddle-training.mounts" . | nindent 10 }}
     volumes:
       - name: work
         emptyDir: {{ if .Values.workDir.sizeLimit }}{sizeLimit: {{ .Values.workDir.sizeLimit | quote }}}{{ else }}{}{{ end }}
       {{- include "paddle-training.volumes" . | nindent 6 }}
+{{- end -}}
+
+{{/* Labels of a training Job. */}}
+{{- define "paddle-training.trainingJobLabels" -}}
+{{- include "paddle-training.labels" (dict "root" . "component" "training") }}
+{{ include "paddle-training.queueLabel" . }}
+{{- end -}}
+
+{{/* The spec of a training Job: fields that are mutable in an existing Job, which are in no digest, and trainingSpec. */}}
+{{- define "paddle-training.trainingJobSpec" -}}
+{{- with .Values.training.deadlineSeconds -}}
+activeDeadlineSeconds: {{ . | int64 }}
+{{ end -}}
+{{- if not (kindIs "invalid" .Values.ttlSecondsAfterFinished) -}}
+ttlSecondsAfterFinished: {{ .Values.ttlSecondsAfterFinished | int64 }}
+{{ end -}}
+{{- include "paddle-training.trainingSpec" . }}
 {{- end -}}

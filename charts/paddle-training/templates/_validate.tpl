@@ -81,12 +81,8 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- $seen = append $seen $flag -}}
 {{- end -}}
-{{- $every := pick $training.checkpointEvery "batches" "minutes" -}}
-{{- if and $every.batches $every.minutes -}}
-{{- include "paddle-training.fault" (list "training.checkpointEvery" $every "batches or minutes, not both" "checkpoints are saved at one interval" "Remove one of them, or set it to null") -}}
-{{- end -}}
-{{- if and (eq .Values.runtime "v1") (or $every.batches $every.minutes) -}}
-{{- include "paddle-training.fault" (list "training.checkpointEvery" $every "empty with runtime v1" "paddle train resumes from complete passes only" "Set it to {} and use training.savingPeriod, which counts passes") -}}
+{{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}
+{{- include "paddle-training.fault" (list "training.checkpointEvery.batches" $training.checkpointEvery.batches "unset with runtime v1" "paddle train resumes from complete passes only" "Remove it and use training.savingPeriod, which counts passes") -}}
 {{- end -}}
 {{- with $training.incrementalCheckpoints -}}
 {{- if eq $.Values.runtime "v1" -}}
@@ -95,11 +91,30 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "training.incrementalCheckpoints" . "0 with training.mode geo" "in this mode the servers hold no tables whose changes they could save" "Set it to 0, or set training.mode to async or sync") -}}
 {{- end -}}
 {{- end -}}
+{{- if and $training.rankWaitHours $training.deadlineSeconds -}}
+{{- $longest := divf (floor (divf (maxf 0 (subf $training.deadlineSeconds .Values.rendezvousSeconds)) 36)) 100 -}}
+{{- if gt (float64 $training.rankWaitHours) $longest -}}
+{{- include "paddle-training.fault" (list "training.rankWaitHours" $training.rankWaitHours (printf "at most %v" $longest) (printf "rendezvousSeconds (%d) and this wait must end before training.deadlineSeconds (%d), at which Kubernetes stops the Job" (int64 .Values.rendezvousSeconds) (int64 $training.deadlineSeconds)) "Set a shorter wait, or training.deadlineSeconds to a higher value or null") -}}
+{{- end -}}
+{{- end -}}
 {{- if and $training.keepBest (eq .Values.runtime "v1") -}}
 {{- include "paddle-training.fault" (list "training.keepBest" $training.keepBest "empty with runtime v1" "paddle train reports no test metric that the launcher could compare" "Set it to an empty text, or set runtime to fleet") -}}
 {{- end -}}
 {{- if and $training.patience (not $training.keepBest) -}}
 {{- include "paddle-training.fault" (list "training.patience" $training.patience "0 without training.keepBest" "it counts the passes that do not improve this metric" "Set training.keepBest to a test metric of the program, or training.patience to 0") -}}
+{{- end -}}
+{{- with $training.schedule -}}
+{{- $items := list -}}
+{{- range list "[0-5]?[0-9]" "([01]?[0-9]|2[0-3])" "(0?[1-9]|[12][0-9]|3[01])" "(0?[1-9]|1[0-2]|[A-Za-z]{3})" "([0-6]|[A-Za-z]{3})" -}}
+{{- $item := printf `([*?]|%[1]s(-%[1]s)?)(/[1-9][0-9]*)?` . -}}
+{{- $items = append $items (printf "%[1]s(,%[1]s)*" $item) -}}
+{{- end -}}
+{{- if not (regexMatch (printf "^(@(hourly|daily|midnight|weekly|monthly|yearly|annually)|%s)$" (join " +" $items)) .) -}}
+{{- include "paddle-training.fault" (list "training.schedule" . "five fields in cron syntax (minute 0-59, hour 0-23, day 1-31, month 1-12, weekday 0-6), or @daily and the like" "the CronJob starts the runs at these times, in UTC" "Write, for example, \"0 2 * * *\" for 02:00 every night") -}}
+{{- end -}}
+{{- if not $.Values.data.enabled -}}
+{{- include "paddle-training.fault" (list "training.schedule" . "empty with data.enabled false" "each run prepares its data itself, from what is at data.source at that time" "Set data.enabled to true, or training.schedule to an empty text") -}}
+{{- end -}}
 {{- end -}}
 {{- with $training.initModelPath -}}
 {{- $own := printf "%s/output" $.Values.jobName -}}
@@ -126,6 +141,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "data.sha256" $data.sha256 "given with an http source" "the content could be changed in transit" "Set data.sha256 to the output of sha256sum, or use https") -}}
 {{- else if and (hasPrefix "s3://" $source) $data.member (not (regexMatch "^s3://[^/]+/.*[^/]$" $source)) -}}
 {{- include "paddle-training.fault" (list "data.source" $source "s3://BUCKET/KEY of one archive, since data.member is set" "a member is in exactly one object, and this is a prefix" "Set data.source to the archive, or data.member to an empty text to read all text below the prefix") -}}
+{{- end -}}
+{{- if and (eq (include "paddle-training.dataPreparedBy" .) "trainingPods") (ne (int64 $data.workers) 1) -}}
+{{- include "paddle-training.fault" (list "data.workers" (int64 $data.workers) "1 with data.preparedBy trainingPods, and with training.schedule" "it is the number of pods of the data Job, and there is none: every training pod prepares data" "Remove data.workers") -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range $data.tables -}}

@@ -115,7 +115,9 @@ class Cluster:
         from kubernetes.client.rest import ApiException
 
         kind = method.removesuffix("_for_all_namespaces").rpartition("_")[2]
-        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api"}.get(kind, "CoreV1Api")
+        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api", "object": "CustomObjectsApi"}.get(
+            kind, "CoreV1Api"
+        )
         api = getattr(client, group)(self.api)
         try:
             answer = getattr(api, method)(
@@ -134,7 +136,7 @@ class Cluster:
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         if status == 404:
             raise NotFoundError(
-                f"cannot {action}: {self.name} answered that it does not exist (HTTP 404): {text}",
+                f"cannot {action}: {self.name} answered that there is no such object (HTTP 404): {text}",
                 "check the names of release and namespace, then run the same command again",
             )
         if status == 409:
@@ -149,7 +151,7 @@ class Cluster:
             return cast(Object, json.loads(answer.read()))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise UnreachableError(
-                f"cannot {action}: the connection to {self.name} was closed before its answer was complete",
+                f"cannot {action}: the connection to {self.name} was closed before the answer was complete",
                 "run the same command again",
             ) from error
         finally:
@@ -193,6 +195,21 @@ class Cluster:
             return []
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+
+    def list_workloads(self) -> list[Object]:
+        """Return the Workloads of Kueue, which say why a queue holds a Job back.
+
+        A user who may not read them gets an empty list and no error, as for events.
+        """
+        for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
+            try:
+                arguments = ("kueue.x-k8s.io", version, self.namespace, "workloads")
+                return self._list("list_namespaced_custom_object", "read Workloads", "", *arguments)
+            except UnreachableError:
+                raise
+            except CliError:
+                continue
+        return []
 
     def list_volumes(self, release: str) -> list[Object]:
         """Return the persistent volumes that a release of this namespace created."""

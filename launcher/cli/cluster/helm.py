@@ -97,13 +97,19 @@ class Helm:
         except CliError as error:
             hints = "".join(f"\n{line}" for line in _suggest_keys(str(error), self.read_defaults()))
             raise UsageError(
-                f"helm rejects the values of release {release}; nothing was changed. {error}{hints}"
+                f"helm rejects the values of release {release}; nothing was changed. "
+                f"Correct the values that helm reports: {error}{hints}"
             ) from error
         run_json = _run_json(release, json.loads(answer)["manifest"])
         if "k8sJob" not in run_json:
             raise UsageError(
                 f"--chart {self.chart} is not the chart {CHART}: it has no ConfigMap {release}-run",
                 f"give the chart {CHART}, or omit --chart",
+            )
+        if run_json.get("cronJob"):
+            raise UsageError(
+                f"training.schedule is set, but `run` starts a training now; nothing of {release} was changed",
+                "remove training.schedule here; once the training works, set it with helm upgrade",
             )
         return run_json
 

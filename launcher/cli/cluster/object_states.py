@@ -48,6 +48,12 @@ _HARMLESS_CODES = (errors.EXIT_TWIN, errors.EXIT_STOPPED)  # the chart's podFail
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 
+def is_started_by(job: Object, cron_job: str) -> bool:
+    """Return whether this CronJob, or `kubectl create job --from` of it, created the Job; False for an empty name."""
+    owners = job["metadata"].get("ownerReferences") or []
+    return any((one["kind"], one["name"]) == ("CronJob", cron_job) for one in owners)
+
+
 def name_of(thing: Object) -> str:
     """Return an object's metadata.name."""
     return str(thing.get("metadata", {}).get("name", ""))
@@ -201,6 +207,30 @@ def job_state(job: Object | None) -> tuple[str, str]:
 def queue_of(job: Object | None) -> str:
     """Return the Kueue queue that suspends and resumes a Job; empty if there is none."""
     return str(((job or {}).get("metadata", {}).get("labels") or {}).get(QUEUE_LABEL) or "")
+
+
+def explain_queue(queue: str, workload: Object | None) -> str:
+    """Return why Kueue keeps a Job suspended, and the fix.
+
+    Args:
+        queue: the Job's LocalQueue.
+        workload: the Workload that Kueue made for the Job; None if there is none or the user may not read it.
+    """
+    if workload and workload.get("spec", {}).get("active") is False:
+        where = f"{name_of(workload)} -n {workload['metadata'].get('namespace')}"
+        why = "its Workload was deactivated"
+        fix = f'kubectl patch workload {where} --type merge -p \'{{"spec": {{"active": true}}}}\''
+    else:
+        reserved = find_condition(workload or {}, "QuotaReserved") or {}
+        admitted = find_condition(workload or {}, "Admitted") or {}
+        # After the quota is reserved, checks such as the one for new nodes may still hold the Job back.
+        waiting = admitted if reserved.get("status") == "True" else reserved
+        why = str(waiting.get("message") or "").rstrip(".")
+        fix = (
+            "wait until the queue has free quota, or ask its owner for more. If the request is above the quota, "
+            "lower `trainers` or the resources"
+        )
+    return f"queue {queue} (Kueue) has not admitted it{f': {why}' if why else ''}. Fix: {fix}"
 
 
 def explain_claim(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:

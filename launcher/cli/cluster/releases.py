@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -29,7 +29,7 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseRun:
-    """The key `run.json` of ConfigMap `<release>-run`; docs/reference/cluster-objects.md has its fields."""
+    """The content of key `run.json` of ConfigMap `<release>-run` (fields: docs/reference/cluster-objects.md)."""
 
     release: str
     namespace: str
@@ -43,7 +43,12 @@ class ReleaseRun:
     trainers: int
     passes: int
     k8s_job: str = field(metadata={KEY: "k8sJob"})
+    """The training Job. With a CronJob: its newest Job, or the name of the CronJob before its first Job."""
     k8s_data_job: str = field(default="", metadata={KEY: "k8sDataJob"})
+    cron_job: str = field(default="", metadata={KEY: "cronJob"})
+    """The CronJob of `training.schedule`; empty without a schedule."""
+    data_prepared_by: str = field(default="", metadata={KEY: "dataPreparedBy"})
+    """`dataJob` or `trainingPods`; empty with data.enabled false, and from an earlier version of the chart."""
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
     uid: int = 10001
     gid: int = 10001
@@ -55,6 +60,24 @@ class ReleaseRun:
         """Return the run that `value` describes. Raises ValueError if a key is missing or has another type."""
         known = {key: entry for key, entry in value.items() if entry not in (None, "")}
         return from_json(cls, {**known, "release": release, "namespace": namespace})
+
+    def with_newest_job(self, jobs: Sequence[Object]) -> ReleaseRun:
+        """Return the run of the newest of `jobs` that the CronJob has started; `k8s_job` is that Job's name.
+
+        The `data_digest` of such a run ends with the Job's name, since each Job prepares data of its own. Without
+        a CronJob, or before the CronJob's first Job, return this run unchanged.
+        """
+        started = [job for job in jobs if object_states.is_started_by(job, self.cron_job)]
+        if not started:
+            return self
+        newest = max(started, key=lambda job: str(job["metadata"]["creationTimestamp"]))
+        name = object_states.name_of(newest)
+        return replace(self, k8s_job=name, data_digest=f"{self.data_digest}-{name}")
+
+    @property
+    def is_prepared_in_training_pods(self) -> bool:
+        """Return whether the training pods prepare the data, so that there is no data Job."""
+        return self.data_prepared_by == "trainingPods"
 
     @property
     def source_files(self) -> list[str]:
@@ -154,7 +177,7 @@ class StorageUser:
 
     release: Release
     run: ReleaseRun | None
-    """None: its ConfigMap cannot be read, so that its job and its sources are unknown."""
+    """The release's run; None if the ConfigMap cannot be read, so that the job and the sources are unknown."""
     state: str
     """`running`, `suspended`, `over` or UNREADABLE."""
 
@@ -178,6 +201,9 @@ def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
     for release in list_releases(cluster):
         run, state, uses_claim = release.run, UNREADABLE, False
         if run is not None:
+            run = run.with_newest_job(
+                [job for job in jobs if job["metadata"].get("namespace") == release.namespace]
+            )
             job_states = [
                 states.get((release.namespace, name), "") for name in (run.k8s_job, run.k8s_data_job)
             ]

@@ -38,9 +38,9 @@ class Candidate:
     path: str
     """The path below the storage's root."""
     about: str = ""
-    """Its users or its score, for the message."""
+    """Which jobs use the path, or the score of the run; for the message."""
     kept: str = ""
-    """Why it must stay; empty if it may be removed."""
+    """Why the path must stay; empty if the path may be removed."""
     size: int = 0
     """Bytes."""
 
@@ -123,12 +123,12 @@ def clean(
 
 
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
-    """Return the candidates without `kept`, with their sizes; print which stay and which will be removed.
+    """Return the candidates that may be removed, with their sizes; print which stay and which will be removed.
 
     Args:
         root: the folder that the candidates' paths are relative to.
         found: the candidates.
-        all_or_nothing: whether the user specified each candidate, so that `kept` of any of them is an error.
+        all_or_nothing: whether the user specified each candidate, so that it is an error if one of them must stay.
 
     Raises:
         UsageError: with `all_or_nothing`, one of the candidates must stay.
@@ -205,8 +205,9 @@ def explain_kept_runs(
     """
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}
-    # Earlier launchers wrote initFrom.
-    initial_model = str(fingerprint.get("initModelPath") or fingerprint.get("initFrom") or "")
+    # Earlier launchers wrote initFrom; `initModel` is what `previous` referred to.
+    given = (current and current.record.init_model, *map(fingerprint.get, ("initModelPath", "initFrom")))
+    initial_model = str(next(filter(None, given), ""))
     found = []
     for place, run in enumerate(run for run in runs if run.folder != CURRENT):
         days = (time.time() - (run.record.finished or run.record.started)) / 86400

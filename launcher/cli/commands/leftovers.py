@@ -7,7 +7,6 @@ ConfigMap has the names of the Jobs and of the claim that the release's values c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -16,27 +15,14 @@ import typer
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Cluster, Object, labels
+from launcher.cli.cluster.job_restart import recreate_job
 from launcher.cli.cluster.releases import LIVE_STATES, ReleaseRun
-from launcher.cli.errors import CliError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import Format, OutputFormat, require_cluster, with_session
 from launcher.cli.storage.run_files import read_job_files
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.terminal_output import print_json
 from launcher.schema import ManifestFile
-
-GONE_SECONDS = 120.0  # for a deleted Job to disappear with its pods
-_SERVER_FIELDS = (
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "generation",
-    "managedFields",
-    "ownerReferences",
-)
-_SERVER_LABELS = {
-    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
-}
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class Leftover:
     name: str
     state: str
     kept: str = ""
-    """Why it must not be removed; empty if it may be."""
+    """Why the object must not be removed; empty if the object may be removed."""
 
     def __str__(self) -> str:
         """Return the object as messages show it."""
@@ -100,6 +86,8 @@ def select_leftovers(
     These are the objects that the values of `run` do not create; without a release (`run` None) all objects.
     """
     existing = {object_states.name_of(job) for job in jobs}
+    if run is not None:
+        jobs = [job for job in jobs if not object_states.is_started_by(job, run.cron_job)]
     upgrade_failed = run is not None and run.k8s_job not in existing
     found = []
     for job in jobs:
@@ -133,19 +121,6 @@ def find_replaced_data(
     return job if lost else None
 
 
-def reset_job(job: Object) -> Object:
-    """Return a Job without the fields that the API server added, so that it can be created again."""
-    meta = {key: value for key, value in job["metadata"].items() if key not in _SERVER_FIELDS}
-    meta["annotations"] = {
-        key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("batch.")
-    }
-    spec = {key: value for key, value in job["spec"].items() if key != "selector"}
-    template = dict(spec["template"])
-    kept = {k: v for k, v in template["metadata"].get("labels", {}).items() if k not in _SERVER_LABELS}
-    spec["template"] = {**template, "metadata": {**template["metadata"], "labels": kept}}
-    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
-
-
 def find_leftovers(session: ClusterSession) -> tuple[list[Leftover], Object | None]:
     """Return the leftovers, and the data Job that must be started again, if any."""
     cluster = session.cluster
@@ -166,19 +141,4 @@ def remove_leftovers(cluster: Cluster, found: Sequence[Leftover], data_job: Obje
         if not one.kept:
             cluster.delete(one.kind, one.name)
     if data_job is not None:
-        _recreate(cluster, data_job)
-
-
-def _recreate(cluster: Cluster, job: Object) -> None:
-    name = object_states.name_of(job)
-    cluster.delete("job", name)
-    deadline = time.monotonic() + GONE_SECONDS
-    while cluster.find("job", name, "read the data Job") is not None:
-        if time.monotonic() > deadline:
-            raise CliError(
-                f"the data Job {name} still exists {GONE_SECONDS:.0f} s after it was deleted",
-                f"check why its pods do not exit (kubectl get pods -n {cluster.namespace} -l "
-                f"job-name={name}), then run the same command again",
-            )
-        time.sleep(0.5)
-    cluster.create("job", reset_job(job))
+        recreate_job(cluster, data_job)

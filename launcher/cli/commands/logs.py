@@ -25,7 +25,7 @@ from launcher.cli.storage.storage_access import (
     list_folder,
     stream_file,
 )
-from launcher.cli.views.run_view import newest_pod, owned_by, rank_of
+from launcher.cli.views.run_view import PREPARE, newest_pod, owned_by, rank_of
 
 FOLLOW_SECONDS = 24 * 3600
 PAUSE_SECONDS = 2.0  # between two checks whether a new pod has replaced an old one
@@ -33,7 +33,7 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 class LogRole(StrEnum):
-    """Which process's log `logs` prints."""
+    """Selects the process whose log the command prints."""
 
     trainer = "trainer"
     pserver = "pserver"
@@ -51,7 +51,8 @@ class LogRequest:
     role: Annotated[
         LogRole | None,
         typer.Option(
-            help="trainer or pserver: that process's log; data: the data Job's. Default: the launcher's."
+            help="trainer or pserver: that process's log; data: the data Job's, or that of the rank's pod if training "
+            "pods prepare the data. Default: the launcher's."
         ),
     ] = None
     server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank, with --role pserver.")] = 0
@@ -105,11 +106,13 @@ def read_log(session: Session, request: LogRequest, report: Callable[[str], None
         and request.role in (None, LogRole.data)
     ):
         run = session.run()
-        rank = request.rank if request.role is None else None
+        is_data = request.role is LogRole.data
+        rank = request.rank if not is_data or run.is_prepared_in_training_pods else None
         pod = _find_pod(session, run, rank)
         if pod is not None:
-            yield from _stream_pod(session, pod, request.follow)
-            if request.follow and rank is not None:
+            only = PREPARE if is_data and rank is not None else None
+            yield from _stream_pod(session, pod, request.follow, only)
+            if request.follow and not is_data and rank is not None:
                 yield from _stream_replacements(session, pod, rank, report)
             return
         if rank is not None and rank >= run.trainers:
@@ -148,11 +151,18 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
     )
 
 
-def _log_container(pod: dict[str, Any]) -> str | None:
-    """Return the container with the log: the main one once it has started, before that the init container."""
+def _log_container(pod: dict[str, Any], only: str | None = None) -> str | None:
+    """Return the container with the log: the main one once it has started, before that the newest init container.
+
+    Args:
+        pod: the pod.
+        only: the only container that is considered; None: all.
+    """
     status = pod.get("status", {})
     for key in ("containerStatuses", "initContainerStatuses"):
-        for entry in status.get(key, []):
+        for entry in reversed(status.get(key, [])):
+            if only not in (None, entry["name"]):
+                continue
             if {"running", "terminated"} & (entry.get("state") or {}).keys() or entry.get("lastState"):
                 return str(entry["name"])
     return None
@@ -165,8 +175,10 @@ def _find_pod(session: ClusterSession, run: ReleaseRun, rank: int | None) -> dic
     return newest_pod([pod for pod in pods if rank is None or rank_of(pod) == rank])
 
 
-def _stream_pod(session: ClusterSession, pod: dict[str, Any], follow: bool) -> Iterator[bytes]:
-    name, container = object_states.name_of(pod), _log_container(pod)
+def _stream_pod(
+    session: ClusterSession, pod: dict[str, Any], follow: bool, only: str | None = None
+) -> Iterator[bytes]:
+    name, container = object_states.name_of(pod), _log_container(pod, only)
     if container is None:
         why = object_states.explain_pending(pod, session.cluster.list_events(name))
         raise CliError(f"pod {name} has no log yet: {why}", "run the same command again once the pod runs")
@@ -176,18 +188,21 @@ def _stream_pod(session: ClusterSession, pod: dict[str, Any], follow: bool) -> I
 def _stream_replacements(
     session: ClusterSession, pod: dict[str, Any], rank: int, report: Callable[[str], None]
 ) -> Iterator[bytes]:
-    """Yield the logs of the pods that replace `pod`, until the run is over."""
-    last, deadline = object_states.name_of(pod), time.monotonic() + FOLLOW_SECONDS
+    """Yield the logs of the containers that follow that of `pod`, until the run is over.
+
+    They are the main container, if `pod` was in its init container, and those of the pods that replace `pod`.
+    """
+    last, deadline = (object_states.name_of(pod), _log_container(pod)), time.monotonic() + FOLLOW_SECONDS
     while time.monotonic() < deadline:
         view = session.poll_view()
         if view.is_over or view.state == "missing":
             return
         found = _find_pod(session, session.run(), rank)
-        if found is not None and object_states.name_of(found) != last and _log_container(found) is not None:
-            report(
-                f"pod {last} has exited; continuing with {object_states.name_of(found)}, which replaces it"
-            )
-            last = object_states.name_of(found)
+        current = (object_states.name_of(found), _log_container(found)) if found is not None else last
+        if found is not None and current != last and current[1] is not None:
+            if current[0] != last[0]:
+                report(f"pod {last[0]} has exited; continuing with {current[0]}, which replaces it")
+            last = current
             yield from _stream_pod(session, found, follow=True)
         elif found is not None and found.get("status", {}).get("phase") == "Succeeded":
             return

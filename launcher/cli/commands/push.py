@@ -23,7 +23,7 @@ def push(
     ],
     name: Annotated[
         str | None,
-        typer.Option("--as", metavar="NAME", help="Its name on the storage; default: that of SRC."),
+        typer.Option("--as", metavar="NAME", help="Name on the storage; default: that of SRC."),
     ] = None,
     source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
     job: Annotated[

@@ -1,4 +1,4 @@
-"""`resume`: continue a stopped training."""
+"""`resume`: continue a stopped or failed training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.cluster import object_states
+from launcher.cli.cluster.job_restart import restart_failed_training
 from launcher.cli.commands.stop import find_jobs
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import report, require_cluster, with_session
@@ -27,12 +28,13 @@ def resume(
         ),
     ] = 24 * 3600.0,
 ) -> None:
-    """Continue a stopped training from its newest checkpoint."""
+    """Continue a stopped or failed training from its newest checkpoint."""
     session = require_cluster(session, "resume")
-    for job in find_jobs(session, "resume", suspended=True):
-        name = object_states.name_of(job)
-        session.cluster.suspend_job(name, False)
-        print(f"resumed: {name}")
+    if not restart_failed_training(session.cluster, session.run(), print):
+        for job in find_jobs(session, "resume", suspended=True):
+            name = object_states.name_of(job)
+            session.cluster.suspend_job(name, False)
+            print(f"resumed: {name}")
     if follow:
         with explain_interrupt(lambda: describe_following(session.options()), report):
             follow_run(session, timeout, print_line, report)

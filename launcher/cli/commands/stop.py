@@ -39,7 +39,7 @@ def stop(
         bool,
         typer.Option(
             "--checkpoint/--no-checkpoint",
-            help="Save a checkpoint first; without it, training since the newest one is lost.",
+            help="Save a checkpoint first; without it, one is saved only if it fits into the pods' grace period.",
         ),
     ] = True,
     yes: Annotated[
@@ -155,7 +155,10 @@ def request_checkpoint(
     except CliError as error:
         return CheckpointAnswer(problem=str(error))
     if answer.get("state") in FINAL_STATES:
-        raise UsageError(f"the run is {answer['state']} now: there is nothing to stop")
+        raise UsageError(
+            f"the run is {answer['state']} now: there is nothing to stop",
+            f"show its state and cause: {command_text('status', *session.options())}",
+        )
     folder = answer.get("saved") or ("model" if answer.get("state") in SAVED_STATES else "")
     waited = text_formats.duration(time.monotonic() - started)
     return CheckpointAnswer(str(folder), "" if folder else f"none was saved within {waited}")

@@ -45,14 +45,14 @@ class Trial:
 
     release: str
     settings: tuple[str, ...]
-    """`key=value` of the grid."""
+    """The combination of values, each as `key=value`."""
     session: ViewSource | None = None
-    """None until the training is launched."""
+    """Reads the state of the trial's run; None until the training is launched."""
     view: RunView | None = None
 
     @property
     def state(self) -> str:
-        """The state of the trial's run; `waiting` before the training is launched."""
+        """The state of the trial's run; `waiting` before the launch, `started` until the run is polled."""
         return self.view.state if self.view else "started" if self.session else "waiting"
 
     @property

@@ -14,6 +14,7 @@ import yaml
 from launcher.cli.cluster import object_states, run_lease
 from launcher.cli.cluster.cluster_api import CHART, Cluster, labels
 from launcher.cli.cluster.helm import Helm
+from launcher.cli.cluster.job_restart import restart_failed_training
 from launcher.cli.cluster.releases import list_releases, volume_identity
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, MissingClaimError
@@ -37,7 +38,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What one training uploads and the chart values that it sets; nothing of it is on the cluster yet."""
+    """The files to upload and the chart values of one training, before anything is sent to the cluster."""
 
     uploads: Sequence[uploads.Upload]
     values: Values
@@ -56,11 +57,11 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The release of a launched training, and where its values are."""
+    """The result of `launch`: the release of the training, and the path of its values file."""
 
     session: ClusterSession
     changed: bool
-    """False: the release had this training already."""
+    """False: the release had this training already, and it has not failed."""
     keep: Path
     """The file with the training's values."""
 
@@ -173,9 +174,9 @@ def launch(
         _upload(plan, checked.base_session, options.yes, report)
         check_release()
         check_job()
-        _apply(checked, helm, session, keep)
+        restarted = _apply(checked, helm, session, keep)
     session.expect_run(checked.k8s_job, lambda: _describe_replacement(helm, options.release, checked.k8s_job))
-    return LaunchResult(session, checked.k8s_job != checked.current_job, keep)
+    return LaunchResult(session, restarted or checked.k8s_job != checked.current_job, keep)
 
 
 def _check(
@@ -189,6 +190,11 @@ def _check(
     """
     release = options.release
     current = session.run_if_installed()
+    if current and current.cron_job and not options.replace:
+        raise UsageError(
+            f"release {release} has training.schedule, which `run` would remove",
+            "use another release and job (--release NAME --set jobName=NAME), or add --replace",
+        )
     base_session = session if current else _choose_base_release(session, options.base_release)
     base = _read_base(base_session, helm)
     _check_job_name_is_free(session, base, plan.values)
@@ -205,8 +211,10 @@ def _check(
     return CheckedLaunch(values, base, base_session, k8s_job, current_job, stopped)
 
 
-def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> None:
+def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> bool:
     """Print the equivalent helm command, and upgrade the release to the checked values.
+
+    helm does nothing about a training that has failed with these values; it is started again. Return whether it was.
 
     `keep` is the file in which the values stay (`JOB.values.yaml`), for the printed command.
     """
@@ -219,6 +227,7 @@ def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Pa
     helm.upgrade(session.release, checked.base, checked.values, keep, description)
     if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
         session.cluster.suspend_job(data_job, False)  # helm leaves a Job with the same name suspended
+    return restart_failed_training(session.cluster, session.run(), session.report)
 
 
 def _find_stopped_jobs(session: ClusterSession) -> frozenset[str]:

@@ -27,7 +27,7 @@ class SavedRun:
     record: RunFile
     """run.json, with the program's default options if program.json has them."""
     passes: Sequence[Mapping[str, Any]]
-    """`pass_table` of its metrics.csv."""
+    """`launcher.metrics.pass_table` of the run's metrics.csv."""
     is_locked: bool = False
     """Whether the folder has a run.lock, so that a process may write there."""
     program: Mapping[str, str] = field(default_factory=dict)

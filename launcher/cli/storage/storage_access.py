@@ -89,16 +89,16 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageRequest:
-    """Which job's folder a command opens, and what it does there."""
+    """Selects the job's folder that a command opens, and for how long and how it is opened."""
 
     job: str | None = None
     """The jobName; None: that of the release."""
     claim: str | None = None
-    """The claim through which it is read; None: that of the release."""
+    """The PersistentVolumeClaim of the storage; None: that of the release."""
     image: str | None = None
     """The image of the reader pod of a release that is gone; None: that of another release."""
     seconds: int = READ_SECONDS
-    """The deadline of a reader pod."""
+    """The deadline of a reader pod, in seconds after its start."""
     writable: bool = False
     outlives_training: bool = False
     """Whether the folder must stay open when the training's pods exit."""
@@ -127,13 +127,15 @@ def storage_of_job(storage: Storage, job: str | None) -> Storage:
 class _LocalReader(io.RawIOBase):
     """Runs a subcommand of `launcher reader` in a thread of this process.
 
-    After `close` the subcommand ends at its next write.
+    After `close`, the subcommand ends when it writes to stdout the next time.
     """
 
     def __init__(self, argv: Sequence[str], stdin: IO[bytes] | None) -> None:
         reading_end, writing_end = os.pipe()
         self._out = os.fdopen(reading_end, "rb", buffering=0)
-        self._problem = f"the reader command {argv[0]} did not finish"
+        self._problem = (
+            f"the reader command {argv[0]} did not finish. Fix: check that the folder's disk responds"
+        )
         arguments = (argv, stdin or io.BytesIO(), os.fdopen(writing_end, "wb"))
         self._thread = threading.Thread(target=self._run, args=arguments, daemon=True)
         self._thread.start()
@@ -178,7 +180,7 @@ def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) 
 
 
 class _KeepOpen(io.RawIOBase):
-    """Reads a stream, and leaves it open when it is closed itself, because callers then call `result()`."""
+    """Wrapper of a stream. Closing the wrapper does not close the stream, whose `result()` is called later."""
 
     def __init__(self, stream: ReaderStream) -> None:
         self._stream = stream

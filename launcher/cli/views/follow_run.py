@@ -30,14 +30,14 @@ Report = Callable[[str], None]
 
 
 class ViewSource(Protocol):
-    """What reads the present state of a run as a `RunView`: a session on a cluster or a folder."""
+    """Reads the present state of a run: a session on a cluster or on a folder."""
 
     def poll_view(self, log: bool = False) -> RunView:
         """Return the run's present state; no reader pod is created if the state of the Job is enough."""
         ...
 
     def read_view(self, log: bool = False) -> RunView:
-        """Return the run's present state with all that its files on the storage add, such as the score."""
+        """Return the run's present state, including what only the files on the storage contain, such as the score."""
         ...
 
 
@@ -146,7 +146,8 @@ def poll_until_over(
 def check_not_failed(view: RunView) -> None:
     """Raise RunFailedError if the run has failed or does not exist."""
     if view.state == "failed":
-        raise RunFailedError(f"the run failed: {view.cause or 'cause unknown'}")
+        cause = view.cause or f"no cause was recorded. Fix: read the log of rank 0: {command_text('logs')}"
+        raise RunFailedError(f"the run failed: {cause}")
     if view.state == "missing":
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
@@ -182,7 +183,10 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
                 view = session.read_view()  # `poll_view` reads no file once the pods are gone
                 show(view)
                 if drawn and view.cause:
-                    raise RunFailedError("the run failed; see the cause above") from failed
+                    raise RunFailedError(
+                        "the run failed",
+                        "correct the cause that is shown above, then start the training again",
+                    ) from failed
             raise
         if not view.score:
             view = session.read_view()

@@ -14,6 +14,10 @@ from launcher.schema import RankStatus, RunFile, StatusFile
 INDEX = "batch.kubernetes.io/job-completion-index"
 FINAL_STATES = ("complete", "failed")
 DATA_FAILED = "the data Job failed: "
+TRAINING_PODS = "training pods"
+"""Name of the data's view when there is no data Job, because the training pods prepare the data."""
+PREPARE = "prepare"
+"""The init container in which a training pod prepares data."""
 
 
 def first_line(cause: str) -> str:
@@ -62,7 +66,9 @@ class JobView:
     """The state of a Kubernetes Job.
 
     `state` is missing (it does not exist although the release has it), suspended, waiting, running, complete,
-    failed, or none (the release has no data Job, because data.enabled is false).
+    failed, or none (the release has no data Job, because data.enabled is false). If `name` is
+    TRAINING_PODS, `state` describes the data that the training pods prepare, and the numbers count the init
+    containers of these pods.
     """
 
     name: str
@@ -109,7 +115,7 @@ class RunView:
     best: Mapping[str, Any] = field(default_factory=dict)
     """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
     log: Sequence[str] = ()
-    """The newest log lines of the data Job, or of rank 0 once the data is complete."""
+    """The newest log lines of the data Job, or of rank 0 once the data is complete or without a data Job."""
     log_of: str = ""
     """The pod or file with that log."""
 
@@ -139,10 +145,10 @@ def rank_of(pod: Object) -> int | None:
 
 
 def owned_by(job: str) -> Callable[[Object], bool]:
-    """Return a function that returns whether a pod belongs to the Job with the name `job`."""
-    return lambda pod: any(
+    """Return a function that returns whether a pod or Workload belongs to the Job with the name `job`."""
+    return lambda thing: any(
         owner.get("kind") == "Job" and owner.get("name") == job
-        for owner in pod.get("metadata", {}).get("ownerReferences", [])
+        for owner in thing.get("metadata", {}).get("ownerReferences", [])
     )
 
 
@@ -193,14 +199,20 @@ def _phase(pod: Object) -> str:
 
 
 def build_job(
-    name: str, job: Object | None, pods: Sequence[Object], events: Mapping[str, Sequence[Object]]
+    name: str,
+    job: Object | None,
+    pods: Sequence[Object],
+    events: Mapping[str, Sequence[Object]],
+    workloads: Sequence[Object] = (),
 ) -> JobView:
     """Return the view of a Job, with the reason that explains its state best.
 
-    That is the failure of a pod, what a pod waits for, or an event of the Job. `events` are by object name.
+    That is the failure of a pod, what a pod waits for, an event of the Job, or why its queue holds it back.
+    `events` are by object name; `workloads` are those of Kueue in the Job's namespace.
     """
     state, reason = object_states.job_state(job)
     counts = (job or {}).get("status", {})
+    queue = object_states.queue_of(job)
     if state == "failed":
         culprit = find_culprit(pods)
         reason = (object_states.explain_failure(culprit) if culprit else "") or reason
@@ -213,6 +225,8 @@ def build_job(
         elif not pods:
             reason = object_states.newest_warning(events.get(name, ())) or "its pods are not created yet"
             state = "waiting"
+    elif state == "suspended" and queue:
+        reason = object_states.explain_queue(queue, next(filter(owned_by(name), workloads), None))
     return JobView(
         name=name,
         state=state,
@@ -220,8 +234,37 @@ def build_job(
         succeeded=int(counts.get("succeeded") or 0),
         failed=int(counts.get("failed") or 0),
         active=int(counts.get("active") or 0),
-        queue=object_states.queue_of(job),
+        queue=queue,
     )
+
+
+def build_preparation(
+    training: JobView, trainers: int, pods: Sequence[Object], is_published: bool
+) -> JobView:
+    """Return the view of the data that the pods of the training Job prepare in their init containers.
+
+    Args:
+        training: the view of the training Job.
+        trainers: the number of ranks.
+        pods: the pods of the training Job.
+        is_published: the storage has the manifest of this data.
+    """
+    containers = [
+        container
+        for pod in pods
+        for container in object_states.container_statuses(pod)
+        if container.get("name") == PREPARE
+    ]
+    running = sum("running" in (container.get("state") or {}) for container in containers)
+    ends = [object_states.state_of(container, "terminated") for container in containers]
+    done = sum(end.get("exitCode") == 0 for end in ends)  # a container ends so when all data is published
+    state, reason = training.state, training.reason
+    if is_published or done or state == "complete":
+        state, reason = "complete", ""
+    elif running:
+        state, reason = "running", f"{running} of {trainers} prepare it"
+    failed = sum(bool(end.get("exitCode")) for end in ends)
+    return JobView(TRAINING_PODS, state, reason, succeeded=done, failed=failed, active=running)
 
 
 def find_culprit(pods: Sequence[Object]) -> Object | None:

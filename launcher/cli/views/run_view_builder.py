@@ -15,10 +15,12 @@ from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_view import (
     DATA_FAILED,
     FINAL_STATES,
+    TRAINING_PODS,
     JobView,
     RunProgress,
     RunView,
     build_job,
+    build_preparation,
     build_progress,
     build_ranks,
     describe_culprit,
@@ -30,12 +32,14 @@ from launcher.schema import RunFile
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """What was read about one release at one moment; `events` are by the name of their object."""
+    """Objects and files of one release, read at one moment. The keys of `events` are the names of the objects."""
 
     run: ReleaseRun
     jobs: Mapping[str, Object]
     pods: Sequence[Object]
     events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
+    workloads: Sequence[Object] = ()
+    """The namespace's Workloads of Kueue; empty unless a queue keeps one of the Jobs suspended."""
     claim: str = ""
     """Why the claim cannot be mounted; empty if it can be."""
     files: JobFiles = field(default_factory=lambda: JobFiles(was_read=False))
@@ -48,10 +52,9 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     """Return the view of one release."""
     run, files = seen.run, seen.files
     progress = build_progress(files.status, files.run, run.k8s_job)
-    data_pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
     pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
-    data = _build_data_job(seen, data_pods)
-    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
+    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events, seen.workloads)
+    data = _build_data_view(seen, training, pods)
     reported = files.status.ranks if files.status and progress else ()
     state, cause = _state_and_cause(seen, progress, data, training, pods)
     records = [record for record in (files.run, files.moved) if record and record.run_id == run.k8s_job]
@@ -66,7 +69,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
         training=training,
         ranks=build_ranks(run.trainers, pods, seen.events, reported),
         progress=progress,
-        notes=tuple(_notes(seen, progress is not None, data, state)),
+        notes=tuple(_notes(seen, progress is not None, data, state) + _note_starved_data(data, training)),
         exported=record.exported_to,
         score=record.score,
         passes=passes,
@@ -76,14 +79,18 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     )
 
 
-def _build_data_job(seen: ClusterSnapshot, pods: Sequence[Object]) -> JobView:
+def _build_data_view(seen: ClusterSnapshot, training: JobView, training_pods: Sequence[Object]) -> JobView:
     run, manifest = seen.run, seen.files.manifest
+    is_published = manifest is not None and manifest.data_digest == run.data_digest
+    if run.is_prepared_in_training_pods:
+        return build_preparation(training, run.trainers, training_pods, is_published)
     if not run.k8s_data_job:
         return JobView("", "none", "this release has no data Job (data.enabled is false)")
     job = seen.jobs.get(run.k8s_data_job)
-    if job is None and manifest and manifest.data_digest == run.data_digest:
+    if job is None and is_published:
         return JobView(run.k8s_data_job, "complete", "the Job was deleted; its manifest exists")
-    return build_job(run.k8s_data_job, job, pods, seen.events)
+    pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
+    return build_job(run.k8s_data_job, job, pods, seen.events, seen.workloads)
 
 
 def _state_and_cause(
@@ -97,7 +104,7 @@ def _state_and_cause(
     run, files = seen.run, seen.files
     reported = progress.state if progress else ""
     cause = (files.status.cause if files.status and progress else None) or ""
-    if data.state == "failed" and training.state != "complete":
+    if data.state == "failed" and training.state != "complete" and run.k8s_data_job:
         failure = files.data_failure
         reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
         state = "failed", f"{DATA_FAILED}{reason or data.reason}"
@@ -112,7 +119,10 @@ def _state_and_cause(
             f"of {run.k8s_job}. Fix: give one of the two releases another jobName, and train again",
         )
     elif training.state in ("complete", "suspended"):
-        state = training.state, training.reason
+        state = (
+            training.state,
+            "" if training.queue else training.reason,
+        )  # a queue's reason is in describe_wait
     elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
         state = "finishing", ""  # its pods have exited, and the Job is not complete yet
     elif reported and reported not in FINAL_STATES:
@@ -144,13 +154,20 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
         notes.append(seen.claim)
     if has_progress and state == "complete":
         notes += _note_surplus_passes(files, run.passes)
-    if data.state == "complete":
+    if data.state == "complete" and run.k8s_data_job:
         notes += _note_lost_data(seen, data, state)
     if files.moved is not None and (other := _describe_other_run(seen)):
-        notes.append(f"{other} has the same jobName and moved this run's output to runs/{run.k8s_job}")
+        notes.append(
+            f"{other} has the same jobName and moved this run's output to runs/{run.k8s_job} (`runs` lists it)"
+        )
     if data.state in ("running", "waiting"):
         notes.append(describe_running_data(data))
-    if state == "missing":
+    if state == "missing" and run.cron_job == run.k8s_job:
+        notes.append(
+            f"CronJob {run.cron_job} has started no run yet, or its Jobs were deleted. To start one now: kubectl "
+            f"create job {run.cron_job}-1 --from=cronjob/{run.cron_job} -n {run.namespace}"
+        )
+    elif state == "missing":
         notes.append(
             f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired. Fix: to train "
             "again, upgrade the release with another runId"
@@ -160,7 +177,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
             f"output/ still contains run {files.status.run_id}; this run moves it to runs/ when it starts"
         )
     for name, job in sorted(seen.jobs.items()):
-        if name not in (run.k8s_job, run.k8s_data_job):
+        earlier = object_states.is_started_by(job, run.cron_job)
+        if name not in (run.k8s_job, run.k8s_data_job) and not earlier:
             deleted = job.get("metadata", {}).get("deletionTimestamp")
             job_state = "being deleted" if deleted else object_states.job_state(job)[0]
             notes.append(
@@ -172,9 +190,25 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     return notes
 
 
+def _note_starved_data(data: JobView, training: JobView) -> list[str]:
+    """Return a note if Kueue has admitted the training Job, but not the data Job for which it waits."""
+    if data.state != "suspended" or not data.queue or training.state not in ("running", "waiting"):
+        return []
+    return [
+        f"the training Job {training.name} uses quota of queue {data.queue} while it waits for the data Job, which "
+        "the queue has not admitted. Fix: set data.preparedBy to trainingPods, so that there is only one Job, or ask "
+        "the owner of the queue for a quota that holds both"
+    ]
+
+
 def describe_running_data(data: JobView) -> str:
     """Return the sentence `data job still running: NAME`, with the reason if there is one."""
-    return f"data job still running: {data.name}" + (f" ({data.reason})" if data.reason else "")
+    text = (
+        "the training pods prepare the data"
+        if data.name == TRAINING_PODS
+        else f"data job still running: {data.name}"
+    )
+    return text + (f" ({data.reason})" if data.reason else "")
 
 
 def _leftovers(run: ReleaseRun, *options: str) -> str:

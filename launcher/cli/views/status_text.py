@@ -94,6 +94,9 @@ def describe_wait(view: RunView) -> str:
     """Return what a run that is not over waits for."""
     if view.data and view.data.state in ("running", "waiting"):
         return describe_running_data(view.data)
+    for kind, job in (("training", view.training), ("data", view.data)):
+        if job and job.queue and job.state == "suspended":
+            return f"{kind} Job {job.name}: {job.reason}"
     if block := _describe_block(view):
         return block
     if view.training and view.training.reason:
@@ -104,17 +107,35 @@ def describe_wait(view: RunView) -> str:
 
 
 def _describe_block(view: RunView) -> str:
-    """Return what keeps a run from training, by its pods and by rank 0; empty if nothing does."""
+    """Return what keeps a run from training, according to its pods' states and to rank 0; empty if nothing does."""
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
-        return "; ".join(f"{prefix}{reason}" for prefix, reason in _group_by_reason(pending))
+        reasons = "; ".join(f"{prefix}{reason}" for prefix, reason in _group_by_reason(pending))
+        return f"{reasons}{_describe_wait_end(view)}"
     if view.state in _PAUSED:
         queue = view.training.queue if view.training and view.state == "suspended" else ""
         return f"queue {queue} (Kueue) to start the suspended Job" if queue else _PAUSED[view.state]
     if not view.progress:
         return ""
     lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST_PHASES]
-    return "; ".join(lost) or view.progress.waiting_for or ""
+    wait = "; ".join(lost) or view.progress.waiting_for or ""
+    return f"{wait}{_describe_wait_end(view)}" if wait else ""
+
+
+def _describe_wait_end(view: RunView) -> str:
+    """Return since when a run waits for missing ranks, and when it gives up; empty if it does not wait for ranks."""
+    progress = view.progress
+    if progress is None or progress.join_seconds is None:
+        return ""
+    since = progress.waiting_since
+    if view.ranks and view.ranks[0].phase in (*_LOST_PHASES, "Pending"):
+        since = since or progress.updated  # rank 0 writes status.json, so the others wait for it since then
+    if since is None:
+        return ""
+    return (
+        f" (since {utc_time(since)}; the run gives up at {utc_time(since + progress.join_seconds)}: rendezvousSeconds "
+        "+ training.rankWaitHours)"
+    )
 
 
 def _state_text(state: str) -> Text:

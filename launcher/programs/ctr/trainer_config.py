@@ -89,9 +89,13 @@ def network(data, job):
     """Return the probability of a click, float32 [batch, 1], and the loss."""
     model, width = job.options["model"], job.options["width"]
     if model not in MODELS:
-        raise ValueError(f"--model={model}, but it must be one of {', '.join(MODELS)}")
+        raise ValueError(
+            f"--model={model}, but must be one of {', '.join(MODELS)}. Fix: correct training.extraArgs"
+        )
     if width < 2:
-        raise ValueError(f"--width={width}, but it must be at least 2: a weight and a vector")
+        raise ValueError(
+            f"--width={width}, but must be at least 2: a weight and a vector. Fix: correct training.extraArgs"
+        )
     # Little momentum (beta1), since the gradients of several trainers arrive late anyway.
     table_optimizer = paddle.optimizer.Adam(
         job.options["table_rate"], beta1=0.5, epsilon=job.options["table_epsilon"]

@@ -6,11 +6,16 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import ModelError, ServedError
 from .model import Model, read_description
+
+if TYPE_CHECKING:
+    from .model_server import ModelServer
 
 STOP_SECONDS = 10
 """How long running requests may take after the process was asked to stop."""
@@ -28,7 +33,13 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def serve(model: Path, host: str, port: int, workers: int) -> None:
+def serve(
+    model: Path,
+    host: str,
+    port: int,
+    workers: int,
+    while_serving: Callable[[ModelServer], AbstractContextManager[object]] = nullcontext,
+) -> None:
     """Serve a model until SIGTERM or SIGINT.
 
     Args:
@@ -36,6 +47,8 @@ def serve(model: Path, host: str, port: int, workers: int) -> None:
         host: address to listen on.
         port: port to listen on.
         workers: number of concurrent predictions.
+        while_serving: returns a context that is entered before the server accepts requests and left when it
+            has stopped; the context may switch models.
 
     Raises:
         ModelError: the model cannot be read, or the server is not installed.
@@ -47,17 +60,25 @@ def serve(model: Path, host: str, port: int, workers: int) -> None:
     try:
         import uvicorn
 
-        from .http_server import build_application
+        from .model_server import ModelServer
     except ImportError as error:
         raise ModelError(
             f"the HTTP server cannot be imported ({error}). Fix: run pip install './served[serve]' in the "
             "project's folder"
         ) from error
-    print(f"{model}: {len(opened.tables)} tables, opened in {took:.2f} s", flush=True)  # noqa: T201
-    app = build_application(opened, workers, took)
-    uvicorn.run(
-        app, host=host, port=port, log_level="info", access_log=False, timeout_graceful_shutdown=STOP_SECONDS
-    )
+    about = f"version {opened.version}, {len(opened.tables)} tables, opened in {took:.2f} s"
+    print(f"{model}: {about}", flush=True)  # noqa: T201
+    server = ModelServer(opened, workers, took)
+    with while_serving(server):
+        uvicorn.run(
+            server,
+            host=host,
+            port=port,
+            log_level="info",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

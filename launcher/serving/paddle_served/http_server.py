@@ -5,33 +5,26 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
+from concurrent.futures import Executor
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ModelError, RowError
 from .model import Model, PredictionResult
+from .server_metrics import ServerMetrics
 
 MAX_ROWS = 10_000
 MAX_BYTES = 64 << 20
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+VERSION_HEADER = "Model-Version"
+"""Header of the responses of /predict: the version of the model that answered."""
 
 
 class PredictRequest(BaseModel):
@@ -56,23 +49,6 @@ class ErrorResponse(BaseModel):
     error: str
 
 
-class _IdCounts(Collector):
-    """Gives Prometheus the model's counts of looked-up and unknown ids, whenever Prometheus reads /metrics."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-
-    def collect(self) -> Iterator[Metric]:
-        for name, text, counts in (
-            ("paddle_serve_ids", "Ids that were looked up, by table.", self._model.ids),
-            ("paddle_serve_unknown_ids", "Looked-up ids that are not in the table.", self._model.unknown),
-        ):
-            family = CounterMetricFamily(name, text, labels=["table"])
-            for table, count in counts.items():
-                family.add_metric([table], count)
-            yield family
-
-
 class _BodyLimit:
     """Middleware that answers 413 to a body of more than MAX_BYTES, with or without a Content-Length."""
 
@@ -95,34 +71,19 @@ class _BodyLimit:
         await self._app(scope, counted, send)
 
 
-def build_application(model: Model, workers: int, start_seconds: float = 0.0) -> FastAPI:
-    """Return the server's application.
+def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> FastAPI:
+    """Return the application that answers requests with one model.
 
     Args:
-        model: the model to serve.
-        workers: number of concurrent predictions.
-        start_seconds: how long it took to open the model, for a metric.
+        model: the model.
+        pool: runs the predictions.
+        metrics: the server's metrics, to which each request is added.
     """
     app = FastAPI(
         title=f"Model of {model.about['config']}",
         description=f"Score on the test set: {model.score}. A row has {', '.join(model.columns)}.",
         version=str(model.about["version"]),
     )
-    pool = ThreadPoolExecutor(workers, "predict")
-    registry = CollectorRegistry()
-    registry.register(_IdCounts(model))
-    requests = Counter(
-        "paddle_serve_requests", "Responses of /predict, by code.", ["code"], registry=registry
-    )
-    rows = Counter("paddle_serve_rows", "Predicted rows.", registry=registry)
-    seconds = Histogram(
-        "paddle_serve_seconds",
-        "Seconds from request to response of /predict.",
-        buckets=SECONDS,
-        registry=registry,
-    )
-    Gauge("paddle_serve_start_seconds", "Seconds to open the model.", registry=registry).set(start_seconds)
-
     example = {"rows": [dict.fromkeys(model.columns, "…")]}
     form = json.dumps(example, ensure_ascii=False)
 
@@ -142,8 +103,9 @@ def build_application(model: Model, workers: int, start_seconds: float = 0.0) ->
             response: Response = wrong(415, text)
         else:
             response = await call_next(request)
-        requests.labels(str(response.status_code)).inc()
-        seconds.observe(time.perf_counter() - began)
+        response.headers[VERSION_HEADER] = model.version
+        metrics.requests.labels(str(response.status_code)).inc()
+        metrics.seconds.observe(time.perf_counter() - began)
         return response
 
     @app.exception_handler(RequestValidationError)
@@ -187,7 +149,7 @@ def build_application(model: Model, workers: int, start_seconds: float = 0.0) ->
         answer: PredictionResult = await asyncio.get_running_loop().run_in_executor(
             pool, model.answer, asked.rows
         )
-        rows.inc(len(asked.rows))
+        metrics.rows.inc(len(asked.rows))
         return JSONResponse(
             {"predictions": answer.predictions.tolist(), "words": answer.words, "unknownIds": answer.unknown}
         )
@@ -198,11 +160,12 @@ def build_application(model: Model, workers: int, start_seconds: float = 0.0) ->
 
     @app.get("/model")
     async def about() -> dict[str, Any]:
-        names = ("config", "options", "score", "tables")
-        return {"columns": model.columns, **{name: model.about[name] for name in names}}
+        names = ("created", "config", "options", "score", "tables")
+        found = {name: model.about.get(name) for name in names}
+        return {"version": model.version, "columns": model.columns, **found}
 
     @app.get("/metrics")
-    async def metrics() -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    async def prometheus() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app

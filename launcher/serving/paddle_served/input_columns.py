@@ -35,7 +35,7 @@ def new_column(kind: Any) -> InputColumn:
 
 
 class _IdColumn:
-    """Collects the ids of many rows; each becomes the int64 of the same 64 bits."""
+    """Collects the ids of many rows; an id from 0 to 2**64-1 becomes the int64 with the same bits."""
 
     def __init__(self, length: int, cut: bool) -> None:
         self._length, self._cut = length, cut

@@ -30,7 +30,7 @@ class MappedTable:
         """Look up ids.
 
         Args:
-            ids: int64 of any shape; each is 64 bits of an id. 0 is padding.
+            ids: int64 of any shape. Each has the bits of an unsigned 64-bit id, so it may be negative; 0 is padding.
 
         Returns:
             The vectors, shape [*ids.shape, width], zeros for padding and unknown ids; and the number of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -103,6 +104,8 @@ class Model:
         """
         folder = Path(path)
         self.about = read_description(folder)
+        self.version = hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()[:12]
+        """Identifies this model: the first digits of the sha256 of its model.json."""
         self.program = ModelProgram(folder, self.about)
         self.tables = {
             name: MappedTable(table_folder(folder, name), table["rows"], table["width"])
@@ -117,6 +120,8 @@ class Model:
         """Number of ids that were looked up so far, with padding, by table."""
         self.unknown = dict.fromkeys(self.tables, 0)
         """Number of these ids that are not in the table, by table."""
+        self.last_row: Mapping[str, Any] | None = None
+        """The last row that was predicted: a model that replaces this one must predict it too."""
 
     @property
     def columns(self) -> list[str]:
@@ -147,7 +152,29 @@ class Model:
         answer = self.predict_arrays(self.program.arrays(rows))
         described = [self.program.describe(prediction) for prediction in answer.predictions]
         words = [text for text in described if text is not None]
+        self.last_row = rows[-1]
         return PredictionResult(answer.predictions, words or None, answer.unknown)
+
+    def self_check(self, row: Mapping[str, Any] | None) -> tuple[int, ...]:
+        """Predict inputs of zeros, and the row `row` unless it is None. Return the shape of one prediction.
+
+        Raises:
+            ModelError: a prediction failed or is not finite.
+        """
+        zeros = self.predict_arrays(self.program.zeros())
+        if row is not None:
+            try:
+                found = self.predict([row])
+            except RowError as error:
+                raise ModelError(f"the model rejects a row that was predicted before: {error}") from error
+            if not np.isfinite(found).all():
+                raise ModelError("the prediction of a row is NaN or infinite. Fix: train the model again")
+        return zeros.predictions.shape[1:]
+
+    def close(self) -> None:
+        """Release the weights, the mapped tables and the program's modules; nothing may use the model afterwards."""
+        self.program.close()
+        del self.program, self.tables, self._network, self._ids
 
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
         """Return the predictions of rows that are already parsed.

@@ -78,10 +78,26 @@ class ModelProgram:
                     raise _invalid_row(number, f"input {name}: {why}") from error
         return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
 
-    def _filled(self, name: str, column: input_columns.InputColumn, rows: int) -> NDArray[Any]:
+    def zeros(self) -> Arrays:
+        """Return the network's inputs for one row of padding and zeros."""
+        return {name: self._empty(name, 1) for name in self.features}
+
+    def close(self) -> None:
+        """Remove all modules of this program from the process."""
+        folder = self.path.parent.parent
+        with _importing:
+            for name, module in list(sys.modules.items()):
+                if folder in Path(getattr(module, "__file__", None) or "/").parents:
+                    del sys.modules[name]
+            sys.path.remove(str(self.path.parent))
+
+    def _empty(self, name: str, rows: int) -> NDArray[Any]:
         kind = self.inputs[name]
         ids = hasattr(kind, "length")
-        array = np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
+        return np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
+
+    def _filled(self, name: str, column: input_columns.InputColumn, rows: int) -> NDArray[Any]:
+        array = self._empty(name, rows)
         bad = column.fill(array)
         if bad is not None:
             raise RowError(

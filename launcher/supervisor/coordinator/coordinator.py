@@ -1,5 +1,4 @@
-"""Rank 0's coordinator: holds the output lease, plans attempts, writes run.json and status.json, ends the
-run.
+"""Rank 0's coordinator: holds the output lease, plans attempts, writes run.json and status.json.
 
 launcher/supervisor/__init__.py explains the words rank, attempt, order and lease.
 """
@@ -11,17 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from launcher.errors import EXIT_GANG, FINAL, LauncherError, StoppedError
+from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
-from launcher.settings import TrainSettings
+from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
 from launcher.supervisor.coordinator.first_plan import plan_first_attempt
-from launcher.supervisor.coordinator.member_states import GangLimits
+from launcher.supervisor.coordinator.member_states import GangLimits, describe_missing, find_missing
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
+from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.helpers.bucket_export import BucketExport
 from launcher.supervisor.helpers.report_process import ReportProcess
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -30,6 +30,7 @@ from launcher.supervisor.peers.rank0_locator import build_credential
 from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
+from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 RUN_ENDS = (*FINAL, EXIT_GANG)
 """Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
-RunEvent = Literal["started", "restarted", "completed", "failed", "stopped"]
+RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,13 @@ class AgentContext:
     address: str
     """Address of this pod, which run.lock contains for the members."""
     pause: Callable[[float], None]
-    """Waits for so many seconds in the agent's main thread; may raise `LauncherError`."""
+    """`pause(seconds)` waits in the agent's main thread; may raise `LauncherError`."""
     wake: Callable[[], None]
     """Interrupts the agent's present `pause`; may be called from any thread."""
 
 
 class Coordinator:
-    """Decides what all ranks do, and sends it to them as orders; exists on rank 0 only.
+    """Decides what all ranks do, and sends orders to them; only rank 0 has a coordinator.
 
     The agent's main thread calls its methods; HTTP threads use only `membership`.
     """
@@ -72,9 +73,11 @@ class Coordinator:
             silence=t.silence,
             life=t.life,
             rendezvous=s.rendezvous_seconds,
+            join=s.join_seconds,
             serve=t.ready + t.stop + t.stuck,
             finish=t.pserver_exit + 2 * t.stop + t.stuck,
             restarts=s.restarts,
+            batch_size=s.batch_size,
             describe_absence=self._describe_absence,
         )
         self.membership = Membership(s.trainers, self._limits, agent.wake, t.hold)
@@ -100,6 +103,8 @@ class Coordinator:
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
         self._logged_wait = 0.0
+        self._late_attempt: int | None = None
+        """The newest attempt about whose missing ranks users were notified."""
         self.rendezvous_seconds: float | None = None
         """Duration of the rendezvous of this attempt; None before its end."""
 
@@ -145,22 +150,25 @@ class Coordinator:
         )
         now = time.monotonic()
         plan, members = plan_first_attempt(earlier, adopted.attempt, s.trainers, now, time.time() - now)
+        plan = replace(plan, init_model=adopted.earlier.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
-            last = tuple(earlier.incarnations)
-            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=last)
+            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=tuple(earlier.incarnations))
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
         self.run_files.start_status()
         self.membership.publish(plan.order())
         if s.export_to:
             self._exporter = BucketExport(s, self._timings, self._agent.wake, self._agent.pause)
-            if not self._is_complete:
-                self._exporter.reserve(self.run_files.output_id)
         if self._is_complete:
             self._log_nothing_to_start()
-        else:
-            self._notify("started", None)
+            return
+        exported = self._exporter.reserve(self.run_files.output_id) if self._exporter is not None else None
+        if s.init_model == PREVIOUS and plan.init_model is None:
+            model = find_previous_model(s, fingerprint["program"], exported, self._agent.pause)
+            self.plan = replace(plan, init_model=model)
+            self.run_files.write_plan(self.plan)
+        self._notify("started", None)
 
     def _log_nothing_to_start(self) -> None:
         s, at = self._settings, self._find_checkpoint()
@@ -195,7 +203,7 @@ class Coordinator:
             members = self.membership.members
             plan = decide_next_plan(before, members, now, self._limits, self._find_checkpoint)
         if plan == before:
-            self._log_wait(now)
+            self._report_wait(now)
             return self.membership.order
         self._announce_change(before, plan, now)
         if plan.do == "end":
@@ -223,17 +231,23 @@ class Coordinator:
             self._report.discard()
             self._report = ReportProcess(self.output, self._settings, self._timings)
             self.rendezvous_seconds = now - before.since
-            how = f"resumes from {plan.resume}" if plan.resume is not None else "starts from scratch"
+            model = self._settings.init_model if plan.init_model is None else plan.init_model
+            start = f"starts with the parameters of {model}" if model else "starts from scratch"
+            how = start if plan.resume is None else f"resumes from {plan.resume}"
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
+            if self._late_attempt == plan.attempt:
+                self._notify("joined", None)
+        elif plan.save is not None and before.save is None:
+            self.trainer_store.request_checkpoint(plan.save.begin_by)
+            log.info("%s", describe_save_request(self.membership.members, now))
         elif plan.do == "stop" and before.do != "stop" and plan.cause is not None:
-            log.error("attempt %d failed: %s", plan.attempt, plan.cause.text)
+            what = "stopped" if plan.cause.code == EXIT_STOPPED else "failed"
+            log.error("attempt %d %s: %s", plan.attempt, what, plan.cause.text)
         elif plan.do == "wait" and plan.cause is not None:
-            log.info(
-                "restarting as attempt %d (%d of %d restarts since the newest checkpoint)",
-                plan.attempt,
-                plan.counted_restarts,
-                self._settings.restarts,
+            counted = (
+                f"{plan.counted_restarts} of {self._settings.restarts} restarts since the newest checkpoint"
             )
+            log.info("restarting as attempt %d (%s)", plan.attempt, counted)
             self._notify("restarted", plan.cause.text)
 
     def _end_run(self, plan: AttemptPlan) -> AttemptPlan:
@@ -255,10 +269,7 @@ class Coordinator:
         cause = plan.cause
         self.plan = plan
         self.run_files.close("complete" if cause is None else "failed", cause)
-        if cause is not None:
-            self._notify("failed", cause.text)
-        else:
-            self._notify("completed", None, score)
+        self._notify("completed" if cause is None else "failed", None if cause is None else cause.text, score)
         return plan
 
     def _complete_run(self) -> None:
@@ -271,13 +282,22 @@ class Coordinator:
             self.run_files.state = "exporting"
             self.run_files.exported = self._exporter.copy(self.run_files.output_id)
 
-    def _log_wait(self, now: float) -> None:
-        if self.plan.do != "wait" or now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
+    def _report_wait(self, now: float) -> None:
+        """Log from time to time what the rendezvous waits for, and once notify users that it lasts unusually long."""
+        if self.plan.do != "wait":
+            return
+        members, waited = self.membership.members, now - self.plan.since
+        missing = find_missing(members, now, self._limits.silence)
+        if missing and waited >= self._limits.rendezvous and self._late_attempt != self.plan.attempt:
+            self._late_attempt = self.plan.attempt
+            self._notify("waiting", describe_missing(members, self.plan.since, now, self._limits))
+        if now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
             return
         self._logged_wait = now
-        members = self.membership.members
-        absent = [self._describe_absence(m.rank) for m in members if m.phase in ("absent", "leaving")]
-        staging = [f"{m.label} to stage its shard" for m in members if m.phase == "staging"]
+        absent = [self._describe_absence(m.rank) for m in missing]
+        staging = [
+            f"{m.label} to stage its shard" for m in members if m.phase == "staging" and m not in missing
+        ]
         log.info("waiting for %s", "; ".join([*absent, *staging]) or "all ranks to stop their processes")
 
     def _describe_absence(self, rank: int) -> str:
@@ -365,7 +385,9 @@ class Coordinator:
                 cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
                 self.run_files.close(state, cause)
             except (LauncherError, OSError) as failed:
-                log.warning("cannot write to run.json how the run ended: %s", failed)
+                log.warning(
+                    "cannot write to run.json how the run ended, so its state does not change: %s", failed
+                )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
         if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:
             self._report.write_failure_report(self._timings.report, time.sleep)

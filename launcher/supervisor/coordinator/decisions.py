@@ -11,6 +11,9 @@ The actions of the plan of an attempt, and when `decide_next_plan` changes one t
    └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
                                      (until no rank runs a process)
 
+If a pod receives SIGTERM while all ranks train, the plan first keeps `train` with a `SaveRequest`, if saving a
+checkpoint fits into the pod's grace period (save_before_stop.py); then it becomes `stop`, which counts no failure.
+
 A failure is final if the next attempt would fail in the same way (`FINAL` in launcher/errors.py).
 
 The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended, back to
@@ -26,10 +29,12 @@ from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
 from launcher.paths import Position
-from launcher.supervisor.coordinator.member_states import GangLimits, Member
+from launcher.supervisor.coordinator.member_states import GangLimits, Member, describe_missing, find_missing
+from launcher.supervisor.coordinator.save_before_stop import SaveRequest, decide_save, find_leaving
 from launcher.supervisor.peers.messages import (
     PHASES,
     PHASES_WITHOUT_PROCESSES,
+    SIGTERM_CAUSE,
     Failure,
     MemberState,
     Order,
@@ -72,6 +77,10 @@ class AttemptPlan:
     """All earlier attempts that failed."""
     counted_restarts: int = 0
     """Restarts since the newest checkpoint, which `training.restarts` limits."""
+    init_model: str | None = None
+    """The model that training.initModelPath `previous` refers to, "" if there is none; None before the search."""
+    save: SaveRequest | None = None
+    """The checkpoint that all ranks save because a pod received SIGTERM; None: no such pod waits for one."""
 
     def order(self) -> Order:
         """Return this plan as the order that the coordinator sends to every rank."""
@@ -83,6 +92,7 @@ class AttemptPlan:
             self.resume if running else None,
             self.cause.text if self.cause is not None else None,
             self.cause.code if self.cause is not None and self.do == "end" else 0,
+            self.init_model if running else None,
         )
 
 
@@ -139,7 +149,14 @@ def _plan_while_running(
         for m in members
     ):
         return replace(plan, do=then, since=now)
-    return plan
+    leaving = find_leaving(members) if plan.do == "train" else None
+    if leaving is None:
+        return plan
+    save = decide_save(plan.save, members, limits.batch_size, now)
+    if isinstance(save, SaveRequest):
+        return replace(plan, save=save)
+    cause = Failure(f"{leaving.label}{SIGTERM_CAUSE}{save}", EXIT_STOPPED, now, leaving.rank)
+    return replace(plan, do="stop", since=now, cause=cause)
 
 
 _STEPS: dict[str, tuple[str, OrderAction]] = {
@@ -164,7 +181,7 @@ def _plan_after_waiting(
     """Return the plan that follows the action `wait`.
 
     That is `serve` once all ranks have joined and run no process, and `end` if a rank failed before it joined,
-    the rendezvous timed out, or the fingerprints differ; until then `plan` itself.
+    ranks were missing for too long, or the fingerprints differ; until then `plan` itself.
     """
     failures = [
         m.state.failure
@@ -178,15 +195,9 @@ def _plan_after_waiting(
     if failures:
         first = min(failures, key=lambda failure: failure.at)
         return _end(plan, now, replace(first, text=f"{members[first.rank].label}: {first.text}"))
-    lost = [m for m in members if m.phase in ("absent", "leaving") or now - m.heard >= limits.silence]
-    if lost:
-        if now - plan.since >= limits.rendezvous:
-            why = "; ".join(limits.describe_absence(member.rank) for member in lost)
-            text = (
-                f"{len(lost)} of {len(members)} ranks did not join within {limits.rendezvous:.0f} s "
-                f"(rendezvousSeconds): {why}. Fix: run `python -m launcher status` to see why those pods do "
-                "not run, and correct that."
-            )
+    if find_missing(members, now, limits.silence):
+        if now - plan.since >= limits.join:
+            text = describe_missing(members, plan.since, now, limits)
             before = (
                 f" The rendezvous was for attempt {plan.attempt}, after this failure: {plan.cause.text}"
                 if plan.cause
@@ -239,7 +250,7 @@ def _first_failure(
     waiting = all(m.state is not None and m.state.progress.get("state") == "waiting" for m in members)
     if plan.do == "train" and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
         text = (
-            f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message was lost. Fix: "
+            f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message between them was lost. Fix: "
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
@@ -314,7 +325,11 @@ def _plan_after_stopping(
         return plan
     if running:
         names = ", ".join(member.label for member in running)
-        text = f"{names} cannot stop its processes. They had to stop after this failure: {cause.text}"
+        text = (
+            f"{names} cannot stop its processes within {limits.finish:.0f} s, so the run fails. Fix: check that the "
+            "volumes of that pod respond, then start the run again; it resumes. The processes had to stop after this "
+            f"failure: {cause.text}"
+        )
         return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
     if cause.code in FINAL:
         return _end(plan, now, cause)
@@ -331,6 +346,7 @@ def _plan_after_stopping(
         resume=newest,
         restarts=(*plan.restarts, FailedAttempt(plan.attempt, cause.text, now, cause.signature)),
         counted_restarts=counted,
+        save=None,
     )
 
 

@@ -40,7 +40,8 @@ def plan_first_attempt(
         since=now,
         resume=Position(*earlier.resume) if earlier.resume else None,
         restarts=restarts,
-        counted_restarts=earlier.counted_restarts,
+        # A failed run is only started again by a user, who expects all restarts.
+        counted_restarts=0 if earlier.state == "failed" else earlier.counted_restarts,
     )
     incarnations = earlier.incarnations
     if earlier.state != "training" or len(incarnations) != trainers:

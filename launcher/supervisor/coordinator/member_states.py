@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from launcher.supervisor.peers.messages import MemberState
+
+SEE_WHY = "run `python -m launcher status` to see why those pods do not run, and correct that"
+"""What users do while ranks are missing."""
+RETRY = (
+    "Then repeat `python -m launcher run`, or run `python -m launcher resume`: the training resumes from its newest "
+    "checkpoint, without another runId."
+)
+"""What users do after the run has ended because ranks were missing."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +27,12 @@ class Member:
     """When this rank last reported its state."""
     progressed: float = 0.0
     """When the trainer's position or state last changed."""
+    saved: float = 0.0
+    """When the trainer first reported its newest checkpoint; before the first one, when this pod first reported."""
     replaced: frozenset[str] = frozenset()
     """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
     ghost_until: float = 0.0
-    """Until then an earlier pod of this rank may still run processes."""
+    """Time until which an earlier pod of this rank may still run processes."""
 
     @property
     def phase(self) -> str:
@@ -39,21 +49,52 @@ class Member:
 
 @dataclass(frozen=True)
 class GangLimits:
-    """Deadlines in seconds, and the number of restarts, of one run."""
+    """Deadlines in seconds, the number of restarts, and the batch size of one run."""
 
     silence: float
     """A rank that has not reported for so long counts as lost."""
     life: float
-    """A lost rank's processes may run for so long after its last report."""
+    """Time after its last report for which a lost rank's processes may still run."""
     rendezvous: float
-    """For all ranks to join."""
+    """Time within which all ranks usually join; if it passes, users are notified that ranks are missing."""
+    join: float
+    """Time within which all ranks must join; if it passes, the run fails."""
     serve: float
-    """For all pservers to accept connections after the order `serve`."""
+    """Time from the order `serve` within which all pservers must accept connections."""
     finish: float
-    """For all processes to exit after the order `finish` or `stop`."""
+    """Time from the order `finish` or `stop` within which all processes must exit."""
     restarts: int
+    """`training.restarts`: more failures than this since the newest checkpoint end the run."""
+    batch_size: int
+    """Rows of a batch."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
     """Takes a rank, and returns a text that says why it has not joined."""
+
+
+def find_missing(members: Sequence[Member], now: float, silence: float) -> list[Member]:
+    """Return the ranks that have not joined: not reported yet, leaving, or lost for `silence` seconds."""
+    return [m for m in members if m.phase in ("absent", "leaving") or now - m.heard >= silence]
+
+
+def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:
+    """Return which ranks are missing and why, for how long the run waits for them, and a fix.
+
+    Args:
+        members: all ranks.
+        since: monotonic time in seconds at which the wait began.
+        now: present monotonic time in seconds, at least `GangLimits.rendezvous` after `since`.
+        limits: the deadlines of the run.
+    """
+    missing, left = find_missing(members, now, limits.silence), since + limits.join - now
+    why = "; ".join(limits.describe_absence(member.rank) for member in missing)
+    start = f"{len(missing)} of {len(members)} ranks did not join within"
+    if left > 0:
+        return (
+            f"{start} {limits.rendezvous:.0f} s (rendezvousSeconds): {why}. The run waits for them for up to "
+            f"{left / 3600:.1f} h more (training.rankWaitHours). Fix: {SEE_WHY}."
+        )
+    total = f"{limits.join:.0f} s (rendezvousSeconds + training.rankWaitHours)"
+    return f"{start} {total}: {why}. Fix: {SEE_WHY}. {RETRY}"
 
 
 class StateRejectedError(Exception):
@@ -89,12 +130,13 @@ def admit_state(member: Member, state: MemberState, now: float, limits: GangLimi
     if state.incarnation in member.replaced:
         raise StateRejectedError(f"another pod has replaced this one as rank {state.rank}", replaced=True)
     if known is None:
-        return replace(member, state=state, heard=now, progressed=now)
+        return replace(member, state=state, heard=now, progressed=now, saved=now)
     if known.incarnation == state.incarnation:
         if _order_key(state) < _order_key(known):
             return member
         progressed = member.progressed if _trainer_place(state) == _trainer_place(known) else now
-        return replace(member, state=state, heard=now, progressed=progressed)
+        saved = member.saved if _checkpoint(state) == _checkpoint(known) else now
+        return replace(member, state=state, heard=now, progressed=progressed, saved=saved)
     if known.phase != "leaving" and now - member.heard < limits.silence:
         raise StateRejectedError(
             f"{member.label} is alive; this is another pod of the same rank", replaced=False
@@ -105,6 +147,7 @@ def admit_state(member: Member, state: MemberState, now: float, limits: GangLimi
         state=state,
         heard=now,
         progressed=now,
+        saved=now,
         replaced=member.replaced | {known.incarnation},
         ghost_until=member.ghost_until if left else max(member.ghost_until, member.heard + limits.life),
     )
@@ -112,6 +155,10 @@ def admit_state(member: Member, state: MemberState, now: float, limits: GangLimi
 
 def _trainer_place(state: MemberState) -> tuple[Any, ...]:
     return state.attempt, *(state.progress.get(key) for key in ("pass", "batch", "state"))
+
+
+def _checkpoint(state: MemberState) -> tuple[Any, ...]:
+    return state.attempt, state.progress.get("saved")
 
 
 _PHASE_ORDER = ("staging", "serving", "ready", "training", "done", "ended", "idle", "leaving")

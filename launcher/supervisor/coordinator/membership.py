@@ -126,7 +126,9 @@ class Membership:
         except StateRejectedError as rejected:
             return 409, _error(str(rejected), replaced=rejected.replaced)
         except (ValueError, KeyError, TypeError) as error:
-            return 400, _error(f"invalid state: {type(error).__name__}: {error}")
+            return 400, _error(
+                f"invalid state: {type(error).__name__}: {error}. Fix: use one image for all pods of the run"
+            )
         return 200, self._await_order(state.rank, seen)
 
     def _await_order(self, rank: int, seen: int) -> bytes:

@@ -9,7 +9,8 @@ from launcher.io.bucket_export_format import run_folder_url
 from launcher.schema import RankStatus, RestartRecord, StatusFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan
-from launcher.supervisor.coordinator.member_states import Member
+from launcher.supervisor.coordinator.member_states import Member, find_missing
+from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.peers.messages import PHASES, PHASES_WITHOUT_PROCESSES
 from launcher.supervisor.progress import finite_number, whole_number
 
@@ -49,7 +50,7 @@ def estimate_seconds_left(progress: Mapping[str, Any], settings: TrainSettings) 
     return max(0.0, left * settings.batch_size / speed)
 
 
-def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float) -> str | None:
+def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float, silence: float) -> str | None:
     """Return in one line what the run waits for; None if it does not wait.
 
     If the storage of some ranks does not respond, the line names these; otherwise the ranks that keep the run
@@ -59,22 +60,26 @@ def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float) -> s
         plan: the coordinator's present plan.
         members: all ranks.
         now: rank 0's monotonic time in seconds.
+        silence: a rank that has not reported for so many seconds counts as lost.
     """
     hung = [
         f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
         for m in members
         if m.state is not None and m.state.storage > 0
     ]
-    return "; ".join(hung) or _describe_wait_of_plan(plan, members, now)
+    return "; ".join(hung) or _describe_wait_of_plan(plan, members, now, silence)
 
 
-def _describe_wait_of_plan(plan: AttemptPlan, members: Sequence[Member], now: float) -> str | None:
+def _describe_wait_of_plan(
+    plan: AttemptPlan, members: Sequence[Member], now: float, silence: float
+) -> str | None:
     if plan.do == "wait":
-        absent = [m.label for m in members if m.phase in ("absent", "leaving")]
-        staging = [m.label for m in members if m.phase == "staging"]
-        running = [m.label for m in members if m.phase not in (*PHASES_WITHOUT_PROCESSES, "absent")]
+        missing = find_missing(members, now, silence)
+        present = [m for m in members if m not in missing]
+        staging = [m.label for m in present if m.phase == "staging"]
+        running = [m.label for m in present if m.phase not in PHASES_WITHOUT_PROCESSES]
         parts = [
-            *(f"{label} to join" for label in absent),
+            *(f"{m.label} to join" for m in missing),
             *(f"{label} to stage its shard" for label in staging),
             *(f"{label} to stop its processes" for label in running),
             *(f"the processes of {m.label}'s earlier pod to exit" for m in members if m.ghost_until > now),
@@ -85,7 +90,8 @@ def _describe_wait_of_plan(plan: AttemptPlan, members: Sequence[Member], now: fl
         return f"the pservers of {', '.join(late)} to accept connections" if late else None
     if plan.do == "train":
         late = [f"{m.label} ({state})" for m in members if (state := find_state_before_training(m, plan))]
-        return f"{', '.join(late)} to start training" if late else None
+        save = describe_save_request(members, now) if plan.save is not None else None
+        return f"{', '.join(late)} to start training" if late else save
     if plan.do == "stop":
         running = [m.label for m in members if m.phase not in (*PHASES_WITHOUT_PROCESSES, "absent")]
         return f"{', '.join(running)} to stop its processes" if running else None
@@ -110,6 +116,7 @@ def build_status(
     plan: AttemptPlan,
     *,
     now: float,
+    silence: float,
     wall: float,
     state: str | None = None,
     cause: str | None = None,
@@ -121,6 +128,7 @@ def build_status(
         members: all ranks; `pass` and `batch` are those of the slowest one.
         plan: the coordinator's present plan.
         now: rank 0's monotonic time in seconds.
+        silence: a rank that has not reported for so many seconds counts as lost.
         wall: Unix time in seconds at that moment.
         state: replaces the state that follows from the plan; None: no other state.
         cause: why the run failed; None: it did not fail.
@@ -141,13 +149,16 @@ def build_status(
     batches = [
         found for progress in progresses if (found := whole_number(progress.get("batches"))) is not None
     ]
+    has_missing = plan.do == "wait" and bool(find_missing(members, now, silence))
     seconds_left = 0.0 if state == "complete" else None
     return StatusFile(
         run_id=settings.run_id,
         state=state,
         attempt=plan.attempt,
         restarts=[RestartRecord(r.attempt, r.cause, round(wall - (now - r.at), 3)) for r in plan.restarts],
-        waiting_for=describe_wait(plan, members, now),
+        waiting_for=describe_wait(plan, members, now, silence),
+        waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
+        join_seconds=settings.join_seconds,
         trainers=settings.trainers,
         passes=settings.passes,
         number=slowest[0],

@@ -37,18 +37,22 @@ class BucketExport:
         self._settings, self._timings, self._wake, self._pause = settings, timings, wake, pause
         self.url = run_folder_url(settings)
 
-    def reserve(self, output_id: str) -> None:
+    def reserve(self, output_id: str) -> dict[str, str] | None:
         """Check before the training that the run's folder in the bucket can be written, and mark it as used.
 
         Args:
             output_id: `outputId` of run.json, which identifies the training.
+
+        Returns:
+            With training.initModelPath `previous`: `to` (address) and `program` (sha256) of the job's newest
+            export, or None if it has none.
 
         Raises:
             SettingsError: the folder cannot be written, or belongs to another training.
             UnfitError: this pod has no credentials, but another pod may get some.
         """
         try:
-            self._run("reserve", output_id, self._timings.reach)
+            done = self._run("reserve", output_id, self._timings.reach)
         except ExportError as error:
             raise SettingsError(
                 setting_message(
@@ -61,6 +65,8 @@ class BucketExport:
                 )
             ) from error
         log.info("the model will be exported to %s", self.url)
+        latest: dict[str, str] | None = done.get("latest")
+        return latest
 
     def copy(self, output_id: str) -> dict[str, Any]:
         """Upload the model and the files about the run.
@@ -108,5 +114,5 @@ class BucketExport:
         except HelperError as error:
             if error.returncode == EXIT_UNFIT:
                 raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error
-            slow = ". Fix: check the bandwidth from the node to S3" if error.returncode is None else ""
+            slow = " (the bandwidth from the node to S3 may be too low)" if error.returncode is None else ""
             raise ExportError(f"{error}{error.log_lines}{slow}") from error

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher import runtimes
 from launcher.errors import ExportError
-from launcher.io import files, s3
+from launcher.io import files, run_record, s3
 from launcher.io.bucket_export_format import (
     LATEST,
     MARKER,
@@ -28,7 +28,8 @@ from launcher.io.helper_protocol import main
 from launcher.io.retry import Retry
 from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
-from launcher.settings import TrainSettings
+from launcher.schema import RunFile, read_fields
+from launcher.settings import PREVIOUS, TrainSettings
 
 _PARTS_AT_ONCE = 4  # of a large file, 8 MiB each
 _FIXES = {
@@ -58,11 +59,12 @@ class ModelUpload:
         """Check that the folder is empty or belongs to this training, and write started.json to it.
 
         Returns:
-            {"to": address of the folder}.
+            to (address of the folder), and with training.initModelPath `previous` also latest: `_find_latest()`.
         """
         self._read_marker()
+        latest = self._find_latest() if self._settings.init_model == PREVIOUS else None
         self._write_json(self._folder, STARTED, {**self._about_run(), "started": time.time()})
-        return {"to": self.url}
+        return {"to": self.url, "latest": latest}
 
     def copy(self) -> dict[str, Any]:
         """Upload all files and, last, the marker _SUCCESS.json; do nothing if this model is uploaded already.
@@ -74,10 +76,14 @@ class ModelUpload:
         listed = self._list_files()
         if marker is not None and _model_files(marker.get("files")) == _model_files(listed):
             log.info("%s contains this model already: nothing to upload", self.url)
+            self._write_latest(marker)  # an earlier start may have failed to write it
             return self._summary(marker)
         for entry in listed:
             self._upload(str(entry["name"]), int(entry["bytes"]))
-        marker = {**self._about_run(), "finished": time.time(), "files": listed}
+        trained = read_fields(RunFile, run_record.read(self._output)[0] or {}).finished
+        finished = time.time()
+        about = {**self._about_run(), "trained": trained or finished, "finished": finished}
+        marker = {**about, "files": listed}
         self._write_json(self._folder, MARKER, marker)
         self._write_latest(marker)
         return self._summary(marker)
@@ -121,7 +127,7 @@ class ModelUpload:
             raise ExportError(
                 f"{self.url} contains the model of another training (outputId {owner} in its {MARKER}, this "
                 f"run has {self._output_id}), for example of one with the same values in another cluster, or "
-                "from before the shared storage was emptied. It is not overwritten. Fix: export to another address, "
+                "from before the shared storage was emptied. It is not overwritten: export to another address, "
                 "or remove the files there if that model is no longer needed"
             )
         return dict(marker)
@@ -162,18 +168,53 @@ class ModelUpload:
             self._folder.request(name, lambda key: upload(Key=key))
         log.info("exported %s (%s bytes)", self._folder.url(name), f"{size:,}")
 
+    def _job_folder(self) -> ExportFolder:
+        """Return the folder of the job, which has one folder for each run, and latest.json."""
+        return self._folder.with_prefix(self._folder.prefix.removesuffix(f"{self._settings.run_id}/"))
+
+    def _read_object(self, folder: ExportFolder, name: str) -> dict[str, Any] | None:
+        """Return the JSON object `name` in `folder`; None if it is absent or damaged."""
+        with self._export_errors(folder.url(name)):
+            content = folder.read(name)
+        try:
+            return None if content is None else dict(json.loads(content))
+        except (ValueError, TypeError):
+            log.warning("%s is damaged (no JSON object), and is treated as missing", folder.url(name))
+            return None
+
+    def _find_latest(self) -> dict[str, Any] | None:
+        """Return `to` (address) and `program` (sha256) of the complete export in latest.json; None without one."""
+        job = self._job_folder()
+        to = str((self._read_object(job, LATEST) or {}).get("to"))
+        if to == self.url or not to.startswith(job.url("")):
+            return None
+        run = job.with_prefix(s3.split_url(to)[1])
+        if self._read_object(run, MARKER) is None:
+            return None
+        record = read_fields(RunFile, self._read_object(run, "run.json") or {})
+        return {"to": to, "program": record.fingerprint.get("program")}
+
     def _write_latest(self, marker: Mapping[str, Any]) -> None:
-        """Write latest.json, which says where the newest export of the job is.
+        """Write latest.json, which says where the job's newest model is, unless it has that of a later training.
 
         A failure is only logged, because latest.json is not needed to load the model.
         """
-        job = self._folder.with_prefix(self._folder.prefix.removesuffix(f"{self._settings.run_id}/"))
+        job = self._job_folder()
+        trained = marker.get("trained") or marker["finished"]
         try:
-            value = {**self._about_run(), "finished": marker["finished"], "to": self.url}
+            present = self._read_object(job, LATEST) or {}
+            if present.get("to") == self.url and present.get("finished") == marker["finished"]:
+                return
+            if present.get("to") != self.url and present.get("trained", 0.0) > trained:
+                log.info(
+                    "%s keeps the model of %s, which was trained later", job.url(LATEST), present.get("to")
+                )
+                return
+            value = {**self._about_run(), "trained": trained, "finished": marker["finished"], "to": self.url}
             self._write_json(job, LATEST, value)
         except ExportError as error:
             log.warning(
-                "the export is complete, but %s could not be updated and does not refer to it: %s",
+                "the export is complete, but %s was not updated, so servers that read it do not find this model: %s",
                 job.url(LATEST),
                 error,
             )

@@ -83,7 +83,7 @@ class ReportProcess:
                 preparation=preparation, show_log=False, stop_seconds=STOP_SECONDS,
             )  # fmt: skip
         except LauncherError as error:
-            log.warning("plots and report of the run were not made: %s", error)
+            log.warning("the run is not affected, but plots and report of the run were not made: %s", error)
             return None
 
     def _finish(self, process: HelperProcess | None, seconds: float, pause: Callable[[float], None]) -> None:
@@ -93,7 +93,8 @@ class ReportProcess:
         try:
             process.wait(pause, seconds)
         except HelperError as error:
-            log.warning("plots and report of the run were not made: %s%s", error, error.log_lines)
+            text = "the run is not affected, but plots and report of the run were not made: %s%s"
+            log.warning(text, error, error.log_lines)
 
 
 def draw_curve(preparation: Mapping[str, Any]) -> None:

@@ -58,7 +58,7 @@ class Rejection:
 
 
 class CoordinatorLink:
-    """Sends this rank's state to the coordinator and keeps the newest order, from two threads.
+    """Sends this rank's state to the coordinator from two threads, and stores the newest order that it answers.
 
     One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. The other
     thread sends urgent states at once, on a connection of its own.
@@ -89,7 +89,7 @@ class CoordinatorLink:
         self._read_state, self._wake = read_state, wake
         self.order: Order | None = None
         self.heard = time.monotonic()
-        """When the coordinator last confirmed `order`; before the first order, when this link was created."""
+        """Monotonic time at which the coordinator last confirmed `order`; before the first order, time of creation."""
         self.problem = "no request was sent yet"
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejection: Rejection | None = None

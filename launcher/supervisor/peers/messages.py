@@ -16,6 +16,9 @@ PHASES = ("staging", "idle", "serving", "ready", "training", "done", "ended", "l
 PHASES_WITHOUT_PROCESSES = ("staging", "idle", "ended", "leaving")
 """Phases in which a rank runs no pserver and no trainer."""
 
+SIGTERM_CAUSE = ": SIGTERM: "
+"""Separator in the cause of a stop after SIGTERM: the rank is before it, the fate of the requested checkpoint after."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -78,6 +81,10 @@ class MemberState:
     progress: Mapping[str, Any] = field(default_factory=dict)
     storage: float = 0.0
     """Seconds since the shared storage last answered this pod; 0 while it answers."""
+    leave_in: float | None = None
+    """Seconds after which this pod stops its processes because it received SIGTERM; None without SIGTERM."""
+    save_seconds: float | None = None
+    """The longest time in seconds that a trainer of this pod spent in the state `saving`; None before the first."""
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return this state as a dict for JSON, with the age of the failure instead of its time.
@@ -114,6 +121,8 @@ class MemberState:
             )
         if not isinstance(state.progress, dict) or not isinstance(state.storage, float | int):
             raise TypeError("a rank's state is invalid: progress must be a JSON object, and storage a number")
+        if not all(isinstance(each, float | int | None) for each in (state.leave_in, state.save_seconds)):
+            raise TypeError("a rank's state is invalid: leave_in and save_seconds must be numbers or null")
         return state
 
 
@@ -132,6 +141,8 @@ class Order:
     """Why the attempt stops or the run failed; None when the run is complete."""
     code: int = 0
     """With `end`: the exit code of every rank."""
+    init_model: str | None = None
+    """Value of training.initModelPath that replaces `previous`; None: the setting itself applies."""
 
     def to_json(self) -> dict[str, Any]:
         """Return this order as a dict for JSON."""

@@ -52,7 +52,7 @@ def describe_pod_without_address(pod: Mapping[str, Any]) -> str:
 
 
 class Rank0PodWatch:
-    """Follows rank 0's pod during the life of a launcher, with one list request and one watch in a thread.
+    """Watches rank 0's pod while the launcher runs, with one list request and one watch in a thread.
 
     The launcher therefore never waits for the API server, learns of a replaced pod without a further request,
     and knows the last address while the API server is unavailable. After an error, and at the end of a watch,
@@ -98,7 +98,9 @@ class Rank0PodWatch:
             except (OSError, ValueError, http.client.HTTPException, ApiRejectedError) as error:
                 failures += 1
                 if not self._end.is_set():
-                    log.warning("cannot find rank 0's pod through the Kubernetes API: %s", error)
+                    log.warning(
+                        "cannot find rank 0's pod through the Kubernetes API, trying again: %s", error
+                    )
                 self._api_error = f"; the API server: {error}"
                 if not isinstance(error, ApiRejectedError):
                     self._rejected = None

@@ -4,7 +4,8 @@ The library gloo connects the trainers of runtime fleet: each trainer stores its
 reads those of the others. gloo sends no header of ours, so the secret that authenticates a trainer is a part of
 the path (`build_store_prefix`). The server forgets all values when the next attempt starts.
 
-The store also answers the trainers' question whether to save a requested checkpoint at a batch. It keeps the answer
+The store also answers the trainers' question whether to save a checkpoint at a batch, because a user requested one or
+a pod received SIGTERM. It keeps the answer
 that the first trainer gets for a batch, and gives all other trainers the same answer for that batch.
 
 PaddlePaddle's own store is a child of pserver 0 that needs a port of its own, starts after the import of Paddle,
@@ -52,6 +53,8 @@ class TrainerStore:
         self._lock = threading.Lock()
         self._requested = self._granted = ""
         """Content of the request file, and of the newest request that was granted."""
+        self._begin_by = float("-inf")
+        """Monotonic time until which a checkpoint that the coordinator requested may be granted."""
         self._watcher = threading.Thread(target=self._watch_request, name="checkpoint request", daemon=True)
 
     def open(self, prefix: str) -> None:
@@ -62,8 +65,14 @@ class TrainerStore:
         """
         with self._lock:
             self._prefix, self._values, self._granted = prefix, {}, ""
+            self._begin_by = float("-inf")
         if self._watcher.ident is None:
             self._watcher.start()
+
+    def request_checkpoint(self, begin_by: float) -> None:
+        """Grant one checkpoint of the present attempt to trainers that ask until the monotonic time `begin_by`."""
+        with self._lock:
+            self._begin_by = begin_by
 
     def accepts(self, path: str) -> bool:
         """Return whether `path` has the secret of the present attempt."""
@@ -96,8 +105,9 @@ class TrainerStore:
         with self._lock:
             if path not in self._values:
                 request = self._requested
-                save = request not in ("", self._granted)
-                self._granted = request if save else self._granted
+                save = request not in ("", self._granted) or time.monotonic() <= self._begin_by
+                if save:
+                    self._granted, self._begin_by = request, float("-inf")
                 self._values[path] = json.dumps([save, proposed]).encode()
             return self._values[path]
 

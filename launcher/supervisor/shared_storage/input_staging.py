@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.shard_files import list_shard_files
-from launcher.errors import DataError, SettingsError, UnfitError, setting_message
+from launcher.errors import DataError, SettingsError, UnfitError, setting_error, setting_message
 from launcher.io import disk_space, files
 from launcher.io.program_folders import BUILT_IN
 from launcher.log import log
@@ -98,11 +98,12 @@ def stage_inputs(
 
     Raises:
         DataError: a file is missing, does not match the manifest, or is changed during the copy.
+        SettingsError: the files are larger than `workDir.sizeLimit`.
         StorageError: the pod's own disk is full.
         UnfitError: the pod's own disk does not return what was written.
     """
     work = settings.work
-    _check_space(work.root, manifest, rank, test=_needs_test_set(settings, rank, manifest))
+    _check_space(settings, rank, manifest)
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
@@ -170,13 +171,23 @@ def program_sha256(program: Path, config_file: str) -> str:
     return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
 
 
-def _check_space(root: Path, manifest: dict[str, Any], rank: int, *, test: bool) -> None:
+def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> None:
+    root, limit = settings.work.root, settings.work_limit_bytes
     with files.storage_errors(root):
         root.mkdir(parents=True, exist_ok=True)
-    tested = [manifest.get("test") or {}] if test else []
+    tested = [manifest.get("test") or {}] if _needs_test_set(settings, rank, manifest) else []
     parts = [manifest["shards"][rank], *tested, *(manifest.get("tables") or [])]
     needed = sum(int(part.get("bytes", 0)) for part in parts)
     what = f"shard {rank} with its test set and tables"
+    if 0 < limit < needed:
+        raise setting_error(
+            "workDir.sizeLimit (PADDLE_LAUNCHER_WORK_LIMIT_BYTES)",
+            f"{limit:,} bytes",
+            f"at least {needed:,} bytes",
+            f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it copies them",
+            "set workDir.sizeLimit to about three times as much, because the records are there too, or use more "
+            "trainers",
+        )
     disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)
 
 

@@ -74,7 +74,7 @@ class LeaseHolder:
 
 
 class OutputLease:
-    """The lease on one output folder, as rank 0's launcher uses it: acquire, renew in a thread, check, release.
+    """Acquires the lease on one output folder for rank 0's launcher, renews it in a thread, and releases it.
 
     `pause` waits for the given number of seconds, and may raise to stop a wait.
     """
@@ -103,16 +103,16 @@ class OutputLease:
 
     @property
     def token(self) -> str:
-        """The token that the file contains while this process holds the lease."""
+        """Return the random text that run.lock contains while this process holds the lease."""
         return self.holder.token
 
     @property
     def is_lost(self) -> bool:
-        """Whether the lease was lost, or may have been; then nothing may be written to the output."""
+        """Return whether the lease was lost, or may have been. If so, nothing may be written to the output."""
         return self._error is not None
 
     def check(self) -> None:
-        """Raise the reason if the lease was lost; call it before each write to the output."""
+        """Raise the error that says why the lease was lost, if it was. Call this before each write to the output."""
         if self._error is not None:
             raise self._error
 
@@ -296,7 +296,9 @@ class OutputLease:
                 content = self._content()
                 if _token(there) not in {None, self.token}:
                     raise LeaseLostError(
-                        f"{self.path} was taken by {_who(there)}, so this pod must stop writing to the output"
+                        f"{self.path} was taken by {_who(there)}, so this pod stops writing to the output and exits. "
+                        "Fix: none if that is another pod of this run; else set another jobName: two live releases "
+                        "must not have the same one"
                     )
                 if _token(there) is None or len(there) != len(content):
                     raise files.UnreadableError(
@@ -341,7 +343,7 @@ def _token(content: bytes | None) -> str | None:
 def _who(content: bytes | None) -> str:
     holder = _parsed(content)
     if holder is None:
-        return "an unreadable holder"
+        return "an unknown pod (the file is damaged)"
     return (
         f"run {holder.get('runId')} (release {holder.get('release')}, namespace {holder.get('namespace')}, "
         f"pod {holder.get('pod')})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from launcher import schema
+from launcher.dataprep.publish_data import describe_conflict, describe_maker, is_replaced
 from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
@@ -61,8 +62,8 @@ def wait_for_manifest(
         activity = _activity(layout.data_alive(settings.data_digest))
         if activity != alive:
             alive, deadline = activity, now + settings.data_wait_seconds
-        if alive is None and now - start >= timings.data_again and _is_replaced(manifest, settings):
-            raise DataError(_conflict(manifest or {}, settings))
+        if alive is None and now - start >= timings.data_again and is_replaced(manifest, settings):
+            raise DataError(describe_conflict(manifest or {}, settings))
         if alive is None and now - start >= timings.data_again and manifest == {}:
             raise DataError(f"{seen}. {AGAIN}")
         if now >= deadline:
@@ -76,27 +77,6 @@ def wait_for_manifest(
             log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
             log_at = now + timings.log_again
         pause(min(timings.poll, deadline - now))
-
-
-def _is_replaced(manifest: dict[str, Any] | None, settings: TrainSettings) -> bool:
-    """Return whether the data of `manifest` replaced this run's data.
-
-    A run with a new `runId` has a new data Job, and waits for it.
-    """
-    return any(
-        lost.get("dataDigest") == settings.data_digest and lost.get("runId") in (None, settings.chart_run_id)
-        for lost in (manifest or {}).get("replaced", ())
-    )
-
-
-def _conflict(manifest: dict[str, Any], settings: TrainSettings) -> str:
-    theirs = describe_maker(manifest)
-    return (
-        f"jobName is {settings.job_name!r} in two releases on one storage: {theirs} has replaced the data of "
-        f"release {settings.release} in namespace {settings.namespace} in {settings.layout.job}, which holds "
-        f"the data of one. Fix: give one of them another jobName; or uninstall {theirs}, then start this one "
-        "again with another runId, which makes its data again."
-    )
 
 
 def _activity(path: Path) -> int | None:
@@ -123,14 +103,6 @@ def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | 
         found,
         f"that manifest is of other data (dataDigest {found.get('dataDigest')}, made by {describe_maker(found)})",
     )
-
-
-def describe_maker(manifest: Mapping[str, Any]) -> str:
-    """Return text that identifies the release which made the data; older manifests do not contain it."""
-    made_by = manifest.get("madeBy") or {}
-    if not made_by.get("release"):
-        return "an unknown release"
-    return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
 
 
 def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:

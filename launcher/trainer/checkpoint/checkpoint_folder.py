@@ -125,7 +125,8 @@ class CheckpointFolder:
                 if value is None:
                     raise StorageFailedError(
                         f"the checkpoint of {self.at} is incomplete: {self._rank_file(rank)} is missing. "
-                        f"Fix: see the log of that rank: python -m launcher logs --rank {rank}"
+                        "This attempt fails, and the next one resumes from the checkpoint before it. Fix: see the "
+                        f"log of that rank: python -m launcher logs --rank {rank}"
                     )
                 written = schema.from_json(RankFiles, value)
                 entries |= written.files
@@ -162,6 +163,12 @@ def prune_checkpoints(
     The newest `keep` and those at the positions `best` stay, and those that a kept incremental checkpoint
     continues. Checkpoints that training cannot resume from are neither counted nor removed.
 
+    Args:
+        output: the run's output folder.
+        attempt: number of the present attempt, for the temporary name of a checkpoint that is being removed.
+        keep: training.keepCheckpoints.
+        best: positions of checkpoints that stay although they are older.
+
     Returns:
         The folder names of the removed checkpoints.
     """
@@ -186,9 +193,10 @@ def prune_checkpoints(
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
     """Return the folders of the checkpoints that the incremental one at `at` continues.
 
-    Returns [] if the checkpoint is full, and None if training cannot resume from it.
+    Only the files of the checkpoint itself are checked, not those of the checkpoints that it continues.
 
-    The files of the continued checkpoints are not checked.
+    Returns:
+        [] if the checkpoint is full; None if training cannot resume from it.
     """
     folder = output.checkpoint(at)
     try:
@@ -227,7 +235,7 @@ def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
     return StorageFailedError(
         f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
         f"{folder.name}/{contents_file.REFUSED}; the next attempt resumes from the checkpoint before it. Fix: if "
-        "this repeats, check the shared storage."
+        "this repeats, look for I/O errors of the shared storage's server."
     )
 
 

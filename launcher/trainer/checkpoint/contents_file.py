@@ -72,8 +72,9 @@ def read_checked_contents(folder: Path) -> CheckpointContents:
     checked.
 
     Raises:
-        CheckpointError: the checkpoint was rejected by an earlier load, belongs to another output, or a file
-            is missing or has another size; and as `read_contents`.
+        CheckpointError: the checkpoint was rejected by an earlier load, has another outputId than
+            run.json, or a file is missing or has another size; and as `read_contents`. The message is only this
+            reason; callers add the folder and a fix.
         StorageError, StorageFailedError: the storage cannot be read.
     """
     if (reason := rejection_reason(folder)) is not None:
@@ -82,8 +83,8 @@ def read_checked_contents(folder: Path) -> CheckpointContents:
     recorded, present = contents.output_id, read_output_id(folder.parent)
     if recorded and present and recorded != present:
         raise CheckpointError(
-            f"{CONTENTS} belongs to output {recorded}, but run.json to {present}: the checkpoint was copied "
-            "from another run"
+            f"{CONTENTS} has outputId {recorded}, but run.json next to the folder has {present}: the checkpoint "
+            "was copied from another run, whose parameters may differ"
         )
     with files.storage_errors(folder):
         for name, entry in contents.files.items():
@@ -138,7 +139,7 @@ def chain_link(folder: Path) -> ChainLink:
 def broken_chain_reason(folder: Path, contents: CheckpointContents) -> str | None:
     """Return why an incremental checkpoint cannot be applied to the checkpoints that it continues, or None.
 
-    Of those checkpoints, only `done`, `refused.json` and `contents.json` are looked at.
+    Of those checkpoints, only `done`, `refused.json` and `contents.json` are read.
     """
     for member, link in zip(chain_folders(folder, contents), contents.chain, strict=True):
         with files.storage_errors(member):

@@ -96,7 +96,7 @@ class InitialModel:
         found = {name: str(values.shape) for name, values in self.values.items()}
         found |= {name: f"a table of width {table.width}" for name, table in self.tables.items()}
         differences = [
-            f"{name} is {found.get(name, 'absent')} there and {wanted.get(name, 'absent')} in the program"
+            f"{name} is {found.get(name, 'absent')} in that model and {wanted.get(name, 'absent')} in the program"
             for name in sorted({*wanted, *found})
             if found.get(name) != wanted.get(name)
         ]

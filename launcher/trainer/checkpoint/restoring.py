@@ -65,7 +65,7 @@ class CheckpointRestorer:
         except CheckpointError as error:
             raise CheckpointError(
                 f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
-                "it. Fix: if this repeats, check the shared storage."
+                "it. Fix: if this repeats, look for I/O errors of the shared storage's server."
             ) from error
 
     def prepare(self) -> InitialModel | None:
@@ -127,8 +127,8 @@ class CheckpointRestorer:
     def restore(self, at: Position) -> None:
         """Load an earlier checkpoint of this run into the running servers (geo: trainer 0) for the export.
 
-        Rows of the servers that the checkpoint does not have stay there; the model only has the
-        checkpoint's ids.
+        Rows that the servers have and the checkpoint does not have stay in the servers. The exported model
+        has only the checkpoint's ids.
         """
         folder, contents = self._open(at)
         self._verify_files(folder, contents)
@@ -140,7 +140,7 @@ class CheckpointRestorer:
         self.log.line(f"restored {folder.name}, the best by {self.settings.keep_best}, for the model")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
-        """Reject the checkpoint and raise if a file changed since the save; each rank checks a share."""
+        """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""
         names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
         for member in _members(folder, contents):
             listed = contents_file.read_contents(member)

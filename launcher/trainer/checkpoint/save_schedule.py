@@ -14,7 +14,7 @@ ASK_SECONDS = 10.0
 
 
 class SaveSchedule:
-    """Decides after which batches of a pass a checkpoint is saved, by counting batches since the last one.
+    """Decides after which batches of a pass a checkpoint is saved, by counting the batches since the last checkpoint.
 
     Every rank calls the methods at the same batches and gets the same answers.
     """
@@ -31,10 +31,12 @@ class SaveSchedule:
         Args:
             batches: batches between two checkpoints; 0 for none.
             minutes: minutes between two checkpoints; 0 for none.
-            slowest: returns the greatest of all ranks' values; every rank must call it.
-            ask: `ask(step, proposed)` returns whether a checkpoint is requested after `step` batches of this
-                attempt, and the batch at which to ask again. Every rank gets the same answer: the one given to the
-                first rank that asked. So no rank waits for another.
+            slowest: takes this rank's duration of the attempt so far, in seconds, and returns the longest duration
+                of all ranks; waits until every rank has called it.
+            ask: `ask(step, proposed)` returns (whether a user requested a checkpoint, next step). `step` is the
+                number of batches that this rank has trained in this attempt, `proposed` the number at which it
+                suggests to ask again, and `next step` the number at which every rank asks again. All ranks get
+                the answer that the first one got for this step, so no rank waits for another.
         """
         self.every = batches
         self._ask = ask
@@ -78,9 +80,9 @@ class SaveSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether a checkpoint must be saved now: enough batches since the last one, or a user's request."""
+        """Return whether to save a checkpoint now: enough batches since the last one, or a user's request."""
         return self._requested or 0 < self.every <= self._since
 
     def reset(self) -> None:
-        """Count batches from here on; called after every checkpoint, also after one at the end of a pass."""
+        """Restart counting batches at 0; call this after every checkpoint, also after one at the end of a pass."""
         self._since, self._requested = 0, False

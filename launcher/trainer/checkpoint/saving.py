@@ -46,7 +46,7 @@ from launcher.trainer.training_log import PassTotals, TrainerLog
 
 Values = dict[str, NDArray[np.float32]]
 CHAIN_SAMPLES = 600
-"""An incremental checkpoint compares so many rows per table and rank of the checkpoints that it continues."""
+"""Rows per table and rank, saved by earlier checkpoints of the chain, that an incremental checkpoint compares."""
 
 
 class CheckpointSaver:
@@ -173,7 +173,7 @@ class CheckpointSaver:
             for name in checkpoint_folder.prune_checkpoints(folder.output, folder.attempt, keep, best):
                 self.log.line(f"removed {name}: training.keepCheckpoints is {keep}")
         except Exception as error:  # the new checkpoint is complete, and the next save prunes again
-            self.log.line(f"cannot remove an older checkpoint: {error}")
+            self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
     def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
         """Read back the table files that this rank's servers wrote, and record them in `written`.
@@ -196,9 +196,9 @@ class CheckpointSaver:
         except DataError as error:
             folder.require_space(sum(path.stat().st_size for path in files.folder_files(folder.folder)))
             raise StorageFailedError(
-                f"the checkpoint of {folder.at} is incomplete: {error}. It is not marked as done, and is never "
-                "resumed from. Fix: look for errors of `save` in this rank's server log: python -m launcher logs "
-                f"--role pserver --rank {self.settings.rank}"
+                f"the checkpoint of {folder.at} is incomplete: {error}. This attempt fails, and the next one "
+                "resumes from the checkpoint before it. Fix: if this repeats, look for errors of `save` in this "
+                f"rank's server log: python -m launcher logs --role pserver --rank {self.settings.rank}"
             ) from error
 
     def _read_table(
@@ -210,7 +210,7 @@ class CheckpointSaver:
             checkpoint: the checkpoint's unfinished folder.
             folder: the table's folder name below tables/.
             table: None for the dense table.
-            written: gets the files.
+            written: size and sha256 of the files are added to this object.
 
         Returns:
             Some rows by id, and all ids.
@@ -223,7 +223,7 @@ class CheckpointSaver:
             expected = sum(len(table_files.shards_of_server(shards, servers, server)) for server in own)
         if len(paths) != expected:
             raise DataError(
-                f"servers {own[0]} to {own[-1]} wrote {len(paths)} files to {place}, not {expected}"
+                f"the save left {len(paths)} files of pservers {own[0]} to {own[-1]} in {place} instead of {expected}"
             )
         width, rule = (table.width, self.trainer.rules[table.name].kind) if table else (0, "adam")
         samples: dict[int, NDArray[np.float32]] = {}
@@ -248,7 +248,7 @@ class CheckpointSaver:
 
         Raises:
             DivergedError: a row is NaN or infinite.
-            DataError: the servers answer other values than they wrote.
+            DataError: the rows in the files differ from those in the servers.
         """
         chain_ids = self._chain_ids.setdefault(table, [])
         ids = np.array(list(dict.fromkeys([*samples, *chain_ids])), np.uint64).view(np.int64)
@@ -259,7 +259,7 @@ class CheckpointSaver:
             raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
         if samples and table_files.values_differ(np.stack(list(samples.values())), given[: len(samples)]):
             raise DataError(
-                f"the rows of table {table} in its new files differ from those that the servers answer"
+                f"the files that the pservers just saved of table {table} have other values than the pservers"
             )
         if self.settings.incremental_checkpoints:
             # Each checkpoint of a chain adds an equal share of CHAIN_SAMPLES.

@@ -161,17 +161,17 @@ def _parse_ids(lines: list[bytes]) -> NDArray[np.uint64]:
 def _read_blocks(path: Path) -> Iterator[list[bytes]]:
     """Yield the lines of a file, about a MiB at a time."""
     if not path.stat().st_size:  # gzip writes a header even for no rows; a full volume leaves 0 bytes
-        raise DataError(f"{path.name} is truncated: it has 0 bytes")
+        raise DataError(f"{path} is truncated: it has 0 bytes")
     try:
         with gzip.open(path, "rb") as file:
             while lines := file.readlines(files.BLOCK):
                 yield lines
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path.name} is truncated or damaged: {error}") from error
+        raise DataError(f"{path} is truncated or damaged: {error}") from error
 
 
 def parse_row(line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray[np.float32]]:
-    """Return id and values [width] of a line. Values that a row lacks are 0, as the servers answer them.
+    """Return id and values [width] of a line. Values that a row lacks are 0, as in the servers.
 
     Raises:
         DataError: the line is not a row of a table.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,7 @@ class ModelWriter:
                 files.copy_file(program.job.tables[name], temp / "tables" / name)
             description = ModelDescription(
                 version=VERSION,
+                created=time.time(),
                 checkpoint=self.checkpoint,
                 config=program.path.name,
                 columns=list(program.columns),

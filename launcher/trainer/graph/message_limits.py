@@ -24,7 +24,10 @@ _SYMBOL = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
 
 
 def raise_limit(limit: int = MAX_BYTES) -> int:
-    """Set this process' longest message to `limit` bytes. Return the limit that applies now."""
+    """Let this process send and receive messages of up to `limit` bytes; return the limit in bytes.
+
+    If this build of Paddle does not export the variable with the limit, the 64 MiB stay and are returned.
+    """
     library = Path(paddle.base.__file__).parent / "libpaddle.so"
     try:
         flag = ctypes.c_uint64.in_dll(ctypes.CDLL(str(library), os.RTLD_NOLOAD | os.RTLD_NOW), _SYMBOL)

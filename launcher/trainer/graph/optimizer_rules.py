@@ -64,7 +64,7 @@ class OptimizerRule:
         return cls(kind, rate, initial=initial)
 
     def fresh(self, width: int) -> list[str]:
-        """Return the optimizer state of `width` values before their first step, as the numbers of a table's file."""
+        """Return the optimizer state of `width` values before their first step, as the texts in a table's file."""
         if self.kind != "adam":
             return ["0"] * state_size(self.kind, width)
         return [*["0"] * (2 * width), f"{self.beta1:.9g}", f"{self.beta2:.9g}"]

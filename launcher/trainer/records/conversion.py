@@ -37,7 +37,8 @@ from launcher.trainer.training_log import ReportTimer
 PROCESS_BYTES = 200 << 20
 """Memory that one parsing process may need: a file's records twice, and what the program itself holds."""
 CHECKSUMS = "sums.json"
-"""File name → sha256 of the files next to it, as staging found them. Files it does not list are hashed here."""
+"""Name of the file in which staging writes the sha256 of the files next to it, by file name. The sha256 of other
+files is computed here."""
 
 Report = Callable[[str], None]
 

@@ -59,9 +59,9 @@ class Records:
     ) -> None:
         self._folder, self._dtype, self._files = folder, dtype, record_files
         self.rows = sum(file.rows for file in record_files)
-        """Without those that the program skipped."""
+        """Number of records: the rows of the text without those that the program skipped."""
         self.skipped = skipped
-        """Rows that the program skipped."""
+        """Number of rows of the text that the program skipped."""
         self._checked: set[str] = set()
 
     @classmethod

@@ -27,6 +27,7 @@ class FakeCluster:
         self.root = root
         self.config_maps: dict[str, Thing] = {}
         self.jobs: list[Thing] = []
+        """Jobs without a pod template are listed, but not found by name."""
         self.pods: list[Thing] = []
         self.claims: dict[str, str] = {}
         """The release of each claim."""
@@ -72,15 +73,25 @@ class FakeCluster:
             return {"status": {"phase": "Bound"}} if name in self.claims else None
         if kind == "lease":
             return self.leases.get(name)
+        if kind == "job":
+            found = (job for job in self.jobs if job["metadata"]["name"] == name)
+            return next((job for job in found if "template" in job["spec"]), None)
         return {"metadata": {}, "status": {"phase": "Running"}} if name in self.created else None
 
     def list_events(self, name: str) -> list[Thing]:
+        return []
+
+    def list_workloads(self) -> list[Thing]:
         return []
 
     def create(self, kind: str, thing: Thing) -> Thing:
         name = thing["metadata"]["name"]
         if kind == "pod":
             self.created[name] = thing
+            return thing
+        if kind == "job":
+            assert name not in [job["metadata"]["name"] for job in self.jobs]
+            self.jobs.append(thing)
             return thing
         if name in self.leases:
             raise ConflictError(name)
@@ -102,6 +113,7 @@ class FakeCluster:
             del self.leases[name]
         else:
             self.deleted.append(name)
+            self.jobs = [job for job in self.jobs if job["metadata"]["name"] != name]
 
     def with_own_client(self) -> FakeCluster:
         return self

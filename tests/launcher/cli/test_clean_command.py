@@ -284,13 +284,20 @@ def test_clean_without_confirmation_removes_nothing(cli: Cli, job: Path) -> None
     assert len(names(job)) == 3
 
 
-@pytest.mark.parametrize("key", ["initModelPath", "initFrom"])  # the latter is of earlier launchers
-def test_the_run_of_the_initial_model_and_one_that_a_pod_uses_are_kept(key: str) -> None:
-    def past(folder: str, **fingerprint: str) -> SavedRun:
-        return SavedRun(folder, RunFile(fingerprint=fingerprint, finished=1.0), [])
+@pytest.mark.parametrize(
+    "record",
+    [
+        RunFile(fingerprint={"initModelPath": "quick-start/runs/a"}),
+        RunFile(fingerprint={"initFrom": "quick-start/runs/a"}),  # of earlier launchers
+        RunFile(fingerprint={"initModelPath": "previous"}, init_model="quick-start/runs/a"),
+    ],
+)
+def test_the_run_of_the_initial_model_and_one_that_a_pod_uses_are_kept(record: RunFile) -> None:
+    def past(folder: str) -> SavedRun:
+        return SavedRun(folder, RunFile(finished=1.0), [])
 
     pasts = [
-        past("output", **{key: "quick-start/runs/a"}),
+        SavedRun("output", record, []),
         past("runs/a"),
         past("runs/b"),
         past("runs/c"),

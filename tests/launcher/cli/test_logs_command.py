@@ -4,6 +4,7 @@ import pytest
 
 from launcher.cli import job_sessions
 from launcher.cli.commands import logs
+from launcher.cli.errors import CliError
 
 from .fake_cluster import FakeCluster
 
@@ -17,9 +18,9 @@ LINES = [
 class ChangingCluster(FakeCluster):
     """A release whose pods and Job change each time that a command pauses."""
 
-    def __init__(self, *stages):
+    def __init__(self, *stages, **run_json):
         super().__init__()
-        self.add_release()
+        self.add_release(**run_json)
         self.stages, self.read = list(stages), []
         self.jobs, self.pods = self.stages[0]
 
@@ -29,8 +30,8 @@ class ChangingCluster(FakeCluster):
         self.jobs, self.pods = self.stages[0]
 
     def stream_log(self, pod, container, follow):
-        assert pod not in self.read, "a log is printed twice"
-        self.read.append(pod)
+        assert (pod, container) not in self.read, "a log is printed twice"
+        self.read.append((pod, container))
         yield from [f"{pod} {container} {follow}\n".encode(), *(LINES if pod == "old" else [])]
 
 
@@ -38,13 +39,13 @@ class ChangingCluster(FakeCluster):
 def read(api, monkeypatch):
     """Read rank 0's log while the release goes through stages of (conditions of its Job, pods)."""
 
-    def run(*stages, following=True):
+    def run(*stages, following=True, role=None, rank=0, **run_json):
         jobs = [([api.job(api.k8s_job, *conditions)], pods) for conditions, pods in stages]
-        cluster = ChangingCluster(*jobs)
+        cluster = ChangingCluster(*jobs, **run_json)
         monkeypatch.setattr(logs.time, "sleep", cluster.pause)
         printed = []
         session = job_sessions.ClusterSession(cluster, "paddle-training", printed.append)
-        request = logs.LogRequest(follow=following)
+        request = logs.LogRequest(rank=rank, role=role, follow=following)
         return b"".join(logs.read_log(session, request, printed.append)), printed
 
     return run
@@ -79,3 +80,30 @@ def test_following_stops_after_a_succeeded_pod_and_after_a_failed_run(api, read)
 def test_without_follow_only_the_newest_pods_log_is_printed(api, read):
     pods = [a_pod(api, "old", "1", phase="Failed"), a_pod(api, "new", "2")]
     assert read(([], pods), following=False) == (b"new train False\n", [])
+
+
+def preparing(api, name, **state):
+    entries = [{"name": "prepare", "state": state or {"running": {}}}]
+    return a_pod(api, name, "1", phase="Pending", initContainerStatuses=entries, containerStatuses=[])
+
+
+def test_following_continues_with_the_main_container_after_the_init_container(api, read):
+    started = a_pod(api, "p", "1", initContainerStatuses=[{"name": "prepare", "state": {"terminated": {}}}])
+    out, printed = read(([], [preparing(api, "p")]), ([], [started]), (COMPLETE, [started]))
+    assert out == b"p prepare True\np train True\n"
+    assert printed == []
+
+
+def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_the_data(api, read):
+    in_training = {"role": logs.LogRole.data, "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
+    others = [a_pod(api, "p0", "1"), api.pod("p2", rank=2, initContainerStatuses=[])]
+    trains = api.pod(
+        "p1",
+        rank=1,
+        initContainerStatuses=[{"name": "prepare", "state": {"terminated": {"exitCode": 0}}}],
+        containerStatuses=[{"name": "train", "state": {"running": {}}}],
+    )
+    pods = [*others, trains]
+    assert read(([], pods), rank=1, **in_training)[0] == b"p1 prepare True\n"
+    with pytest.raises(CliError, match="pod p2 has no log yet"):
+        read(([], pods), rank=2, **in_training)

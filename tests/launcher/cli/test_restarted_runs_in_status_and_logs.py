@@ -84,6 +84,28 @@ def test_a_run_waits_for_a_lost_pod_even_if_rank_0_does_not_report_it(api):
     assert status_text.describe_wait(seen) == "a new pod of rank 0"
 
 
+def test_a_run_that_waits_for_a_rank_shows_the_reason_and_when_it_gives_up(api):
+    full = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/2 nodes are available",
+    }
+    pending = api.pod("p1", rank=1, phase="Pending", conditions=[full])
+    pods = [api.pod("p0", rank=0), pending, api.pod("p2", rank=2)]
+    status = api.idle(state="rendezvous", waitingFor="rank 1 to join", waitingSince=1000.0, joinSeconds=7200)
+    end = (
+        "(since 1970-01-01 00:16:40Z; the run gives up at 1970-01-01 02:16:40Z: rendezvousSeconds + training."
+    )
+    wait = f"rank 1 (p1): Unschedulable: 0/2 nodes are available {end}rankWaitHours)"
+    assert status_text.describe_wait(view(api, pods=pods, status=status)) == wait
+    assert end in "\n".join(screen(view(api, pods=pods, status=status)))
+    status = api.status(joinSeconds=7200, updated=1000.0)
+    assert end not in status_text.status_line(view(api, pods=[api.pod("p0", rank=0)], status=status))
+    of_rank_0 = view(api, pods=[api.pod("p1", rank=1), api.pod("p2", rank=2)], status=status)
+    assert status_text.describe_wait(of_rank_0) == f"a new pod of rank 0 {end}rankWaitHours)"
+
+
 def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
     seen = view(api, status=api.idle(state="stopped", cause="rank 0 (p0): stopped by SIGTERM"))
     assert not seen.is_over
@@ -96,18 +118,13 @@ def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
 
 
 @pytest.mark.parametrize("with_files", [True, False])
-def test_a_suspended_job_waits_for_resume_or_for_its_queue(api, with_files):
+def test_a_suspended_job_waits_for_resume(api, with_files):
     job = {**api.job(api.k8s_job), "spec": {"suspend": True}}
-    files = {"status": api.status()} if with_files else {}
-    for labels, wait in (
-        ({}, "`resume`: the Job is suspended and will continue from its newest checkpoint"),
-        ({"kueue.x-k8s.io/queue-name": "research"}, "queue research (Kueue) to start the suspended Job"),
-    ):
-        job["metadata"] = {"name": api.k8s_job, "labels": labels}
-        seen = view(api, {api.k8s_job: job}, pods=[], **files)
-        assert status_text.describe_wait(seen) == wait
-        assert wait in status_text.status_line(seen)
-        assert f"waits for {wait}" in screen(seen)
+    seen = view(api, {api.k8s_job: job}, pods=[], **({"status": api.status()} if with_files else {}))
+    wait = "`resume`: the Job is suspended and will continue from its newest checkpoint"
+    assert status_text.describe_wait(seen) == wait
+    assert wait in status_text.status_line(seen)
+    assert f"waits for {wait}" in screen(seen)
 
 
 def ended(code, when, message=""):

@@ -114,6 +114,40 @@ def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: P
         launch(cluster, launch_options(), batch=16)
 
 
+FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
+
+
+@pytest.mark.parametrize("data_failed", [False, True])
+def test_a_run_of_a_failed_training_starts_its_job_again(api: Any, here: Path, data_failed: bool) -> None:
+    cluster = make_cluster(api)
+    cluster.add_release(k8sJob="mine-8", jobName="mine")
+    failed = api.job("mine-8", FAILED)
+    failed["metadata"] |= {"uid": "u1", "labels": {"app": "x"}}
+    failed["spec"] = {
+        "completions": 3,
+        "selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": "u1"}},
+        "template": {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}},
+    }
+    data = api.job(api.data_job, FAILED if data_failed else ("Complete", "", ""))
+    data["spec"] = failed["spec"]
+    cluster.jobs = [failed, data]
+    assert launch(cluster, launch_options()).changed is not data_failed
+    if data_failed:
+        assert cluster.jobs == [failed, data], "only another runId repeats both Jobs"
+        return
+    assert "mine-8" in cluster.deleted
+    assert cluster.jobs == [
+        data,
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {"name": "mine-8", "labels": {"app": "x"}, "annotations": {}},
+            "spec": {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}},
+        },
+    ]
+    assert not launch(cluster, launch_options()).changed, "it is only followed now"
+
+
 def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "paddle-training")
     stopped = {"spec": {"suspend": True}}

@@ -58,6 +58,53 @@ def test_a_running_data_job_is_what_the_training_waits_for(api):
     assert f"data job still running: {api.data_job}" in view.notes
 
 
+def in_training(api, pods, *conditions, **files):
+    """Return the view of a run whose training pods prepare the data."""
+    run = ReleaseRun.from_json(
+        "paddle-training", "paddle", {**api.run, "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
+    )
+    jobs = {api.k8s_job: api.job(api.k8s_job, *conditions)}
+    found = run_view_builder.ClusterSnapshot(run=run, jobs=jobs, pods=pods, files=api.files(**files))
+    return run_view_builder.build_cluster_view(found)
+
+
+def preparing(api, rank, phase="Pending", **state):
+    status = [{"name": "prepare", "state": state}] if state else []
+    return api.pod(f"p{rank}", rank=rank, phase=phase, initContainerStatuses=status)
+
+
+def test_training_pods_that_prepare_data_are_counted_and_waited_for(api):
+    pods = [preparing(api, 0, running={}), preparing(api, 1, running={}), preparing(api, 2)]
+    view = in_training(api, pods)
+    assert (view.state, view.data.state, view.data.active) == ("preparing", "running", 2)
+    assert status_text.describe_wait(view) == "the training pods prepare the data (2 of 3 prepare it)"
+    waiting = in_training(api, [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)])
+    assert (waiting.state, waiting.data.state) == ("preparing", "waiting")
+    assert "Unschedulable: no node fits" in status_text.describe_wait(waiting)
+
+
+def test_data_that_training_pods_prepared_is_complete_when_one_of_them_is_done_or_the_manifest_is_there(api):
+    done = preparing(api, 0, terminated={"exitCode": 0})
+    view = in_training(api, [done, preparing(api, 1, running={})])
+    assert (view.state, view.data.state, view.data.reason) == ("pending", "complete", "")
+    replaced = in_training(
+        api, [preparing(api, 0, running={})], status=api.status(), manifest={"dataDigest": "d" * 64}
+    )
+    assert (replaced.state, replaced.data.state) == ("training", "complete")
+    assert not replaced.notes
+    over = in_training(api, [], ("Complete", "", ""), status=api.status(state="complete"))
+    assert over.data.state == "complete"
+
+
+def test_data_that_training_pods_could_not_prepare_fails_the_run_with_the_reason_of_a_pod(api):
+    ended = {"exitCode": 65, "finishedAt": "2026-11-21T04:00:09Z", "message": "data.sha256 is wrong"}
+    failed = preparing(api, 1, phase="Failed", terminated=ended)
+    view = in_training(api, [failed], ("Failed", "PodFailurePolicy", "x"))
+    assert (view.state, view.data.state) == ("failed", "failed")
+    assert view.cause == "p1 (rank 1): data.sha256 is wrong"
+    assert status_text.remarks(view) == []
+
+
 def test_a_job_without_pods_is_explained_by_its_own_event(api):
     event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
     what = seen(api)
@@ -220,7 +267,7 @@ def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
     assert (view.state, view.score) == ("complete", {"error": 0.25})
     assert view.notes == (
         "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
-        f"run's output to runs/{api.k8s_job}",
+        f"run's output to runs/{api.k8s_job} (`runs` lists it)",
     )
 
 

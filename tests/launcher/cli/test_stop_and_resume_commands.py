@@ -82,6 +82,17 @@ def test_stop_saves_a_checkpoint_suspends_the_job_and_suggests_resume(
     assert "is running, not suspended. Fix: follow it: python -m launcher wait" in cli("resume")[2]
 
 
+def test_resume_starts_a_failed_training_again(cli: Cli, cluster: FakeCluster) -> None:
+    failed = make_job(K8S_JOB, ("Failed", "PodFailurePolicy", "exit code 70"))
+    failed["spec"] = {"template": {"metadata": {}}}
+    cluster.jobs[0] = failed
+    code, out, err = cli("resume")
+    assert (code, cluster.deleted) == (0, [K8S_JOB]), err
+    assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in out
+    assert [job["metadata"]["name"] for job in cluster.jobs] == [DATA_JOB, K8S_JOB]
+    assert "status" not in cluster.jobs[1]
+
+
 @pytest.mark.parametrize(
     ("state", "why"),
     [("training", "none was saved within"), ("starting", "not training yet (its state is starting)")],

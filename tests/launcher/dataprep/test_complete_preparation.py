@@ -255,7 +255,7 @@ def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod
 def test_the_manifest_is_removed_first_and_written_last(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.source(LINES)
     pod.prepare()
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "fedcba"
+    pod.environ |= {"PADDLE_LAUNCHER_DATA_DIGEST": "fedcba", "PADDLE_LAUNCHER_DATA_SEED": "1"}
 
     def broken(*_: object) -> None:
         assert not (pod.job / "manifest.json").exists()

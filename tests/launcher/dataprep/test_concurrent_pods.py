@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,21 +20,18 @@ from launcher.io import files
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
 
 
+def lock(fd: int, kind: int) -> None:
+    """Lock as `fcntl.lockf` does, but so that the lock belongs to the open file and not to the process."""
+    kinds = {fcntl.LOCK_EX: fcntl.F_WRLCK, fcntl.LOCK_SH: fcntl.F_RDLCK, fcntl.LOCK_UN: fcntl.F_UNLCK}
+    asked = struct.pack("hhqqi4x", kinds[kind & ~fcntl.LOCK_NB], 0, 0, 0, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
+
+
 @contextmanager
 def separate_locks() -> Iterator[None]:
     """Let file locks exclude each other between threads of this process, as they do between processes."""
-    kinds = {fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_SH | fcntl.LOCK_NB}
-
-    class OfFile:
-        LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
-
-        @staticmethod
-        def lockf(fd: int, kind: int) -> None:
-            assert kind in kinds
-            fcntl.flock(fd, kind)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(job_lock, "fcntl", OfFile)
+        patch.setattr(job_lock, "fcntl", SimpleNamespace(**vars(fcntl) | {"lockf": lock}))
         yield
 
 
@@ -109,7 +107,7 @@ def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
     def hold(self: Any, number: int, rows: int) -> Any:
         if number == 0:
             file = (pod.job / ".0123456789abcdef.tmp" / "00002.lock").open("w")
-            fcntl.flock(file, fcntl.LOCK_EX)
+            lock(file.fileno(), fcntl.LOCK_EX)
             held.append(file)
         assert number != 2 or not held
         return run(self, number, rows)
@@ -154,6 +152,97 @@ def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.
 
     monkeypatch.setattr(job_lock.fcntl, "lockf", none)
     pod.source(LINES)
-    with pytest.raises(SettingsError, match=r"data\.workers .* is 2, but must be 1 on this storage"):
+    with pytest.raises(SettingsError, match=r"data\.workers is '2', but must be 1 on this storage"):
         pod.prepare(part_bytes=PART, WORKERS="2")
     assert pod.prepare(part_bytes=PART)["lines"] == 1000
+
+
+def test_training_pods_without_locks_need_a_data_job(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(job_lock.fcntl, "lockf", none)
+    pod.source(LINES)
+    with pytest.raises(
+        SettingsError, match=r"data\.preparedBy is 'trainingPods', but must be dataJob on this"
+    ):
+        pod.prepare(PREPARED_BY="trainingPods", WORKERS="3")
+
+
+def test_a_new_job_waits_for_the_pods_of_a_failed_one_and_does_not_take_over_its_failure(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The failed Job's pods have 30 s to exit, and the next Job may start before they have."""
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-1"
+    pod.source(LINES[:-5] + b"\xff\n")
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare(part_bytes=PART)
+    failed = (pod.job / ".prepare.0123456789abcdef.lock").open()
+    lock(failed.fileno(), fcntl.LOCK_SH)
+    both_wait = threading.Barrier(2)
+
+    def pause(seconds: float) -> None:
+        if not failed.closed:
+            both_wait.wait(30)
+            failed.close()  # the failed Job's last pod exits
+        time.sleep(seconds)
+
+    monkeypatch.setattr(data_job, "time", SimpleNamespace(**vars(time) | {"sleep": pause}))
+    monkeypatch.setattr(source_parts, "part_size", lambda _: PART)
+    pod.source(LINES)
+    pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
+    settings = pod.settings(WORKERS="2", DEADLINE_SECONDS="30")
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(data_job.main(settings))) for _ in range(2)]
+    with separate_locks():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert codes == [0, 0]
+    assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_training_pods_make_the_shards_of_a_data_job_and_a_replaced_pod_reads_nothing(
+    new_pod: Callable[[], Pod], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, training = new_pod(), new_pod()
+    for pod in (job, training):
+        pod.source(LINES)
+    wanted = job.prepare(part_bytes=PART)
+    in_training = {"PREPARED_BY": "trainingPods", "WORKERS": "3"}
+    assert training.prepare(part_bytes=PART, **in_training) == wanted
+    assert training.listed_lines() == job.listed_lines()
+    monkeypatch.setattr(data_job.DataPod, "_open", lambda *_: pytest.fail("the source is opened again"))
+    assert training.prepare(**in_training) == wanted
+
+
+def test_a_training_pod_checks_only_its_own_shard(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    pod.prepare()
+    (pod.job / "1" / "data" / "train.txt").unlink()
+    read: list[object] = []
+    opened = data_job.DataPod._open
+    monkeypatch.setattr(data_job.DataPod, "_open", lambda *given: (read.append(given), opened(*given))[1])
+    for rank, reads in (("0", False), ("1", True)):
+        pod.environ["JOB_COMPLETION_INDEX"] = rank
+        pod.prepare(PREPARED_BY="trainingPods", WORKERS="3")
+        assert bool(read) is reads, rank
+    assert len(pod.train()) == 1000
+
+
+def test_a_training_pod_whose_data_another_release_replaced_fails_and_a_new_run_id_makes_it_again(
+    pod: Pod,
+) -> None:
+    pod.source(LINES)
+    pod.prepare()
+    own = dict(pod.environ)
+    pod.environ |= {"PADDLE_LAUNCHER_RELEASE": "other", "PADDLE_LAUNCHER_DATA_DIGEST": "b"}
+    pod.prepare(SEED="1")
+    pod.environ = own
+    with pytest.raises(
+        DataError, match=r"release other in namespace paddle has replaced the data of release"
+    ):
+        pod.prepare(PREPARED_BY="trainingPods")
+    pod.environ["PADDLE_LAUNCHER_RUN_ID"] = "2"
+    assert pod.prepare(PREPARED_BY="trainingPods")["dataDigest"] == own["PADDLE_LAUNCHER_DATA_DIGEST"]

@@ -64,12 +64,42 @@ def test_a_second_job_links_the_same_data_and_keeps_it_when_the_first_is_removed
     assert len(parts) == count, "the source was read once"
     assert (manifest["dataDigest"], manifest["madeBy"]["release"]) == ("job-2", "job-2")
     assert manifest["shards"] == first["shards"]
+    assert manifest["reusedFrom"] == first["madeBy"]["job"]
     made = tree(pod.job)
     assert tree(second.job) == made
     assert not second.leftovers()
     shutil.rmtree(pod.job)
     assert tree(second.job) == made
     assert second.prepare(part_bytes=size, **values) == manifest
+
+
+def scheduled(pod: Pod, number: int) -> Pod:
+    """Return the same pod in Job `number` of a CronJob: its Job's name is part of the data digest."""
+    own = {"PADDLE_LAUNCHER_K8S_JOB": f"job-{number}", "PADDLE_LAUNCHER_DATA_DIGEST": f"d-job-{number}"}
+    return Pod(pod.storage, {**pod.environ, **own})
+
+
+@pytest.mark.parametrize("size", [None, 5000])
+def test_a_later_job_with_an_unchanged_source_keeps_the_data_and_says_so(
+    pod: Pod, parts: list[str], size: int | None
+) -> None:
+    pod.source(LINES)
+    first = scheduled(pod, 1).prepare(part_bytes=size)
+    count, made = len(parts), tree(pod.job)
+    assert first.get("reusedFrom") is None
+    for number in (2, 3):
+        later = scheduled(pod, number).prepare(part_bytes=size)
+        assert (later["dataDigest"], later["madeBy"]["job"]) == (f"d-job-{number}", f"job-{number}")
+        assert later["reusedFrom"] == "job-1"
+        assert later["shards"] == first["shards"]
+    assert (len(parts), tree(pod.job)) == (count, made)
+    pod.source(LINES + b"1\ta new line\n")
+    changed = scheduled(pod, 4).prepare(part_bytes=size)
+    assert len(parts) > count
+    assert "reusedFrom" not in changed
+    (pod.job / "1" / "data" / "train.list").unlink()
+    (pod.job / "test.txt").unlink()
+    assert "reusedFrom" not in scheduled(pod, 5).prepare(part_bytes=size), "incomplete data is made again"
 
 
 def test_other_data_is_not_linked(pod: Pod, parts: list[str]) -> None:

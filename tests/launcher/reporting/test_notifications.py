@@ -146,7 +146,7 @@ def test_failing_server_gets_retries_in_order_and_one_log_line_per_message(
         "all attempts have one id"
     )
     assert logged() == [
-        "sending to the webhook (notify.webhook) failed: it answered 500; "
+        "sending to the webhook (notify.webhook) failed: the server answered with HTTP status 500; "
         "the notification 'started' is retried for 300 s"
     ]
 
@@ -161,7 +161,8 @@ def test_redirect_or_not_found_is_neither_retried_nor_followed(
     sender.close(20)
     assert (len(hook.requests), hook.accepted, hook.others) == (1, [], [])
     assert logged() == [
-        f"sending to the webhook (notify.webhook) failed: it answered {status}; the notification 'started' is not sent"
+        f"sending to the webhook (notify.webhook) failed: the server answered with HTTP status {status}; "
+        "the notification 'started' is not sent; the run continues"
     ]
 
 
@@ -210,7 +211,8 @@ def test_hanging_server_does_not_block_and_the_queue_keeps_the_newest_messages(
     assert (
         logged()
         == [
-            "the webhook (notify.webhook): the notification 'restarted' was not sent: no response before the pod exits"
+            "the webhook (notify.webhook): the notification 'restarted' was not sent: no response before the pod "
+            "exits. Fix: check that the pods can reach the server"
         ]
         * notifications.QUEUE
     )
@@ -285,4 +287,4 @@ def test_events_without_a_service_account_are_logged_once(
     sender.close(20)
     (line,) = logged()
     assert "this pod has no service account" in line
-    assert line.endswith("the notification 'started' is not sent")
+    assert line.endswith("the notification 'started' is not sent; the run continues")

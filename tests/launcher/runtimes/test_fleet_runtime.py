@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,23 @@ def test_every_trainer_receives_the_store_of_rank_0_and_its_secret_path(tmp_path
         RUNTIME.check(attempt.settings)
         settings = ProcessSettings.from_environ(RUNTIME.trainer(attempt).env)
         assert (settings.hosts[0], settings.store) == ("127.0.0.1", attempts[0].store)
+
+
+def test_every_process_receives_the_model_that_rank_0_found_for_previous(tmp_path: Path) -> None:
+    attempt = gang(tmp_path, PADDLE_LAUNCHER_INIT_MODEL_PATH="previous")
+    found = replace(attempt, settings=replace(attempt.settings, init_model="job/runs/a"))
+    for spec in (RUNTIME.trainer(found), *RUNTIME.pservers(found)):
+        assert ProcessSettings.from_environ(spec.env).init_model == "job/runs/a"
+
+
+def test_node_of_another_architecture_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = os.uname()
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*names[:4], "aarch64")))
+    with pytest.raises(
+        SettingsError,
+        match=r"scheduling\.architecture .*arm64.*amd64.* Fix: set scheduling\.architecture: amd64",
+    ):
+        RUNTIME.check(gang(tmp_path).settings)
 
 
 def test_gradient_num_must_be_the_number_of_trainers(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from launcher.serving.paddle_served import Model, http_server
+from launcher.serving.paddle_served.model_server import ModelServer
 from testkit.waiting import answers, until
 
 ROOT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
 class Client:
     """Send requests to an application without a socket."""
 
-    def __init__(self, app: FastAPI) -> None:
+    def __init__(self, app: ModelServer) -> None:
         self._transport = httpx.ASGITransport(app)
 
     def get(self, path: str) -> httpx.Response:
@@ -50,7 +50,7 @@ class Client:
 
 @pytest.fixture
 def client(made: SimpleNamespace) -> Client:
-    return Client(http_server.build_application(Model(made.folder), workers=2, start_seconds=0.25))
+    return Client(ModelServer(Model(made.folder), workers=2, start_seconds=0.25))
 
 
 def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, made: SimpleNamespace) -> None:
@@ -131,7 +131,7 @@ def test_an_error_of_the_program_is_a_server_error(
 ) -> None:
     model = Model(made.folder)
     monkeypatch.setattr(model.program.module, "describe", lambda _: 1 / 0)
-    answer = Client(http_server.build_application(model, workers=1)).post("/predict", json={"rows": ROWS})
+    answer = Client(ModelServer(model, workers=1)).post("/predict", json={"rows": ROWS})
     assert answer.status_code == 500
     assert "describe() of the model's program trainer_config.py failed" in answer.json()["error"]
 

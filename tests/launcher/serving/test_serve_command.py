@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,31 @@ def test_an_exported_model_is_downloaded_to_the_work_folder_and_served(
     given = ["--model", url, "--work", str(tmp_path), "--host", "0.0.0.0", "--workers", "3"]  # noqa: S104
     assert serve.main(given) == 0
     assert asked == [(url, tmp_path / "served", "--model"), (tmp_path / "here", "0.0.0.0", 8080, 3)]  # noqa: S104
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [("10Gi", 10 << 30), ("1.5k", 1500), ("7", 7), ("1K", None), ("2GB", None)]
+)
+def test_sizes_are_kubernetes_quantities(
+    size: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[object] = []
+    monkeypatch.setattr(serve, "_serve_and_follow", lambda options, work: given.extend((options, work)))
+    command = ["--model", "x", "--work", str(tmp_path), "--follow", "60", "--work-limit", size]
+    if expected is None:
+        with pytest.raises(SystemExit):
+            serve.main(command)
+        return
+    assert serve.main(command) == 0
+    [options, work] = given
+    assert isinstance(options, argparse.Namespace)
+    assert (options.follow, options.work_limit, work) == (60.0, expected, tmp_path / "served")
+
+
+def test_an_interval_of_zero_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["--model", "x", "--follow", "0"])
+    assert "--follow is 0, but must be more than 0 seconds" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_served_exits_with_the_code_for_invalid_data(

@@ -73,6 +73,7 @@ def test_zero_and_empty_values_differ_from_absent_ones() -> None:
         ("PADDLE_LAUNCHER_EXTRA_ARGS", "--lr=1", "not JSON"),
         ("JOB_PATH", "home", "absolute path"),
         ("PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS", "0", "cannot be turned off"),
+        ("PADDLE_LAUNCHER_RANK_WAIT_HOURS", "169", "the pods that wait hold their machines"),
         ("PADDLE_LAUNCHER_KEEP_CHECKPOINTS", "0", "starts the training from scratch"),
         ("PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS", "101", "one after the other"),
         ("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", "-1", "it counts minutes"),
@@ -118,6 +119,15 @@ def test_checkpoint_every_is_batches_or_minutes() -> None:
     with pytest.raises(SettingsError, match="batches or minutes, not both") as caught:
         TrainSettings.from_environ(pod_environ(**given))
     assert FORM.fullmatch(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes"),
+    [({}, 10.0), ({"CHECKPOINT_EVERY_BATCHES": "5"}, 0.0), ({"RUNTIME": "v1"}, 0.0)],
+)
+def test_checkpoints_are_saved_every_ten_minutes_by_default(given: dict[str, str], minutes: float) -> None:
+    environ = pod_environ(**{f"PADDLE_LAUNCHER_{name}": value for name, value in given.items()})
+    assert TrainSettings.from_environ(environ).checkpoint_every_minutes == minutes
 
 
 def test_incremental_checkpoints_need_tables_on_the_servers() -> None:

@@ -67,6 +67,7 @@ def pserver(options):
 
 def train(options):
     """Connect to all pservers, and write the log lines, progress and checkpoints of the passes."""
+    print(f"initial model: {os.environ.get('FAKE_INITIAL_MODEL')!r}", flush=True)  # noqa: T201
     cause_fault("trainer", "start")
     for host in options["pservers"].split(","):
         for port in range(int(options["port"]), int(options["port"]) + int(options["ports_num"])):

@@ -150,6 +150,7 @@ class LoopbackGang:
             "PADDLE_LAUNCHER_RUNTIME": "v1",
             "PADDLE_LAUNCHER_PASSES": "3",
             "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "8",
+            "PADDLE_LAUNCHER_RANK_WAIT_HOURS": "0",
             "PADDLE_LAUNCHER_RESTARTS": "0",
             "PADDLE_LAUNCHER_DATA_WAIT_SECONDS": "5",
             "PADDLE_LAUNCHER_WORK_DIR": str(work),

@@ -45,6 +45,17 @@ class SelfExitingV1(V1Runtime):
         return [replace(spec, ends_itself=True) for spec in super().pservers(gang)]
 
 
+class InitialModelV1(V1Runtime):
+    """Runtime v1 whose trainers print the initial model of their attempt, which the old binary has not."""
+
+    def check(self, settings: TrainSettings) -> None:
+        super().check(replace(settings, init_model=""))
+
+    def trainer(self, gang: RankAttempt) -> ProcessSpec:
+        spec = super().trainer(gang)
+        return replace(spec, env={**spec.env, "FAKE_INITIAL_MODEL": gang.settings.init_model})
+
+
 FORKS = """
 import json, os
 from launcher.trainer import fork_server
@@ -90,6 +101,7 @@ def main() -> int:
             SelfExitingV1() if config["pservers_exit_themselves"] else runtimes.load_runtime(settings.runtime)
         )
         runtime = ForkedV1() if config["forked"] else runtime
+        runtime = InitialModelV1() if settings.init_model else runtime
         if config["trainer_waits"]:
             runtime.trainer_waits = True
     except LauncherError as error:

@@ -28,7 +28,7 @@ class Faults:
             for _ in range(rng.choice((1, 1, 2, 3))):  # faults come in groups
                 rank = rng.choice((0, *[rng.randrange(world.ranks)] * (3 if kinds else 1)))
                 self.world.clock.schedule(around + rng.uniform(0, 15), self._fault(rng.choice(chosen), rank))
-        if rng.random() < 0.4:
+        if rng.random() < 0.4 and not world.reliable:
             self.world.noise = rng.choice((0.02, 0.1, 0.2, 0.4))
             self.world.clock.schedule(FAULTS_END, lambda: setattr(world, "noise", 0.0))
 

@@ -19,6 +19,7 @@ from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_S
 from launcher.supervisor.peers.peer_server import StateHandler
 from launcher.supervisor.shared_storage.input_staging import StagedInputs
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder
+from launcher.supervisor.stop_request import SPARE_SECONDS
 from tests.launcher.supervisor import virtual_time
 from tests.launcher.supervisor.loopback_gang import pod_environ
 from tests.launcher.supervisor.simulated_processes import STALL, SimulatedChild, SimulatedRuntime, T
@@ -26,7 +27,7 @@ from tests.launcher.supervisor.simulated_processes import STALL, SimulatedChild,
 if TYPE_CHECKING:
     from tests.launcher.supervisor.simulation import World
 
-GRACE = 30.0  # from a pod's TERM to its KILL
+EXIT_SECONDS = T.stop + T.copies + SPARE_SECONDS
 _SETTINGS = TrainSettings.from_environ(
     pod_environ(PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS=str(STALL), CONF_PADDLE_NIC="eth0")
 )
@@ -55,6 +56,8 @@ class SimulatedPod:
         self.dead, self.frozen, self.cut, self.cut_storage = False, 0.0, 0.0, False
         self.deaf = self.mute = 0.0
         """Until these times no message reaches the pod (deaf), or none that it sends arrives (mute)."""
+        self.leave_by = float("inf")
+        """When the launcher must begin to stop its processes, because the pod received SIGTERM."""
         self.clock_offset = world.rng.uniform(0, 1e4)
         self.children: list[SimulatedChild] = []
         self.server = Ignored()
@@ -77,20 +80,27 @@ class SimulatedPod:
         world = self.world
         settings = replace(
             _SETTINGS, completion_index=self.rank, trainers=world.ranks, gradient_num=world.ranks,
-            restarts=world.restarts, rendezvous_seconds=int(world.rendezvous), passes=world.points[-1].passes,
-            job_path=world.shared, work_dir=world.root / self.name, pod_name=self.name, pod_ip=self.address,
+            restarts=world.restarts, rendezvous_seconds=int(world.rendezvous),
+            rank_wait_hours=world.rank_wait_hours, passes=world.points[-1].passes,
+            grace_seconds=world.grace, job_path=world.shared,
+            work_dir=world.root / self.name, pod_name=self.name, pod_ip=self.address,
         )  # fmt: skip
         settings.work_dir.mkdir()
         self.agent = Agent(settings, SimulatedRuntime(), SimulatedNetwork(self), T)
         self.exit_container(self.agent.run(), self.message)
 
     def stop(self) -> None:
-        """Send SIGTERM to the launcher, and SIGKILL after the grace period."""
+        """Send SIGTERM to the launcher, and SIGKILL after the grace period. A second SIGTERM ends it at once."""
+        if self.leave_by < float("inf"):
+            self.world.hurried.add(self.world.newest_attempt)
+        self.leave_by = min(self.leave_by, self.world.now + self.world.grace - EXIT_SECONDS)
         if self.send_signal is not None:
-            self.send_signal(signal.SIGTERM)
+            virtual_time.Thread(self.send_signal, (signal.SIGTERM,), owner=self).start()
         else:
             self.exit_container(EXIT_STOPPED, "stopped before its start")
-        self.world.clock.schedule(GRACE, lambda: self.exit_container(137, "killed after its grace period"))
+        self.world.clock.schedule(
+            self.world.grace, lambda: self.exit_container(137, "killed after its grace period")
+        )
 
     def kill_children(self) -> None:
         """Kill all processes of this pod (`kill_all_children`)."""

@@ -135,7 +135,20 @@ class SimulatedTrainer(SimulatedChild):
 
     def _report(self, state: str) -> None:
         at = self.world.points[min(self.at, len(self.world.points) - 1)]
-        progress = {"pass": at.passes, "batch": at.batches, "batches": 30, "state": state}
+        saved = self.world.points[self.at - 1] if self.at else None
+        progress = {
+            "pass": at.passes,
+            "batch": at.batches,
+            "batches": 30,
+            "samples_per_second": 256
+            * 30
+            * self.world.points[-1].passes
+            / len(self.world.points)
+            / self.world.seconds,
+            "state": state,
+            "bytes": 30_000_000,
+            "saved": saved and {"pass": saved.passes, "batch": saved.batches},
+        }
         work = self.spec.attempt.settings.work
         work.progress.write_text(json.dumps(progress))
 
@@ -145,7 +158,34 @@ class SimulatedTrainer(SimulatedChild):
         if self.at == len(self.world.points):
             self._after(self.world.rng.uniform(0, 2), self._finish_training)
         else:
-            self._after(self.world.seconds, self._start_checkpoint)
+            self._train(self.world.seconds, 0)
+
+    def _train(self, left: float, asked: int) -> None:
+        """Train until the next checkpoint in `left` seconds, and ask rank 0 meanwhile whether to save it early."""
+        ask = self.world.ask
+        if left <= ask:
+            self._after(left, self._start_checkpoint)
+        else:
+            self._after(ask, lambda: self._ask(left - ask, asked + 1))
+
+    def _ask(self, left: float, number: int) -> None:
+        """Ask rank 0 for the time number `number` since the newest checkpoint; repeat it without an answer."""
+        rank_0, path = self.world.current[0], f"{self.spec.attempt.store}_checkpoint/{self.at}/{number}"
+        coordinator = rank_0.agent.coordinator if rank_0 is not None and rank_0.agent is not None else None
+        if rank_0 is None or rank_0.dead or coordinator is None or self.world.is_cut(self.pod, rank_0):
+            self._after(1.0, lambda: self._ask(left, number))
+            return
+
+        def decide() -> None:
+            if not coordinator.trainer_store.accepts(path):
+                self._after(1.0, lambda: self._ask(left, number))
+            elif json.loads(coordinator.trainer_store.decide(path, 0))[0]:
+                self.world.check_requested_checkpoint(self.attempt, self.at)
+                self._after(0.0, self._start_checkpoint)
+            else:
+                self._after(0.0, lambda: self._train(left, number))
+
+        virtual_time.Thread(decide, owner=rank_0).start()
 
     def _finish_training(self) -> None:
         """Exit as the training is done; trainer 0 also writes the model. The last trainer stops the pservers."""

@@ -4,33 +4,27 @@ The launchers are the product: each pod runs a real `Agent`, with its threads, a
 coordinator, lease and run record, on real files. What they use of the machine is replaced in
 simulated_product.py. A seed determines a run. `InvariantBrokenError` is raised by the first event that breaks
 an invariant of docs/adr/0004-the-gang-restarts-in-place.md.
-
-    python -m tests.launcher.supervisor.simulation SEED       print the events of one run
-    python -m tests.launcher.supervisor.simulation FROM TO    search these seeds for broken invariants
+run_simulation.py runs it from the command line.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import random
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_GANG, FINAL
-from launcher.log import log
 from launcher.paths import JobPaths, OutputPaths, Position
 from launcher.supervisor.coordinator.coordinator import RUN_ENDS
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.peers.messages import Order
 from launcher.trainer.checkpoint import selection
 from tests.launcher.supervisor.simulated_faults import Faults
-from tests.launcher.supervisor.simulated_pod import SimulatedPod
+from tests.launcher.supervisor.simulated_pod import EXIT_SECONDS, SimulatedPod
 from tests.launcher.supervisor.simulated_processes import SimulatedChild
-from tests.launcher.supervisor.simulated_product import simulated_product
 from tests.launcher.supervisor.virtual_time import ThreadKilledError, VirtualClock
 
 LIMIT = 4000.0  # every run ends within this many seconds
@@ -47,13 +41,16 @@ class World:
     Create and run it inside of `simulated_product()`.
     """
 
-    def __init__(self, seed: int, *, faults: bool = True, kinds: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, seed: int, *, faults: bool = True, kinds: tuple[str, ...] = (), reliable: bool = False
+    ) -> None:
         """Prepare a run.
 
         Args:
             seed: determines the run.
             faults: whether faults happen.
             kinds: the only kinds of faults; empty: all kinds.
+            reliable: no message is lost or late, and checkpoints are so far apart that SIGTERM may cause one.
         """
         self.rng = rng = random.Random(seed)  # noqa: S311 - one seed, one run
         self.seed, self.clock, self.pods_created = seed, VirtualClock(rng), 0
@@ -67,9 +64,20 @@ class World:
             for number in range(passes)
             for at in (*(Position(number, 10 * (i + 1)) for i in range(inside)), Position(number + 1))
         ]
-        self.seconds = rng.uniform(2, 12)
+        self.seconds = rng.uniform(2, 12) * (4 if reliable or seed % 4 == 0 else 1)
         """Seconds of training between two checkpoints."""
+        self.grace = (30, 60, 110)[seed % 3]
+        """Seconds from a pod's SIGTERM to its SIGKILL."""
+        self.ask = 4.0 if seed % 2 else 20.0
+        """Seconds of training between two questions of a trainer whether to save a checkpoint."""
+        self.granted: dict[int, int] = {}
+        """Attempt → number of the position of a checkpoint that was begun because a pod received SIGTERM."""
+        self._saved_at = 0.0
+        self.hurried: set[int] = set()
+        """Attempts in which a pod received a second SIGTERM, so that it did not wait for the checkpoint."""
+        self.reliable = reliable
         self.restarts, self.rendezvous = 1000 if self.mild else rng.randint(0, 5), 300.0
+        self.rank_wait_hours = 0.0
         self.loose_barriers = rng.random() < 0.3
         self.bug: tuple[int, int] | None = None
         self.parts: dict[tuple[int, int], set[int]] = {}
@@ -83,7 +91,9 @@ class World:
         self._recorded = -1, 0
         """Attempt and number of restarts in run.json."""
         self._newest_checkpoint, self._restarts_since_checkpoint, self._restarted = -1, 0, 0
-        self._newest_attempt = -1
+        self.newest_attempt = -1
+        self.requested_checkpoints = 0
+        """Attempts that resumed from a checkpoint that was begun because a pod received SIGTERM."""
         self.failed: tuple[int, str] | None = None
         self.completed: set[int] = set()
         self._lost = [0] * self.ranks
@@ -278,6 +288,7 @@ class World:
             self.report_broken_invariant(
                 f"a checkpoint of attempt {attempt} has only the parts {sorted(parts)}"
             )
+        self._saved_at = self.now
         self.log_event("saved %s (attempt %d)", self.points[number], attempt)
 
     def read_run_record(self, pod: SimulatedPod) -> None:
@@ -332,6 +343,16 @@ class World:
                 f"attempt {attempt} and {restarts} restarts were sent, but run.json has {self._recorded}"
             )
 
+    def check_requested_checkpoint(self, attempt: int, number: int) -> None:
+        """Check that the checkpoint at this position is not begun after a pod that waits for it must exit."""
+        leave_by = min(
+            (pod.leave_by for pod in self.current if pod is not None and not pod.dead), default=0.0
+        )
+        if self.now > leave_by and self.reliable:
+            self.report_broken_invariant("a checkpoint is begun for a pod that must exit already")
+        if self._saved_at < leave_by - self.grace + EXIT_SECONDS:  # else an earlier one answers the request
+            self.granted[attempt] = number
+
     def check_process_start(self, child: SimulatedChild) -> None:
         """Check that no processes of another attempt or pod run, and that the checkpoint exists."""
         self.log_event("%s: %s of attempt %d starts", child.pod, child.spec.name, child.attempt)
@@ -341,48 +362,16 @@ class World:
                     f"{child.pod} starts a process of attempt {child.attempt} while one of attempt "
                     f"{other.attempt} runs on {other.pod}"
                 )
-        if child.attempt < self._newest_attempt:
+        if child.attempt < self.newest_attempt:
             self.report_broken_invariant(
-                f"attempt {child.attempt} starts after attempt {self._newest_attempt}"
+                f"attempt {child.attempt} starts after attempt {self.newest_attempt}"
             )
-        self._newest_attempt = child.attempt
+        granted = self.granted.get(self.newest_attempt)
+        expected = self.reliable and self.newest_attempt not in self.hurried
+        if child.attempt > self.newest_attempt and granted is not None and expected:
+            self.requested_checkpoints += 1
+            if child.resume is None or self.points.index(child.resume) < granted:
+                self.report_broken_invariant(f"the requested checkpoint at {self.points[granted]} was lost")
+        self.newest_attempt = child.attempt
         if child.resume is not None and child.resume not in selection.finished_checkpoints(self.output):
             self.report_broken_invariant(f"there is no checkpoint at {child.resume} to resume from")
-
-
-def main(arguments: list[str]) -> int:
-    """Run one seed or a range of seeds; return 1 if an invariant is broken, else 0."""
-    first = int(arguments[0])
-    broken = 0
-    log.handlers[:], log.propagate = [], False
-    logging.disable(logging.CRITICAL if len(arguments) > 1 else logging.NOTSET)
-    for seed in range(first, int(arguments[1]) if len(arguments) > 1 else first + 1):
-        with simulated_product():
-            world = World(seed)
-            handler = _EventLog(world)
-            log.addHandler(handler)
-            try:
-                how = world.run()
-            except InvariantBrokenError as violation:
-                how, broken = f"BROKEN {violation}", broken + 1
-            log.removeHandler(handler)
-        if len(arguments) == 1:
-            sys.stdout.write(world.newest_events(10_000) + "\n")
-        if len(arguments) == 1 or how.startswith("BROKEN"):
-            sys.stdout.write(f"seed {seed}, {world.ranks} ranks, {world.now:.0f} s: {how}\n")
-    return 1 if broken else 0
-
-
-class _EventLog(logging.Handler):
-    """Adds the launchers' log lines to the event log of a run."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(logging.INFO)
-        self._world = world
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._world.log_event("    %s: %s", self._world.clock.owner, record.getMessage())
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -242,6 +243,50 @@ def test_another_run_of_the_same_job_is_exported_to_its_own_folder(bucket: Expor
     assert other + "_SUCCESS.json" in bucket.list_keys()
     assert json.loads(bucket.get("models/quick-start/latest.json"))["to"] == f"s3://bucket/{other}"
     assert {key: bucket.get(key) for key in before} == before
+
+
+def test_the_previous_model_is_the_newest_export_when_the_storage_has_no_run(bucket: ExportBucket) -> None:
+    previous = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "previous"}
+    with bucket.build_gang(**previous) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "no run of this job is complete: starting from scratch" in gang.pod_log(0)
+    shutil.rmtree(gang.job)
+    with bucket.build_gang(run="quick-start-ffff0000", **previous) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        for rank in (0, 1):
+            assert f"initial model: 's3://bucket/{FOLDER.rstrip('/')}'" in gang.read_log(rank)
+    shutil.rmtree(gang.job)
+    run = json.loads(bucket.get("models/quick-start/quick-start-ffff0000/run.json"))
+    bucket.put(
+        "models/quick-start/quick-start-ffff0000/run.json", {**run, "fingerprint": {"program": "other"}}
+    )
+    with bucket.build_gang(run="quick-start-eeee0000", **previous) as gang:
+        assert gang.start().wait_for_exit() == [64, 64], gang.pod_log(0)
+        assert "all complete runs of this job trained another program" in gang.termination_message(1)
+        assert "s3://bucket/models/quick-start/quick-start-ffff0000" in gang.termination_message(1)
+
+
+def test_latest_json_keeps_the_model_that_was_trained_last(bucket: ExportBucket) -> None:
+    later = {"runId": "later", "to": "s3://bucket/models/quick-start/later/", "trained": 1e12}
+    bucket.put("models/quick-start/latest.json", later)
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "latest.json keeps the model of s3://bucket/models/quick-start/later/" in gang.pod_log(0)
+    assert json.loads(bucket.get("models/quick-start/latest.json")) == later
+    assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+
+
+def test_latest_json_that_could_not_be_written_is_written_by_the_next_start(bucket: ExportBucket) -> None:
+    bucket.store.answers = {"latest.json": [403]}
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "latest.json could not be updated" in gang.pod_log(0)
+        trained = gang.read_json("run.json")["finished"]
+    assert "models/quick-start/latest.json" not in bucket.list_keys()
+    with bucket.build_gang() as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+    latest = json.loads(bucket.get("models/quick-start/latest.json"))
+    assert (latest["runId"], latest["trained"]) == (RUN, trained)
 
 
 def test_a_changed_model_of_the_same_run_is_exported_again(bucket: ExportBucket) -> None:

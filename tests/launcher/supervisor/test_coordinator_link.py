@@ -19,7 +19,7 @@ from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 
-LIMITS = GangLimits(silence=5, life=9, rendezvous=60, serve=60, finish=60, restarts=3)
+LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3, batch_size=10)
 TIMINGS = Timings(poll=0.02)
 PORT = 7168
 

@@ -19,9 +19,11 @@ LIMITS = GangLimits(
     silence=10,
     life=25,
     rendezvous=300,
+    join=3900,
     serve=150,
     finish=60,
     restarts=2,
+    batch_size=10,
     describe_absence=lambda rank: f"why {rank}",
 )
 NOW = 1000.0
@@ -238,12 +240,26 @@ def test_a_storage_error_of_rank_0_does_not_end_the_run() -> None:
 # Rendezvous.
 
 
-def test_a_rendezvous_that_times_out_lists_the_missing_ranks_with_reasons() -> None:
-    late = AttemptPlan(3, since=NOW - 300, cause=failure())
+def test_missing_ranks_end_the_run_after_the_whole_wait_with_reasons_and_how_to_start_it_again() -> None:
+    late = AttemptPlan(3, since=NOW - 3900, cause=failure())
     after = step(late, [rank(0), Member(1)])
-    assert "1 of 2 ranks did not join within 300 s (rendezvousSeconds): why 1." in str(after.order().cause)
-    assert "The rendezvous was for attempt 3, after this failure: it broke" in str(after.order().cause)
-    assert step(replace(late, since=NOW - 299), [rank(0), Member(1)]).do == "wait"
+    cause = str(after.order().cause)
+    assert (
+        "1 of 2 ranks did not join within 3900 s (rendezvousSeconds + training.rankWaitHours): why 1. Fix:"
+        in cause
+    )
+    assert "`python -m launcher resume`: the training resumes from its newest checkpoint" in cause
+    assert "The rendezvous was for attempt 3, after this failure: it broke" in cause
+    assert after.order().code == 70
+
+
+@pytest.mark.parametrize(
+    "gone", [Member(1), rank(1, "leaving", 2), rank(1, "training", 2, heard=NOW - 10)], ids=lambda m: m.phase
+)
+def test_missing_ranks_are_waited_for_longer_than_the_usual_rendezvous(gone: Member) -> None:
+    late = AttemptPlan(3, since=NOW - 3899)
+    assert step(late, [rank(0), gone]) is late
+    assert step(late, gang("idle", 2)).do == "serve", "the rank has come back"
 
 
 @pytest.mark.parametrize("other", [rank(1, "staging"), rank(1, ghost_until=NOW + 1), rank(1, heard=NOW - 10)])
@@ -310,6 +326,12 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
     assert step(first, gang("idle")).counted_restarts == 2
     assert admit_state(members[1], MemberState(1, "i1", "idle", 2), NOW, LIMITS).phase == "idle"
+
+
+def test_a_user_who_starts_a_failed_run_again_gets_all_restarts() -> None:
+    record = {"state": "failed", "incarnations": ["i0", "i1"], "countedRestarts": 2}
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 0.0)
+    assert (first.do, first.attempt, first.counted_restarts, members) == ("wait", 4, 0, ())
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_a_rank_that_never_joins_is_reported_with_the_reason(tmp_path: Path) -> 
                 in cause
             )
             assert "peerPort 7168" in cause
-            assert "rank 1" not in cause.split("rendezvousSeconds")[1]
+            assert "rank 1" not in cause.split("rankWaitHours")[1]
         assert gang.running_pids() == []
 
 

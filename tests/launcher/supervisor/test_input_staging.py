@@ -239,6 +239,22 @@ def test_a_full_work_disk_raises_before_anything_is_copied(tmp_path: Path, job: 
     assert not (tmp_path / "work" / "data").exists()
 
 
+def test_a_shard_larger_than_the_work_limit_raises_before_anything_is_copied(
+    tmp_path: Path, job: Path
+) -> None:
+    """Regression: it was copied until Kubernetes evicted the pod, again in each new pod."""
+    manifest = write_data(job, 3)
+    manifest["shards"][1]["bytes"] = 1000
+    settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="999")
+    with pytest.raises(
+        SettingsError, match=r"sizeLimit .* is '999 bytes'.* at least 1,0\d\d bytes.*Fix: set"
+    ):
+        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
+    assert not (tmp_path / "work" / "data").exists()
+    settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="2000")
+    assert input_staging.stage_inputs(settings, 1, manifest, job / "mine").data_dir.is_dir()
+
+
 def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
     first = stage_shard_1(tmp_path, manifest)

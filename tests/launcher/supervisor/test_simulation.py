@@ -36,7 +36,7 @@ def product() -> Iterator[None]:
 def find_broken_run(seeds: range, *kinds: str) -> World | None:
     """Return the first run that breaks an invariant, or None."""
     for seed in seeds:
-        world = World(seed, kinds=kinds)
+        world = World(seed, kinds=kinds, reliable=kinds == ("drained",))
         try:
             world.run()
         except InvariantBrokenError:
@@ -49,7 +49,7 @@ def find_broken_run(seeds: range, *kinds: str) -> World | None:
 def test_random_faults_break_no_invariant(first: int) -> None:
     broken = find_broken_run(range(first, first + CHUNK))
     if broken is not None:
-        again = f"python -m tests.launcher.supervisor.simulation {broken.seed}"
+        again = f"python -m tests.launcher.supervisor.run_simulation {broken.seed}"
         pytest.fail(f"seed {broken.seed} (alone: {again}):\n{broken.newest_events()}", pytrace=False)
 
 
@@ -62,6 +62,15 @@ def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
         if len(ends) == 3:
             return
     pytest.fail(f"only {ends}")
+
+
+def test_drained_pods_lose_no_more_than_the_training_since_the_requested_checkpoint() -> None:
+    resumed = 0
+    for seed in range(1, 120, 3):  # seeds with a grace period of 60 s
+        world = World(seed, kinds=("drained",), reliable=True)
+        world.run()
+        resumed += world.requested_checkpoints
+    assert resumed >= 4, "too few runs with a requested checkpoint"
 
 
 @pytest.mark.slow
@@ -97,6 +106,25 @@ def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again() -> None:
 
     world.clock.schedule(8, close_as_the_guard_does)
     assert world.run() == "complete", world.newest_events()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("absent", "outcome"), [(1500, "complete"), (3000, "failed with 70: ")])
+def test_a_missing_rank_is_waited_for_as_long_as_the_values_say(rank: int, absent: int, outcome: str) -> None:
+    world = World(11, faults=False)
+    assert world.ranks > 1
+    world.mild, world.seconds, world.rank_wait_hours = False, 30.0, 0.5
+
+    def lose_pod() -> None:
+        pod, world.current[rank] = world.current[rank], None
+        assert pod is not None
+        pod.exit_container(137, "its spot node was reclaimed")
+        world.clock.schedule(absent, lambda: world._create_pod(rank))
+
+    world.clock.schedule(45, lose_pod)
+    assert world.run().startswith(outcome), world.newest_events()
+    assert (world.now > 45 + 300 + 1800) == (outcome != "complete")
+    assert outcome == "complete" or "python -m launcher resume" in str(world.failed)
 
 
 def test_a_seed_determines_the_run() -> None:
@@ -164,6 +192,17 @@ def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
     )
 
 
+def ranks_stop_before_the_requested_checkpoint_is_complete(patch: Patch) -> None:
+    """Stop all ranks a few seconds after the request."""
+    real = decisions.decide_save
+
+    def decide_save(request: Any, members: Any, batch_size: int, now: float) -> Any:
+        late = request is not None and now > request.begin_by - 30
+        return "too late" if late else real(request, members, batch_size, now)
+
+    patch.setattr(decisions, "decide_save", decide_save)
+
+
 BUGS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     do_not_wait_for_lost_pods: ("node_lost",),
     no_stop_without_orders: ("node_lost",),
@@ -172,6 +211,7 @@ BUGS: dict[Callable[[Patch], None], tuple[str, ...]] = {
     old_idle_report_counts_as_stopped: ("starts_fail",),
     done_without_all_parts: ("child_killed",),
     new_rank_0_ignores_the_run_record: (),
+    ranks_stop_before_the_requested_checkpoint_is_complete: ("drained",),
 }
 """Bug of the product's code → the kinds of faults that show it soonest; empty: all kinds."""
 

@@ -22,7 +22,7 @@ from tests.launcher.supervisor.test_decisions import NOW, plan, rank
 def build_status_json(*members: Member, do: str = "train") -> dict[str, Any]:
     """Return status.json of a run in the given action, with these members."""
     settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_TRAINERS="2"))
-    return to_json(build_status(settings, members, plan(do), now=NOW, wall=NOW))  # type: ignore[no-any-return]
+    return to_json(build_status(settings, members, plan(do), now=NOW, silence=10, wall=NOW))  # type: ignore[no-any-return]
 
 
 def build_member(number: int, state: str, storage: float = 0.0) -> Member:
@@ -73,7 +73,7 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta(tmp
         {"pass": None, "loss": float("nan"), "samples_per_second": "fast"},
     )
     plan = AttemptPlan(1, "train", restarts=(FailedAttempt(0, "a death", 90.0),))
-    status = build_status(settings, members, plan, now=100.0, wall=5000.0)
+    status = build_status(settings, members, plan, now=100.0, silence=10, wall=5000.0)
     value = to_json(status)
     assert (value["pass"], value["batch"], value["samplesPerSecond"], value["loss"]) == (1, 9, 150.0, 2.0)
     assert value["etaSeconds"] == pytest.approx((3 * 10 - 9) * 10 / 50.0)
@@ -91,11 +91,23 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta(tmp
 def test_status_has_what_a_run_waits_for_and_no_progress_of_an_earlier_attempt(tmp_path: Path) -> None:
     settings = train_settings(tmp_path)
     stale = build_members("idle", {"pass": 3, "batch": 1}, {"pass": 3, "batch": 1})
-    value = build_status(settings, [*stale, Member(2)], AttemptPlan(2, "wait"), now=100.0, wall=0.0)
+    value = build_status(
+        settings, [*stale, Member(2)], AttemptPlan(2, "wait"), now=100.0, silence=10, wall=0.0
+    )
     assert value.state == "rendezvous"
     assert value.waiting_for == "rank 2 to join"
     assert value.number is None
-    value = build_status(settings, build_members("training", {}), AttemptPlan(1, "stop"), now=100.0, wall=0.0)
+    assert (value.waiting_since, value.join_seconds) == (-100.0, 900 + 6 * 3600)
+    lost = [replace(stale[0], heard=90.0), stale[1]]
+    value = build_status(settings, lost, AttemptPlan(2, "wait", 95.0), now=100.0, silence=10, wall=0.0)
+    assert (value.waiting_for, value.waiting_since) == ("rank 0 to join", -5.0), "it was lost during the wait"
+    value = build_status(settings, stale, AttemptPlan(2, "wait", 95.0), now=100.0, silence=10, wall=0.0)
+    assert value.waiting_since is None
+    value = build_status(
+        settings, build_members("training", {}), AttemptPlan(1, "stop"), now=100.0, silence=10, wall=0.0
+    )
     assert (value.state, value.waiting_for) == ("restarting", "rank 0 to stop its processes")
-    value = build_status(settings, build_members("serving", {}), AttemptPlan(1, "serve"), now=100.0, wall=0.0)
+    value = build_status(
+        settings, build_members("serving", {}), AttemptPlan(1, "serve"), now=100.0, silence=10, wall=0.0
+    )
     assert value.waiting_for == "the pservers of rank 0 to accept connections"

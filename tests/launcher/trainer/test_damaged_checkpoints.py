@@ -155,7 +155,7 @@ def test_a_checkpoint_of_another_output_is_unusable(output: Path) -> None:
     )
     (output / OLDER.folder / "done").unlink()
     with pytest.raises(
-        DataError, match=r"pass-00001: contents.json belongs to output b+, but run.json to a+"
+        DataError, match=r"pass-00001: contents.json has outputId b+, but run.json next to the folder has a+"
     ):
         selection.newest_checkpoint(output)
 

@@ -90,7 +90,7 @@ def test_an_initial_model_of_another_network_is_a_settings_error(
     assert second.run()["0/trainer"] == 64
     messages = [line for line in second.log().splitlines() if line.startswith("error: ")]
     assert len(messages) == 1
-    difference = "word_weight is a table of width 1 there and absent in the program"
+    difference = "word_weight is a table of width 1 in that model and absent in the program"
     for part in ("training.initModelPath", "its network differs", difference):
         assert part in messages[0]
 

@@ -1,0 +1,100 @@
+"""A release with training.schedule: a CronJob whose Jobs prepare their own data, and no Job of the release."""
+
+from __future__ import annotations
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, env, helm_template, one, render, run_json
+
+SCENARIO = CHART / "ci" / "schedule.yaml"
+
+
+def pod_spec(manifests):
+    return one(manifests, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+
+
+def test_the_release_has_a_cron_job_instead_of_jobs():
+    made = render(SCENARIO)
+    assert not [item for item in made if item["kind"] == "Job"]
+    cron = one(made, "CronJob")
+    spec = cron["spec"]
+    assert cron["metadata"]["name"] == "nightly"
+    assert (spec["schedule"], spec["timeZone"]) == ("30 1 * * 1-5", "Etc/UTC")
+    assert (spec["concurrencyPolicy"], spec["suspend"]) == ("Forbid", False)
+    described = run_json(made)
+    assert (described["cronJob"], described["k8sJob"], described["k8sDataJob"]) == ("nightly", "nightly", "")
+    assert run_json(render(ONE_MACHINE))["cronJob"] == ""
+
+
+def test_its_jobs_are_the_training_job_with_the_preparation_of_the_data():
+    scheduled = one(render(SCENARIO), "CronJob")["spec"]["jobTemplate"]
+    once = render(SCENARIO, values={"training": {"schedule": ""}, "data": {"preparedBy": "trainingPods"}})
+    job = one(once, "Job", "training")
+    for part in ("labels", "annotations"):
+        assert scheduled["metadata"][part] == job["metadata"][part]
+    ours, theirs = (item["spec"]["template"]["spec"] for item in (scheduled, job))
+    assert [container["name"] for container in ours["initContainers"]] == ["prepare"]
+    for container in (*ours["initContainers"], *ours["containers"]):
+        names = [item["name"] for item in container["env"]]
+        digest = env(container)["PADDLE_LAUNCHER_DATA_DIGEST"]
+        assert digest == f"{run_json(once)['dataDigest']}-$(PADDLE_LAUNCHER_K8S_JOB)"
+        assert names.index("PADDLE_LAUNCHER_K8S_JOB") < names.index("PADDLE_LAUNCHER_DATA_DIGEST"), (
+            "Kubernetes replaces references to earlier variables only"
+        )
+    for container in (c for pod in (ours, theirs) for c in pod["initContainers"] + pod["containers"]):
+        container["env"] = {
+            item["name"]: item for item in container["env"] if item["name"] != "PADDLE_LAUNCHER_DATA_DIGEST"
+        }
+    assert scheduled["spec"] == job["spec"]
+
+
+def test_scheduling_suspend_suspends_the_schedule():
+    values = {"training": {"schedule": "@daily"}, "scheduling": {"suspend": True}}
+    spec = one(render(ONE_MACHINE, values=values), "CronJob")["spec"]
+    assert spec["suspend"] is True
+    assert "suspend" not in spec["jobTemplate"]["spec"]
+
+
+def test_training_pods_may_reach_the_source_only_with_a_schedule():
+    def egress(schedule):
+        values = {"data": {"source": "https://example.org/x"}, "training": {"schedule": schedule}}
+        made = render(ONE_MACHINE, values=values)
+        [policy] = [
+            p for p in made if p["kind"] == "NetworkPolicy" and p["metadata"]["name"].endswith("-training")
+        ]
+        return {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
+
+    assert egress("@daily") - egress("") == {443}
+
+
+def test_helm_test_asks_rank_0_of_any_run():
+    [container] = one(render(SCENARIO), "Pod")["spec"]["containers"]
+    assert env(container)["K8S_JOB"] == ""
+    [container] = one(render(ONE_MACHINE), "Pod")["spec"]["containers"]
+    assert env(container)["K8S_JOB"] == run_json(render(ONE_MACHINE))["k8sJob"]
+    assert env(container)["RANK_0"] == "http://{run}-0.demo:7168/healthz"
+
+
+@pytest.mark.parametrize(
+    "schedule", ["0 2 * * *", "*/15 2-4 1,15 JAN-MAR *", "@daily", "30 23 31 12 sun", "0  2 * * 1-5/2"]
+)
+def test_cron_syntax_is_accepted(schedule):
+    assert one(render(ONE_MACHINE, values={"training": {"schedule": schedule}}), "CronJob")
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    ["60 2 * * *", "0 24 * * *", "0 2 0 * *", "0 2 * 13 *", "0 2 * * 7", "0 2 * *", "daily", "* * * * * *"],
+)
+def test_another_schedule_is_rejected(schedule):
+    failed = helm_template(ONE_MACHINE, values={"training": {"schedule": schedule}})
+    assert failed.returncode
+    assert f'training.schedule is "{schedule}", but must be five fields in cron syntax' in failed.stderr
+    assert "Fix: Write" in failed.stderr
+
+
+def test_a_schedule_without_the_preparation_of_data_is_rejected():
+    failed = helm_template(
+        ONE_MACHINE, values={"training": {"schedule": "@daily"}, "data": {"enabled": False}}
+    )
+    assert "training.schedule" in failed.stderr
+    assert "must be empty with data.enabled false" in failed.stderr

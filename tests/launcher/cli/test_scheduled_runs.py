@@ -1,0 +1,106 @@
+"""Commands on a release with training.schedule: its run is that of the CronJob's newest Job."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from launcher.cli.cluster.cluster_api import Cluster
+from launcher.cli.cluster.helm import Helm
+from launcher.cli.cluster.releases import ReleaseRun, list_storage_users
+from launcher.cli.commands import leftovers
+from launcher.cli.errors import UsageError
+from launcher.cli.job_sessions import ClusterSession
+from launcher.cli.launch import launch_training
+from launcher.cli.launch.launch_options import LaunchOptions
+
+from .conftest import RUN_JSON, make_job
+from .fake_cluster import FakeCluster
+
+CRON = {"k8sJob": "nightly", "k8sDataJob": "", "cronJob": "nightly", "dataPreparedBy": "trainingPods"}
+COMPLETE = ("Complete", "", "")
+
+
+def started(name: str, made: str, *conditions: Any, by: str = "nightly", **status: Any) -> dict[str, Any]:
+    job = make_job(name, *conditions, **status)
+    owners = [{"kind": "CronJob", "name": by}]
+    return {**job, "metadata": {"name": name, "creationTimestamp": made, "ownerReferences": owners}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> FakeCluster:
+    cluster = FakeCluster(tmp_path)
+    cluster.add_release(**CRON)
+    return cluster
+
+
+def session(cluster: FakeCluster) -> ClusterSession:
+    return ClusterSession(cast(Cluster, cluster), "paddle-training", print)
+
+
+NIGHTS = [
+    started("nightly-2", "2026-11-22T02:00:00Z", active=1),
+    started("nightly-1", "2026-11-21T02:00:00Z", COMPLETE),
+    started("other-9", "2026-11-23T02:00:00Z", by="other"),
+]
+
+
+def test_the_run_is_the_newest_job_of_the_cron_job(cluster: FakeCluster) -> None:
+    assert session(cluster).run().k8s_job == "nightly"
+    cluster.jobs = NIGHTS
+    run = session(cluster).run()
+    assert run.k8s_job == "nightly-2"
+    assert run.data_digest == f"{RUN_JSON['dataDigest']}-nightly-2"
+
+
+def test_status_says_that_no_run_was_started_yet_and_shows_no_earlier_job_as_foreign(
+    cluster: FakeCluster,
+) -> None:
+    view = session(cluster).poll_view()
+    assert view.state == "missing"
+    [note] = [note for note in view.notes if "CronJob" in note]
+    assert "has started no run yet" in note
+    assert "kubectl create job nightly-1 --from=cronjob/nightly -n paddle" in note
+    cluster.jobs = NIGHTS
+    view = session(cluster).poll_view()
+    assert (view.run_id, view.training.state) == ("nightly-2", "waiting")
+    [note] = [note for note in view.notes if "not in this release's values" in note]
+    assert "other-9" in note
+
+
+def test_earlier_jobs_of_the_cron_job_are_no_leftovers() -> None:
+    run = ReleaseRun.from_json("demo", "paddle", {**RUN_JSON, **CRON}).with_newest_job(NIGHTS)
+    assert [one.name for one in leftovers.select_leftovers(run, NIGHTS, [], [])] == ["other-9"]
+
+
+@pytest.mark.parametrize(("jobs", "state"), [(NIGHTS, "running"), (NIGHTS[1:], "over"), ([], "over")])
+def test_the_storage_is_in_use_while_the_newest_job_runs(
+    cluster: FakeCluster, jobs: list[dict[str, Any]], state: str
+) -> None:
+    cluster.jobs = [{**job, "metadata": {**job["metadata"], "namespace": "paddle"}} for job in jobs]
+    [user] = list_storage_users(cast(Cluster, cluster), str(RUN_JSON["claim"]))
+    assert user.state == state
+
+
+def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
+    plan = launch_training.TrainingPlan([], {"jobName": "mine"})
+    with pytest.raises(UsageError, match=r"training\.schedule, which `run` would remove.*--replace"):
+        launch_training.launch(
+            plan,
+            LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml"),
+            cast(Helm, None),
+            cast(Cluster, cluster),
+            print,
+        )
+
+
+def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_json = json.dumps({**RUN_JSON, **CRON})
+    manifest = f"kind: ConfigMap\nmetadata: {{name: r-run}}\ndata: {{run.json: '{run_json}'}}\n"
+    monkeypatch.setattr(Helm, "_upgraded", lambda *_: json.dumps({"manifest": manifest}))
+    helm = Helm("chart", "paddle", None, None)
+    with pytest.raises(UsageError, match=r"training\.schedule is set.*Fix: remove training\.schedule here"):
+        helm.check("r", "", "", Path("mine.yaml"))

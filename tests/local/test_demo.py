@@ -1,0 +1,79 @@
+"""Tests of `make demo`: the cluster that it uses, its preparation, and the completion time of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from local import demo
+from local.errors import LocalError
+from local.toolchain.pinned_tools import find_tool
+
+
+def test_a_context_without_a_kubeconfig_is_rejected_because_the_default_one_is_never_used():
+    with pytest.raises(LocalError, match=r"never used. Fix: add CLUSTER_KUBECONFIG"):
+        demo.resolve_target(None, "prod", None)
+
+
+def test_the_users_cluster_must_have_the_context_and_an_image(tmp_path):
+    file = tmp_path / "k"
+    file.write_text(yaml.safe_dump({"contexts": [{"name": "a"}], "current-context": "a"}))
+    with pytest.raises(LocalError, match=r"CONTEXT=b is not in .*one of its contexts: a"):
+        demo.resolve_target(str(file), "b", None)
+    with pytest.raises(LocalError, match="IMAGE="):
+        demo.resolve_target(str(file), None, None)
+    assert demo.resolve_target(str(file), None, "r/i@sha256:0") == demo.Target(file, "a", is_local=False)
+    with pytest.raises(LocalError, match="cannot be read as a kubeconfig"):
+        demo.resolve_target(str(tmp_path / "absent"), None, None)
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_here_meanwhile(
+    monkeypatch, cold
+):
+    seen = []
+    tools = [find_tool("kubernetes"), find_tool("coredns"), find_tool("helm")]
+    monkeypatch.setattr(type(tools[0]), "is_built", lambda self: not cold)
+    archive_is_there = threading.Event()
+    started = threading.Event()
+
+    @contextlib.contextmanager
+    def building(_):
+        def make(some):
+            if len(some) == len(tools):
+                archive_is_there.set()
+                assert started.wait(20), "the cluster must not wait for the other tools"
+            seen.append([one.name for one in some])
+
+        yield make
+
+    def imported():
+        assert archive_is_there.is_set()
+        seen.append("import")
+
+    monkeypatch.setattr(demo.go_build, "tool_builder", building)
+    monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda: archive_is_there.wait(20))
+    monkeypatch.setattr(demo.launcher_image, "ensure_imported", imported)
+    monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)
+    monkeypatch.setattr(demo.try_example, "run", lambda config, live: seen.append((config, live)))
+    monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))
+    demo._prepare_local_cluster(3, "quick_start", tools)
+    assert seen.index(["kubernetes", "coredns"]) < seen.index(3) < seen.index("import")
+    assert (("quick_start", False) in seen) == cold
+
+
+def test_completion_time_of_complete_unfinished_and_unreadable_runs(tmp_path: Path) -> None:
+    run = tmp_path / "output" / "run.json"
+    run.parent.mkdir()
+    for text, expected in (
+        ('{"state": "complete", "finished": 12.5}', 12.5),
+        ('{"state": "training", "finished": null}', None),
+        ("{", None),
+    ):
+        run.write_text(text)
+        assert demo.completion_time(tmp_path) == expected
+    assert demo.completion_time(tmp_path / "absent") is None

@@ -1,0 +1,78 @@
+"""Tests of the Pulumi stack `local`: its settings file, salt and examples."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from local import local_stack
+from local.errors import LocalError
+from local.external_commands import run_command
+from local.paths import CLONE
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """Return a copy of the stack's files with a separate state folder."""
+    monkeypatch.setattr(local_stack, "PULUMI", tmp_path / "pulumi")
+    monkeypatch.setattr(local_stack, "PASSPHRASE", tmp_path / "passphrase")
+    monkeypatch.setattr(local_stack, "HOME", tmp_path / "home")
+    made = tmp_path / "clone"
+    (made / "local").mkdir(parents=True)
+    for name in ("Pulumi.yaml", "Pulumi.dev.yaml", "local/Pulumi.local.yaml"):
+        shutil.copy(CLONE / name, made / name)
+    shutil.copytree(CLONE / local_stack.EXAMPLES, made / local_stack.EXAMPLES)
+    return made
+
+
+def pulumi(clone, *words):
+    """Run pulumi in the environment of `eval "$(make -s env)"`."""
+    env = {**os.environ, **local_stack.tool_environment()}
+    return run_command(["pulumi", *words, "--non-interactive"], why="the test", env=env, cwd=clone)
+
+
+@pytest.mark.slow
+def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files(clone):
+    local_stack.ensure_stack_files(clone)
+    env = {**os.environ, **local_stack.tool_environment()}
+    local_stack.ensure_stack_exists(env, has_pulumi=False, clone=clone)
+    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml")
+    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
+    local_stack.ensure_stack_files(clone)
+    assert local_stack.read_settings(clone)["valuesFiles"] == ["mine.yaml"]
+    with pytest.raises(
+        LocalError, match=r"valuesFiles in .* is \['mine.yaml'\], but the demo trains one of the examples"
+    ):
+        local_stack.configured_example(clone)
+
+    local_stack.write_settings(
+        env, {"valuesFiles": [f"{local_stack.EXAMPLES}/ctr.yaml"], "kubeconfig.context": "other"}, clone
+    )
+    assert local_stack.configured_example(clone) == "ctr"
+    assert local_stack.read_settings(clone)["kubeconfig"]["context"] == "other"
+    assert local_stack.read_settings(clone)["values"] == {"trainers": 2}, "what was not chosen stays"
+    assert "# {launcher} is the digest" in local_stack.settings_file(clone).read_text(), "comments too"
+
+    dev = (clone / "Pulumi.dev.yaml").read_text()
+    pulumi(clone, "stack", "init", "dev")
+    assert (clone / "Pulumi.dev.yaml").read_text().startswith(dev.rstrip()), "but for its salt"
+    assert pulumi(clone, "config", "get", "-s", "dev", "paddle-training:target").strip() == "aws"
+
+
+def test_the_salt_of_a_wiped_state_is_removed_from_the_stacks_file(clone, tmp_path):
+    local_stack.ensure_stack_files(clone)
+    kept = local_stack.settings_file(clone).read_text()
+    local_stack.settings_file(clone).write_text(f"{kept}encryptionsalt: v1:a:b\n")
+    local_stack.ensure_stack_files(clone)
+    assert "encryptionsalt" in local_stack.settings_file(clone).read_text()
+    (tmp_path / "passphrase").unlink()
+    os.utime(local_stack.settings_file(clone), (0, 0))
+    local_stack.ensure_stack_files(clone)
+    assert local_stack.settings_file(clone).read_text() == kept
+
+
+def test_an_unknown_example_raises_an_error_that_lists_the_examples():
+    with pytest.raises(LocalError, match=r"CONFIG=vision .*ctr, quick_start, recommendation"):
+        local_stack.check_example_exists("vision")
