@@ -118,6 +118,11 @@ class ServerProcess:
         )
         return self.answers[-1][2]
 
+    def kill(self) -> None:
+        """Kill the server, if it still runs, and wait until it ended."""
+        self.process.kill()
+        self.process.wait(60)
+
     def stop(self) -> None:
         """Stop clients and server; fail if a request failed, or if the server did not exit by itself."""
         self._stop.set()
@@ -127,7 +132,7 @@ class ServerProcess:
         try:
             assert self.process.wait(60) in (0, -signal.SIGTERM), self.log.read_text()
         finally:
-            self.process.kill()
+            self.kill()
         assert not self.errors, self.log.read_text()
         assert {status for status, _, _ in self.answers} == {200}
         assert set(self.health) == {200}, "the pod was ready all the time"
@@ -140,8 +145,8 @@ def serving(*given: Any) -> Iterator[ServerProcess]:
         yield server
         server.stop()
     finally:
-        server.process.kill()
         server._stop.set()
+        server.kill()
 
 
 @pytest.mark.slow
@@ -173,7 +178,7 @@ def test_requests_are_answered_while_the_server_follows_a_folder(
         assert server.metric(rejected) == "1.0", "a model is rejected once"
         log = server.log.read_text()
         assert log.count("is rejected") == 1
-        assert f"{folder} is rejected; model " in log
+        assert f"{folder} is rejected; the server keeps model " in log
         assert "was killed by SIGSEGV: a file of the model is damaged" in log
 
         write_variant(made.folder, folder, 4)
@@ -226,6 +231,7 @@ def bucket() -> Iterator[ExportBucket]:
     url = f"http://{host}:{port}"
     httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()  # moto keeps one state per process
     yield ExportBucket(url)
+    httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()
     server.stop()
 
 
@@ -335,7 +341,7 @@ def test_a_model_that_cannot_replace_the_present_one_is_rejected_once(
     assert following.client.post("/predict", json={"rows": [ROW]}).status_code == 200
     [rejected] = [record.getMessage() for record in caplog.records if "is rejected" in record.getMessage()]
     assert message in rejected
-    assert f"model {following.first.version} stays" in rejected
+    assert f"the server keeps model {following.first.version}:" in rejected
     assert (following.failures("model"), following.failures("source")) == ("1.0", "0.0")
     assert len(list(following.work.iterdir())) == 1, "the copy is removed"
     following.publish(lambda _: None, factor=5)
@@ -440,7 +446,7 @@ def test_a_temporary_problem_is_logged_once_and_the_model_is_loaded_afterwards(
     following.look()
     following.look()
     assert following.failures("source") == "2.0"
-    assert caplog.text.count("no newer model could be found or copied; model") == 1
+    assert caplog.text.count("no newer model could be found or copied; the server keeps model") == 1
     monkeypatch.setattr(source, "newest", newest)
     assert following.failures("model") == "0.0"
     following.look()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from launcher.io.bucket_export_format import run_folder_url
@@ -79,6 +80,8 @@ class FakeS3:
 def server() -> Iterator[FakeS3]:
     """Return one S3 server for all tests of this module."""
     store = FakeS3()
+    # moto keeps one state per process, so that tests of another module may have left a bucket
+    httpx.post(f"{store.url}/moto-api/reset", timeout=60).raise_for_status()
     yield store
     store.stop()
 
@@ -280,7 +283,7 @@ def test_latest_json_that_could_not_be_written_is_written_by_the_next_start(buck
     bucket.store.answers = {"latest.json": [403]}
     with bucket.build_gang() as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        assert "latest.json could not be updated" in gang.pod_log(0)
+        assert "latest.json was not updated" in gang.pod_log(0)
         trained = gang.read_json("run.json")["finished"]
     assert "models/quick-start/latest.json" not in bucket.list_keys()
     with bucket.build_gang() as gang:

@@ -85,7 +85,9 @@ def test_all_ranks_start_from_the_model_of_the_run_before_also_after_a_failure(t
         assert "no run of this job is complete: starting from scratch" in first.pod_log(0)
         assert first.read_json("run.json")["initModel"] == ""
         assert "initial model: ''" in first.read_log(1)
-    with build_gang("run-2", "d2", {"trainer:1": {"do": "exit", "at": "start"}}) as failed:
+    # Trainer 0 hangs, so that the failed run has no checkpoint from which the next one resumes.
+    faults = {"trainer:0": {"do": "hang", "at": "start"}, "trainer:1": {"do": "exit", "at": "start"}}
+    with build_gang("run-2", "d2", faults) as failed:
         assert failed.start().wait_for_exit() == [70, 70]
     # Later starts with the same data read the record, and do not look again.
     newer = OutputPaths(tmp_path / "shared" / "quick-start" / "runs" / "newer")
