@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
 
+from testkit.waiting import until
+
 pytestmark = pytest.mark.e2e
 
 KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
@@ -39,6 +41,11 @@ def namespaces():
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
         done = kubectl("create", "-f", "-", stdin=json.dumps(body))
         assert done.returncode == 0, done.stderr
+        until(
+            lambda name=name: kubectl("get", "serviceaccount", "default", "-n", name).returncode == 0,
+            f"the default service account of namespace {name}",
+            60,
+        )
     yield made
     for name in made.values():
         kubectl("delete", "namespace", name, "--wait=false")
