@@ -18,7 +18,8 @@ from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import release_options
 from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.launch_training import check_releases_are_free, launch, plan_trainings
+from launcher.cli.launch.launch_training import launch, plan_trainings
+from launcher.cli.launch.name_conflicts import check_releases_are_free
 from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.shared_options import Format, OutputFormat, report, with_options
 from launcher.cli.suggested_commands import command_text

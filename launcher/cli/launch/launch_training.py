@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from launcher.cli.cluster import object_states, run_lease
 from launcher.cli.cluster.cluster_api import CHART, Cluster, labels
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.job_restart import restart_failed_training
-from launcher.cli.cluster.releases import list_releases, volume_identity
+from launcher.cli.cluster.releases import list_releases
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, MissingClaimError
 from launcher.cli.launch import training_values, uploads
 from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.launch_options import LaunchOptions
+from launcher.cli.launch.name_conflicts import check_job_name_is_free
 from launcher.cli.launch.training_values import Values
 from launcher.cli.shared_options import confirm
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
@@ -197,7 +198,7 @@ def _check(
         )
     base_session = session if current else _choose_base_release(session, options.base_release)
     base = _read_base(base_session, helm)
-    _check_job_name_is_free(session, base, plan.values)
+    check_job_name_is_free(session, base, plan.values)
     current_job = current.k8s_job if current else None
     values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
     k8s_job = helm.check(release, base, values, keep)["k8sJob"]
@@ -312,27 +313,6 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
     )
 
 
-def _check_job_name_is_free(session: ClusterSession, base: str, values: Values) -> None:
-    """Raise UsageError if another release has a job with the same name on the same storage.
-
-    Each of the two would replace the other's data and move its output. Releases in namespaces that this user
-    may not list are not checked.
-    """
-    cluster, release, job = session.cluster, session.release, values["jobName"]
-    merged = training_values.merge_values(yaml.safe_load(base) or {}, values)
-    volume = volume_identity(merged, cluster.namespace)
-    for other in list_releases(cluster):
-        if (other.namespace, other.name) == (cluster.namespace, release):
-            continue
-        if other.run and other.run.job_name == job and other.volume == volume:
-            raise UsageError(
-                f"jobName {job!r} is taken: {other} has a job with this name on the same storage, and "
-                f"release {release} would replace its data and its output",
-                f"choose another name with --set jobName=NAME (or, to continue that training, --release "
-                f"{other.name} -n {other.namespace})",
-            )
-
-
 def _confirm_replacement(
     checked: CheckedLaunch, options: LaunchOptions, session: ClusterSession, job: str
 ) -> None:
@@ -354,21 +334,6 @@ def _confirm_replacement(
             "add --replace to stop the present training (or, to keep it, use another release and job: --release NAME "
             "--set jobName=NAME)",
         )
-
-
-def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
-    """Raise UsageError if one of the releases exists and its job has another name than the release.
-
-    A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
-    """
-    for name in releases:
-        run = ClusterSession(cluster, name, lambda _: None).run_if_installed()
-        if run and run.job_name != name:
-            raise UsageError(
-                f"the sweep would replace release {name} in namespace {cluster.namespace}, which has job "
-                f"{run.job_name}",
-                "choose another name for the sweep with --set jobName=NAME",
-            )
 
 
 def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Report) -> None:

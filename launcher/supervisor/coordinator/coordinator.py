@@ -18,14 +18,19 @@ from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
 from launcher.supervisor.coordinator.first_plan import plan_first_attempt
-from launcher.supervisor.coordinator.member_states import GangLimits, describe_missing, find_missing
+from launcher.supervisor.coordinator.member_states import (
+    GangLimits,
+    can_run_processes,
+    describe_missing,
+    find_missing,
+)
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.helpers.bucket_export import BucketExport
 from launcher.supervisor.helpers.report_process import ReportProcess
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, Failure, MemberState, Order
+from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential
 from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
@@ -335,18 +340,8 @@ class Coordinator:
         self.membership.publish(self.plan.order())
 
     def others_run_no_process(self, now: float) -> bool:
-        """Return whether no other rank can still run processes.
-
-        A rank runs none if it reports so, or if it was lost more than `GangLimits.life` seconds ago.
-
-        Args:
-            now: present monotonic time in seconds.
-        """
-        return all(
-            (m.phase in (*PHASES_WITHOUT_PROCESSES, "absent") or now - m.heard >= self._limits.life)
-            and m.ghost_until <= now
-            for m in self.membership.members[1:]
-        )
+        """Return whether no other rank can still run processes; `now`: present monotonic time in seconds."""
+        return not any(can_run_processes(m, now, self._limits.life) for m in self.membership.members[1:])
 
     def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
         """Wait until all ranks know how the run ended; then write the final run.json and release the lease.

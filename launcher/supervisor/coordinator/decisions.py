@@ -353,7 +353,7 @@ def _plan_after_stopping(
 def _describe_last_failure(
     plan: AttemptPlan, cause: Failure, limits: GangLimits, counted: int, newest: Position | None
 ) -> str | None:
-    """Return why no further attempt follows after `cause`; None if one does.
+    """Return why no further attempt follows after `cause`, with one `Fix:`; None if one does.
 
     Args:
         plan: the plan of the failed attempt.
@@ -364,17 +364,20 @@ def _describe_last_failure(
     """
     role = "pserver" if cause.process.startswith("pserver") else "trainer"
     log = f"python -m launcher logs --rank {max(cause.rank, 0)} --attempt {plan.attempt} --role {role}"
+    what, _, own_fix = cause.text.partition("Fix: ")
+    what, own_fix = what.rstrip(" .\n"), own_fix.replace("Fix: ", "").rstrip().rstrip(".")
     if counted > limits.restarts:
         since = "without a checkpoint" if newest is None else "since the newest checkpoint"
         return (
             f"training.restarts: {counted} failures {since} (limit {limits.restarts}). "
-            f"Last cause: {cause.text}\nFix: correct that cause (its log: {log}), then start the run again; it resumes."
+            f"Last cause: {what}\n"
+            f"Fix: {own_fix or 'correct that cause'} (its log: {log}), then start the run again; it resumes."
         )
     last = plan.restarts[-1] if plan.restarts else None
     if last is not None and cause.signature is not None and last.signature == cause.signature:
         where = f"pass {cause.place[0] + 1}, batch {cause.place[1]}" if cause.place else "the same place"
         return (
-            f"{cause.text} (failed twice in a row at {where}; not retrying)\n"
-            f"Fix: correct the program or the rows of that batch (log: {log})."
+            f"{what} (failed twice in a row at {where}; not retrying)\n"
+            f"Fix: {own_fix or 'correct the program or the rows of that batch'} (log: {log})."
         )
     return None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.supervisor.peers.messages import MemberState
+from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, MemberState
 
 SEE_WHY = "run `python -m launcher status` to see why those pods do not run, and correct that"
 """What users do while ranks are missing."""
@@ -74,6 +74,15 @@ class GangLimits:
 def find_missing(members: Sequence[Member], now: float, silence: float) -> list[Member]:
     """Return the ranks that have not joined: not reported yet, leaving, or lost for `silence` seconds."""
     return [m for m in members if m.phase in ("absent", "leaving") or now - m.heard >= silence]
+
+
+def can_run_processes(member: Member, now: float, life: float) -> bool:
+    """Return whether a rank may still run processes.
+
+    It runs none if it reports so, or if its last report is at least `life` seconds old, and its earlier pods run none.
+    """
+    has_none = member.phase in (*PHASES_WITHOUT_PROCESSES, "absent") or now - member.heard >= life
+    return not has_none or member.ghost_until > now
 
 
 def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:

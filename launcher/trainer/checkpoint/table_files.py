@@ -145,17 +145,17 @@ def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
     for block in _read_blocks(path):
         lines += {block[0], block[-1]}
         if width:
-            ids.append(_parse_ids(block))
+            ids.append(_parse_ids(path, block))
     sampled = {0, len(lines) // 2, len(lines) - 1} if width and lines else set()
-    samples = dict(parse_row(lines[n], width, rule) for n in sampled)
+    samples = dict(parse_row(path, lines[n], width, rule) for n in sampled)
     return TableFile(path.stat().st_size, files.sha256_file(path), samples, np.concatenate(ids))
 
 
-def _parse_ids(lines: list[bytes]) -> NDArray[np.uint64]:
+def _parse_ids(path: Path, lines: list[bytes]) -> NDArray[np.uint64]:
     try:
         return np.array([int(line[: line.index(b" ")]) for line in lines], np.uint64)
     except (ValueError, OverflowError) as error:
-        raise DataError(f"a line of a table's file does not begin with an id: {error}") from error
+        raise DataError(f"{path} has a line that does not begin with an id: {error}") from error
 
 
 def _read_blocks(path: Path) -> Iterator[list[bytes]]:
@@ -170,8 +170,8 @@ def _read_blocks(path: Path) -> Iterator[list[bytes]]:
         raise DataError(f"{path} is truncated or damaged: {error}") from error
 
 
-def parse_row(line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray[np.float32]]:
-    """Return id and values [width] of a line. Values that a row lacks are 0, as in the servers.
+def parse_row(path: Path, line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray[np.float32]]:
+    """Return id and values [width] of a line of the file `path`. Values that a row lacks are 0, as in the servers.
 
     Raises:
         DataError: the line is not a row of a table.
@@ -184,7 +184,7 @@ def parse_row(line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray
         values[: len(found)] = np.array(found, np.float32)
         return int(columns[0]), values
     except (IndexError, ValueError) as error:
-        raise DataError(f"a line of a table's file is not a row of {width} values: {line[:80]!r}") from error
+        raise DataError(f"{path} has a line that is not a row of {width} values: {line[:80]!r}") from error
 
 
 def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator[TableRows]:
@@ -195,7 +195,7 @@ def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator
     """
     for path in paths:
         for lines in _read_blocks(path):
-            ids, values = zip(*(parse_row(line, width, rule) for line in lines), strict=True)
+            ids, values = zip(*(parse_row(path, line, width, rule) for line in lines), strict=True)
             yield TableRows(np.array(ids, np.uint64), np.stack(values))
 
 

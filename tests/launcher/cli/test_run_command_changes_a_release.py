@@ -19,7 +19,7 @@ from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training
+from launcher.cli.launch import launch_training, name_conflicts
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
@@ -340,7 +340,7 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
     session = ClusterSession(cluster, "new", print)  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
-        launch_training._check_job_name_is_free(session, base, values)
+        name_conflicts.check_job_name_is_free(session, base, values)
 
     same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
     for place in ("paddle", "elsewhere"):
@@ -363,9 +363,9 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
 
 def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
     cluster = make_cluster(api, "quick-start", "line-2")
-    launch_training.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    name_conflicts.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
-        launch_training.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+        name_conflicts.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:

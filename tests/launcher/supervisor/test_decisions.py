@@ -179,6 +179,19 @@ def test_restarts_without_a_new_checkpoint_are_limited() -> None:
     assert "Fix: correct that cause (its log: python -m launcher logs --rank " in after.cause.text
 
 
+def test_the_final_message_contains_only_the_fix_of_the_last_cause() -> None:
+    own = Failure("rank 1: it broke. Fix: mount the volume.", 70, NOW, 1, "trainer", 1, (1, 40))
+    earlier = FailedAttempt(2, "it broke", NOW - 50, own.signature)
+    for before in (stopped(cause=own, counted_restarts=2), stopped(cause=own, restarts=(earlier,))):
+        after = step(before, gang("idle"))
+        assert after.do == "end"
+        text = str(after.order().cause)
+        assert text.startswith("rank 1: it broke (failed twice") or "Last cause: rank 1: it broke\n" in text
+        assert text.count("Fix: ") == 1
+        assert "\nFix: mount the volume (" in text
+        assert "python -m launcher logs --rank 1 --attempt" in text
+
+
 def test_a_new_checkpoint_resets_the_count_of_restarts() -> None:
     after = step(stopped(resume=Position(2), counted_restarts=2), gang("idle"), Position(2, 10))
     assert (after.do, after.counted_restarts, after.resume) == ("wait", 1, Position(2, 10))

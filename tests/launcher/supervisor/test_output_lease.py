@@ -98,6 +98,20 @@ def test_acquire_raises_at_its_deadline_if_another_release_renews_the_lease(path
     assert read_token(path) == first.token
 
 
+def test_a_holder_without_run_id_is_reported_without_a_job_to_delete(path: Path) -> None:
+    clock = FakeClock()
+    build_lease(path, build_holder("a"), clock).acquire()
+
+    def renew(beat: int) -> Callable[[], object]:
+        content = {"namespace": "ns", "release": "r", "pod": "0", "token": "t", "beat": str(beat)}
+        return lambda: path.write_text(json.dumps(content))
+
+    clock.at = [(float(second), renew(second)) for second in range(2, 400, 2)]
+    with pytest.raises(DeadlineError, match=r"stop -n ns --release r\.$") as caught:
+        build_lease(path, build_holder("b"), clock).acquire()
+    assert "kubectl" not in str(caught.value)
+
+
 def test_acquire_raises_a_twin_error_if_a_pod_of_the_same_run_renews_the_lease(path: Path) -> None:
     clock = FakeClock()
     first = build_lease(path, build_holder("a"), clock)
@@ -168,8 +182,10 @@ def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path:
         clock.at = renewals(other, 400, 18)
 
     clock.at = [(16.0, other_pod_takes_lease)]
-    with pytest.raises(DeadlineError, match="still held by run c"):
+    with pytest.raises(DeadlineError, match="still held by run c") as caught:
         build_lease(path, build_holder("b"), clock).acquire()
+    assert "Fix: stop that run first: python -m launcher stop -n ns --release r (" in str(caught.value)
+    assert "kubectl delete job c -n ns)" in str(caught.value)
     assert read_token(path) == build_holder("c").token
 
 

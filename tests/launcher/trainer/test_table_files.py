@@ -13,18 +13,19 @@ from launcher.io import files
 from launcher.trainer.checkpoint import table_files
 from launcher.trainer.graph.optimizer_rules import OptimizerRule
 
+FILE = Path("table.gz")
 WIDE = b"16 0 0 8.8 88 0 -0.0846907 8.34727 170.871 0.478297 0.993021 -0.105741 0.25 1 2 3 4 0.53 0.99\n"
 WITHOUT_VECTOR = b"7 0 0 1 1 0 0.5 1 2 0.81 0.998\n"
 
 
 def test_parse_row_returns_the_servers_values_and_zeros_for_a_row_without_vector() -> None:
-    key, values = table_files.parse_row(WIDE, 3)
+    key, values = table_files.parse_row(FILE, WIDE, 3)
     assert key == 16
     assert values.tolist() == np.array([-0.0846907, -0.105741, 0.25], np.float32).tolist()
-    assert table_files.parse_row(WITHOUT_VECTOR, 3)[1].tolist() == [0.5, 0, 0]
-    assert table_files.parse_row(WITHOUT_VECTOR, 1)[1].tolist() == [0.5]
-    with pytest.raises(DataError, match="not a row of 3 values"):
-        table_files.parse_row(b"16 0 0\n", 3)
+    assert table_files.parse_row(FILE, WITHOUT_VECTOR, 3)[1].tolist() == [0.5, 0, 0]
+    assert table_files.parse_row(FILE, WITHOUT_VECTOR, 1)[1].tolist() == [0.5]
+    with pytest.raises(DataError, match=r"^table\.gz has a line that is not a row of 3 values"):
+        table_files.parse_row(FILE, b"16 0 0\n", 3)
 
 
 RULES = {

@@ -1,0 +1,115 @@
+"""Tests of `serve --follow` as a process: each request is answered while the server switches between models."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from launcher.errors import DataError
+from launcher.serving import model_sources
+from launcher.serving.paddle_served import Model
+from testkit.waiting import until
+
+from .following_server import (
+    ROW,
+    ModelBucket,
+    fill_with_sevens,
+    serving,
+    write_variant,
+)
+
+
+@pytest.fixture
+def bucket() -> Iterator[ModelBucket]:
+    pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()  # moto keeps one state per process
+    yield ModelBucket(url)
+    httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()
+    server.stop()
+
+
+@pytest.mark.slow
+def test_requests_are_answered_while_the_server_follows_a_folder(
+    made: SimpleNamespace, tmp_path: Path
+) -> None:
+    folder, work = tmp_path / "output" / "model", tmp_path / "work"
+    folder.parent.mkdir()
+    write_variant(made.folder, folder, 1)
+    with serving(str(folder), work) as server:
+        first = server.wait_for_model(folder)
+        assert first == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)
+        shutil.rmtree(folder)  # a new run has no model until it is complete
+        write_variant(made.folder, folder, 2)
+        second = server.wait_for_model(folder)
+        assert second == pytest.approx(Model(folder).predict([ROW])[0].tolist())
+        assert abs(second[0] - first[0]) > 1e-3
+        assert server.metric("paddle_serve_model_created_seconds") == "2.0"
+        until(lambda: len(list((work / "served").iterdir())) == 1, "the removal of the former model")
+
+        fill_with_sevens(write_variant(made.folder, tmp_path / "other", 3) / "network.pdmodel")
+        shutil.rmtree(folder)
+        (tmp_path / "other").rename(folder)
+        rejected = 'paddle_serve_model_failures_total{reason="model"}'
+        until(lambda: server.metric(rejected) == "1.0", "the rejection", 60, 0.1, server.log.read_text)
+        count = len(server.answers)
+        until(lambda: len(server.answers) > count + 50, "more answers", 60)
+        assert server.answers[-1][2] == second, "the former model stays"
+        assert server.metric(rejected) == "1.0", "a model is rejected once"
+        log = server.log.read_text()
+        assert log.count("is rejected") == 1
+        assert f"{folder} is rejected; the server keeps model " in log
+        assert "was killed by SIGSEGV: a file of the model is damaged" in log
+
+        write_variant(made.folder, folder, 4)
+        fourth = server.wait_for_model(folder)
+        assert fourth == pytest.approx(Model(folder).predict([ROW])[0].tolist())
+        assert server.metric('paddle_serve_model_failures_total{reason="source"}') == "0.0"
+
+
+@pytest.mark.slow
+def test_requests_are_answered_while_the_server_follows_latest_json(
+    made: SimpleNamespace, tmp_path: Path, bucket: ModelBucket
+) -> None:
+    one, two = (write_variant(made.folder, tmp_path / str(factor), factor) for factor in (1, 2))
+    bucket.export(one, "run-1")
+    with serving("s3://bucket/models/job", tmp_path / "work", bucket.env) as server:
+        first = server.wait_for_model(one)
+        bucket.export(write_variant(made.folder, tmp_path / "3", 3), "run-2", damaged=True)
+        rejected = 'paddle_serve_model_failures_total{reason="model"}'
+        until(lambda: server.metric(rejected) == "1.0", "the rejection", 60, 0.1, server.log.read_text)
+        assert server.answers[-1][2] == first, "the former model stays"
+        assert (
+            "run-2/model/network.pdmodel does not have the sha256 in _SUCCESS.json" in server.log.read_text()
+        )
+        bucket.export(two, "run-3")
+        assert server.wait_for_model(two) != first
+        assert (
+            f"model {Model(two).version} of s3://bucket/models/job/run-3/ replaces" in server.log.read_text()
+        )
+        about = httpx.get(f"{server.url}/model", timeout=60).json()
+        assert (about["version"], about["created"]) == (Model(two).version, 2)
+
+
+@pytest.mark.slow
+def test_latest_json_must_have_the_address_of_a_run(
+    bucket: ModelBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in bucket.env.items():
+        monkeypatch.setenv(name, value)
+    source = model_sources.open_source("s3://bucket/models/job", "--model")
+    assert source.newest() is None
+    for content in (b"{", b"[]", b'{"finished": 1}', b'{"to": 1}'):
+        bucket.put("latest.json", content)
+        with pytest.raises(DataError, match=r"latest\.json"):
+            source.newest()
