@@ -93,10 +93,12 @@ class Notifier:
         self._senders: list[_Sender] = []
         if settings.webhook:
             post = Webhook(settings.webhook, timeout)
-            self._senders.append(_Sender("the webhook (notify.webhook)", post, patience, base))
+            fix = "check that the address in notify.webhook is right and that the pods can reach it"
+            self._senders.append(_Sender("the webhook (notify.webhook)", post, fix, patience, base))
         if settings.events:
             events = Events(settings)
-            self._senders.append(_Sender("the Job's Events (notify.events)", events, patience, base))
+            fix = "check that the API server responds, or set notify.events to false"
+            self._senders.append(_Sender("the Job's Events (notify.events)", events, fix, patience, base))
 
     def notify(
         self, kind: Kind, *, attempt: int, cause: str | None = None, score: Mapping[str, float] | None = None
@@ -138,9 +140,11 @@ class _Waiting:
 class _Sender(threading.Thread):
     """The queue and the sending thread of one channel: the webhook, or the Job's Events."""
 
-    def __init__(self, where: str, send: Callable[[Message], None], patience: float, base: float) -> None:
+    def __init__(
+        self, where: str, send: Callable[[Message], None], fix: str, patience: float, base: float
+    ) -> None:
         super().__init__(name=f"send to {where}", daemon=True)
-        self._where, self._send, self._patience, self._base = where, send, patience, base
+        self._where, self._send, self._fix, self._patience, self._base = where, send, fix, patience, base
         self._queue: deque[_Waiting] = deque(maxlen=QUEUE)
         self._changed = threading.Condition()
         self._until: float | None = None
@@ -164,10 +168,10 @@ class _Sender(threading.Thread):
             self._queue.clear()
         for waiting in left:
             log.warning(
-                "%s: the notification %r was not sent: no response before the pod exits. "
-                "Fix: check that the pods can reach the server",
+                "%s: the notification %r was not sent: no response before the pod exits. Fix: %s",
                 self._where,
                 waiting.message.kind,
+                self._fix,
             )
 
     def run(self) -> None:
@@ -202,12 +206,14 @@ class _Sender(threading.Thread):
             if not waiting.logged:
                 waiting.logged = True
                 what = f"is retried for {self._patience:.0f} s" if again else "is not sent; the run continues"
+                why = _why(error)
                 log.warning(
-                    "sending to %s failed: %s; the notification %r %s",
+                    "sending to %s failed: %s; the notification %r %s%s",
                     self._where,
-                    _why(error),
+                    why.rstrip("."),
                     waiting.message.kind,
                     what,
+                    "" if "Fix: " in why else f". Fix: {self._fix}",
                 )
             return again
         return False

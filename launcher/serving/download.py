@@ -18,7 +18,7 @@ TRIES, BASE_SECONDS = 5, 1.0
 
 
 class ExportedModels:
-    """The exports of a job or of one run in a bucket. Every method raises these errors.
+    """Reads and downloads the exports of a job, or of one run, in a bucket. Every method raises these errors.
 
     Raises:
         SettingsError: there is no complete export at the address.
@@ -100,7 +100,7 @@ class ExportedModels:
         return into / "model"
 
     def _invalid(
-        self, reason: str, fix: str = "Give the address of a run's folder of an export"
+        self, reason: str, fix: str = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
     ) -> SettingsError:
         """Return the error that says why no model can be downloaded from this address, and a fix."""
         limit = "s3://BUCKET/PREFIX of a complete export (training.exportTo)"

@@ -138,7 +138,11 @@ class ModelFollower:
         try:
             server.switch(model)
         except TimeoutError as error:
-            log.warning("%s; that model stays in memory until they end", error)
+            log.warning(
+                "%s; that model stays in memory until they end. Fix: if memory is short, restart the pods (kubectl "
+                "rollout restart)",
+                error,
+            )
         shutil.rmtree(former_folder.parent, ignore_errors=True)
 
     def _copy(self, found: FoundModel) -> Path:

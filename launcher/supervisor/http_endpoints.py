@@ -44,14 +44,18 @@ def build_pages(
 
     def serve_status() -> tuple[int, str, bytes]:
         status = build_status()
-        missing = {"error": "only rank 0 has a status, once it holds the output lease"}
+        missing = {"error": "only rank 0 has a status, once it holds the output lease. Fix: ask its pod"}
         body = json.dumps(missing if status is None else to_json(status)).encode()
         return 404 if status is None else 200, "application/json", body
 
     def serve_metrics() -> tuple[int, str, bytes]:
         coordinator, status = find_coordinator(), build_status()
         if coordinator is None or status is None:
-            return 404, "text/plain", b"only rank 0 has metrics, once it holds the output lease\n"
+            return (
+                404,
+                "text/plain",
+                b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n",
+            )
         return 200, "text/plain; version=0.0.4", render_metrics(status, coordinator.rendezvous_seconds)
 
     return {"/healthz": serve_healthz, "/status": serve_status, "/metrics": serve_metrics}

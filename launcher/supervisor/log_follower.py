@@ -115,7 +115,7 @@ class LogFollower:
                 copy.close()
 
     def end(self) -> None:
-        """Let the threads copy the rest of the log and then exit, because the child has exited."""
+        """Tell the threads, after the child has exited, to copy the rest of the log and exit; `join` waits for that."""
         self._end.set()
 
     def join(self, seconds: float) -> None:

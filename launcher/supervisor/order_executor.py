@@ -35,7 +35,7 @@ class AttemptProcesses(Protocol):
         """
 
     def train(self) -> None:
-        """Start the trainer, because all pservers of the job accept connections."""
+        """Begin the phase `training`, once all pservers of the job accept connections; start the trainer if needed."""
 
     def finish(self, now: float) -> None:
         """Let the pservers exit, because all trainers of the job are done."""

@@ -181,7 +181,8 @@ class ProcessGroup:
             spec, text, seen = self._fatal
             if now - seen >= self._timings.pserver_exit_lag:
                 raise ProcessError(
-                    f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}",
+                    f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}\nFix: if this "
+                    "repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
                     process=spec.name,
                 )
         if self.phase == "serving":
@@ -197,7 +198,8 @@ class ProcessGroup:
                 raise DeadlineError(
                     f"{spec.name} does not accept connections on {self._gang.host}:"
                     f"{', '.join(map(str, self._waiting))} after {self._timings.ready:.0f} s"
-                    f"{quote_log(spec.log)}"
+                    f"{quote_log(spec.log)}\nFix: if its log has no error, increase resources.requests.cpu: "
+                    "loading Paddle takes long on a busy node"
                 )
         elif self.phase == "training":
             self._check_progress(now)
@@ -225,7 +227,8 @@ class ProcessGroup:
             raise ProcessError(
                 f"{child.spec.name} exited with code 0, but {self._timings.early_pserver_exit:.0f} s later "
                 "not all trainers are done, and they would wait for it without end"
-                f"{quote_log(child.spec.log)}",
+                f"{quote_log(child.spec.log)}\nFix: if this repeats, see what the other trainers wait for: "
+                "python -m launcher logs --role trainer --rank RANK",
                 process=child.spec.name,
             )
         if code == -signal.SIGKILL and cgroup_memory.oom_kills() > self._oom_kills:
@@ -237,7 +240,7 @@ class ProcessGroup:
         )
 
     def _check_progress(self, now: float) -> None:
-        """Raise `ProcessError` if the trainer stays longer in its state than `find_state_deadline` allows."""
+        """Raise `ProcessError` if the trainer hangs: its pass, batch and state have not changed for too long."""
         settings = self._gang.settings
         progress = read_progress(settings)
         state = progress.get("state")
@@ -267,12 +270,12 @@ class ProcessGroup:
         quote = quote_log(self._trainer.spec.log) if self._trainer is not None else ""
         raise ProcessError(
             f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
-            f"batch {place[1]}. Fix: {fix}{quote}",
+            f"batch {place[1]}{quote}\nFix: {fix}",
             process="trainer",
         )
 
     def train(self) -> None:
-        """Start the trainer, because all pservers of the job accept connections."""
+        """Begin the phase `training`, once all pservers of the job accept connections; start the trainer if needed."""
         if self.phase != "ready":
             return
         self.phase = "training"
@@ -300,7 +303,7 @@ class ProcessGroup:
         if staying and self._finish_by is not None and now >= self._finish_by:
             names = ", ".join(c.spec.name for c in staying)
             log.warning(
-                "%s: still running %.0f s after all trainers were done; stopping it",
+                "%s: still running %.0f s after all trainers were done, so the launcher stops it",
                 names,
                 self._timings.pserver_exit,
             )

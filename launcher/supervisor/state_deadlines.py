@@ -21,8 +21,8 @@ FIXES = {
     "saving": "see whether the shared storage responds on that rank's node",
     "writing": "see whether the shared storage responds on that rank's node",
     "loading": "see whether the shared storage and the pservers respond on that rank's node",
-    "joining": "see whether that rank's node reaches the others (lost packets, a network policy)",
-    "starting": "see whether that rank's node reaches the others (lost packets, a network policy)",
+    "joining": "see whether that rank's node reaches the nodes of the other ranks (lost packets, a network policy)",
+    "starting": "see whether that rank's node reaches the nodes of the other ranks (lost packets, a network policy)",
 }
 """State of progress.json → the fix in the message about a trainer that hangs in this state."""
 

@@ -31,7 +31,7 @@ VALUES = {
 COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
 """Options that every program has, with their defaults; `training.extraArgs` sets them."""
 TEXT_BYTES = 128 << 10
-"""Longest text of a program's files in program.json."""
+"""Limit for the texts of all of a program's files in program.json together."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
     if absent := [name for name in getattr(module, "TABLES", ()) if name not in tables]:
         raise SettingsError(
             f"the program {path} needs the tables {', '.join(absent)}, but there are "
-            f"{', '.join(tables) or 'none'} with the data. Fix: add them to data.tables."
+            f"{', '.join(tables) or 'none'} with the data. Fix: add them to data.tables (for `try`: --table FILE)."
         )
     job = Job(options=options, tables=tables)
     program = TrainingProgram(module, path, job, {}, tuple(module.COLUMNS), module.LABEL, common_options)
@@ -157,8 +157,8 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
     if wrong or program.label not in inputs or len(inputs) < 2:
         raise SettingsError(
             f"inputs() of the program {path} returned {inputs!r}, but must return the label "
-            f"{program.label!r} and at least one more input, each an Ids(length) or a Real(width). Fix: see "
-            "launcher/programs/README.md"
+            f"{program.label!r} and at least one more input, each an Ids(length) or a Real(width). Fix: "
+            "return {name: Ids(…) or Real(…)} with the label; see launcher/programs/README.md"
         )
     return replace(program, inputs=inputs)
 
@@ -197,15 +197,15 @@ def _options(
             known = {**own, **defaults}
             shown = ", ".join(f"--{name}={value}" for name, value in known.items())
             raise SettingsError(
-                f"training.extraArgs has {argument!r}, but the program {path} has only these options (with their "
-                f"defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
+                f"training.extraArgs (or --set) has {argument!r}, but the program {path} has only these options (with "
+                f"their defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
         try:
             target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
             raise SettingsError(
-                f"training.extraArgs has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
+                f"training.extraArgs (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
                 f"as its default {target[key]!r} is. Fix: correct the argument"
             ) from None
     return options, own

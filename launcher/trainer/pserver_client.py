@@ -28,10 +28,7 @@ PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
 
 class PserverClient(FleetProcess):
-    """A trainer's connection to the parameter servers.
-
-    "All trainers together" means: the method waits until every trainer of the job has called it.
-    """
+    """Connects one trainer to the parameter servers, and trains, predicts, saves and loads through them."""
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
         super().__init__(settings, program)
@@ -80,7 +77,7 @@ class PserverClient(FleetProcess):
         Communicator.init_params = in_turn
 
     def _prepare_sync(self) -> None:
-        """In mode sync, make the client of the servers' barrier; remove the operator that would crash."""
+        """In mode sync, prepare the use of the servers' barrier, and remove the operators send_barrier, which crash."""
         from paddle.distributed.communicator import Communicator
         from paddle.distributed.ps.the_one_ps import PsDescBuilder
         from paddle.distributed.ps.utils.public import DistributedMode
@@ -173,7 +170,7 @@ class PserverClient(FleetProcess):
                 raise DataError(
                     f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the "
                     "program's network(); with training.mode geo all ids must be from 0 to below that "
-                    "number. Fix: raise rows, or check the ids that parse() returns"
+                    "number. Fix: set a greater rows=… for this table, or check the ids that parse() returns"
                 )
 
     def pull_dense(self) -> None:
@@ -182,6 +179,8 @@ class PserverClient(FleetProcess):
 
     def settle(self, last: bool, barrier: Callable[[], None] | None = None) -> None:
         """Wait until all trainers have called this and their updates have arrived at the servers.
+
+        Then, except in mode geo, pull the servers' dense parameters.
 
         Args:
             last: no batch follows in this attempt. In mode geo the exchange between trainers and servers ends
@@ -243,7 +242,10 @@ class PserverClient(FleetProcess):
         return np.asarray(self.role._all_reduce(values, "sum")).reshape(values.shape)
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
-        """Return the network's prediction of some rows, shape [rows, …], with the servers' current tables."""
+        """Return the network's prediction of some rows, shape [rows, …].
+
+        The dense parameters are this trainer's; the tables are the servers', in mode geo this trainer's copy.
+        """
         feed = {name: arrays[name] for name in self.feeds}
         wanted = [self.network.prediction.name, *self.bounds]
         found, *bounds = self.exe.run(self.test, feed=feed, fetch_list=wanted)
@@ -251,7 +253,7 @@ class PserverClient(FleetProcess):
         return np.asarray(found)
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """Return all dense parameters by name."""
+        """Return this trainer's copy of all dense parameters, by name."""
         return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
 
     def tables(self) -> dict[str, NDArray[np.float32]]:

@@ -40,8 +40,8 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"rank 0's launcher ({host}:{port}) did not answer within {ASK_SECONDS:.0f} s whether to "
-                    f"save a checkpoint: {error or type(error).__name__}. Fix: see the log of rank 0's pod, and "
-                    "whether the network lets the ranks reach this port (peerPort)"
+                    f"save a checkpoint: {error or type(error).__name__}. Fix: see why in rank 0's log "
+                    "(python -m launcher logs --rank 0), and check that no network policy blocks this port (peerPort)"
                 ) from error
             time.sleep(POLL_SECONDS)
 

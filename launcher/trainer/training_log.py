@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 0.5
 """Shortest time between two writes of progress.json, unless the state changes."""
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
-"""Seconds until the first progress line of `launcher try`, and between later ones."""
+"""Seconds until the first progress line of a long step, and between later ones."""
 
 
 class ReportTimer:
@@ -247,7 +247,8 @@ def write_metrics(
         copy = next(name for name in names if not name.exists())
         files.write_atomically(copy, content)
         log.warning(
-            "%s is damaged: %d of its %d rows are kept; the damaged file is copied to %s",
+            "%s was damaged: %d of its %d rows are kept, and the damaged file is now %s. The training is not affected. "
+            "Fix: if you need the other rows, look for them in that file",
             path, update.intact, update.rows, copy.name,
         )  # fmt: skip
     files.write_atomically(path, update.text)

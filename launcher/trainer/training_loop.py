@@ -18,7 +18,7 @@ from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule
 from launcher.trainer.checkpoint.saving import CheckpointSaver
 from launcher.trainer.evaluation import Evaluator
-from launcher.trainer.export.collective_export import ModelExporter
+from launcher.trainer.export.export_from_servers import ModelExporter
 from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.graph import shape_checks
 from launcher.trainer.process_settings import ProcessSettings
@@ -154,7 +154,7 @@ class TrainingLoop:
         return restored.totals
 
     def _report_checkpoint(self, at: Position) -> None:
-        """Write the position `at` of a new checkpoint to progress.json; restart counting batches to the next one."""
+        """Write the position `at` of the newest checkpoint to progress.json; count batches from 0 to the next one."""
         self.progress.set(saved={"pass": at.passes, "batch": at.batches})
         self.schedule.reset()
 
@@ -175,7 +175,7 @@ class TrainingLoop:
         self._finish_pass(number, totals)
 
     def _report_position(self, number: int, done: int) -> Iterator[Arrays]:
-        """Yield the batches of a pass after the first `done`; write each one's number to progress.json."""
+        """Yield the batches of a pass after the first `done`; record each one's number for progress.json."""
         seed = (self.seed, number, self.settings.rank)
         batches = self.train.batches(self.steps, seed, done)
         for batch, arrays in enumerate(batches, done + 1):
@@ -257,7 +257,11 @@ class TrainingLoop:
             try:
                 OutputPaths(self.settings.output_dir).checkpoint_request.unlink(missing_ok=True)
             except OSError as error:  # the checkpoint is complete; the user's command does not notice it
-                self.log.line(f"cannot remove the file of the checkpoint request: {error}")
+                path = OutputPaths(self.settings.output_dir).checkpoint_request
+                self.log.line(
+                    f"the requested checkpoint {at.folder} is saved, but {path} cannot be removed, so "
+                    f"`python -m launcher stop` does not notice: {error}. Fix: remove this file"
+                )
 
     def _model_source(self, done: int) -> Position | None:
         """Return the checkpoint from which the model must still be exported; None if the model exists.
@@ -275,7 +279,7 @@ class TrainingLoop:
         if passes < 0:
             raise DataError(
                 f"cannot export a model: {output.root} has no intact checkpoint of pass {done}. Fix: restore "
-                "the folder from a copy, or set a new runId"
+                "one from a copy; or train again: set `startFromScratch` to any new text, and another runId"
             )
         return Position(passes) if passes else None
 

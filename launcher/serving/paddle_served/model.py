@@ -90,7 +90,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 class Model:
-    """A trained model. Several threads may call its methods."""
+    """Holds an opened model, and predicts rows with it. Several threads may call its methods."""
 
     def __init__(self, path: str | Path, threads: int = 1) -> None:
         """Open a model. Its tables are memory-mapped, not read.
@@ -166,7 +166,11 @@ class Model:
             try:
                 found = self.predict([row])
             except RowError as error:
-                raise ModelError(f"the model rejects a row that was predicted before: {error}") from error
+                reason = str(error).partition(". Fix: ")[0]  # its fix is for a client that sends the row
+                raise ModelError(
+                    f"the model rejects a row that was predicted before: {reason}. Fix: correct its program "
+                    "and train it again, or restart the server to serve it nevertheless"
+                ) from error
             if not np.isfinite(found).all():
                 raise ModelError("the prediction of a row is NaN or infinite. Fix: train the model again")
         return zeros.predictions.shape[1:]

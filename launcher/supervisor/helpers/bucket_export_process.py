@@ -179,7 +179,11 @@ class ModelUpload:
         try:
             return None if content is None else dict(json.loads(content))
         except (ValueError, TypeError):
-            log.warning("%s is damaged (no JSON object), and is treated as missing", folder.url(name))
+            log.warning(
+                "%s is damaged (no JSON object) and is treated as missing, so `training.initModelPath: previous` "
+                "may start from scratch. Fix: export that run again, or set training.initModelPath to its address",
+                folder.url(name),
+            )
             return None
 
     def _find_latest(self) -> dict[str, Any] | None:
@@ -231,7 +235,7 @@ def _model_files(entries: Any) -> list[Any]:
 
 
 def export(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what a request of bucket_export.py says; this is the main function of the helper process.
+    """Check the run's folder in the bucket, or upload the model to it; the helper process calls this.
 
     Args:
         request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json,

@@ -20,6 +20,10 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
 from launcher.supervisor.timings import Timings
 
+_NOT_MADE = (
+    "the run is not affected, but its plots and report were not made, because their process failed: %s%s\nFix: if you "
+    "need them, run `python -m launcher results --to DIR`, then `python -m launcher.reporting.html_report DIR`"
+)
 STOP_SECONDS = 0.5
 """From SIGTERM to SIGKILL: the process has nothing to clean up, and the exit of rank 0's pod waits for it."""
 
@@ -83,7 +87,7 @@ class ReportProcess:
                 preparation=preparation, show_log=False, stop_seconds=STOP_SECONDS,
             )  # fmt: skip
         except LauncherError as error:
-            log.warning("the run is not affected, but plots and report of the run were not made: %s", error)
+            log.warning(_NOT_MADE, error, "")
             return None
 
     def _finish(self, process: HelperProcess | None, seconds: float, pause: Callable[[float], None]) -> None:
@@ -93,8 +97,7 @@ class ReportProcess:
         try:
             process.wait(pause, seconds)
         except HelperError as error:
-            text = "the run is not affected, but plots and report of the run were not made: %s%s"
-            log.warning(text, error, error.log_lines)
+            log.warning(_NOT_MADE, error, error.log_lines)
 
 
 def draw_curve(preparation: Mapping[str, Any]) -> None:

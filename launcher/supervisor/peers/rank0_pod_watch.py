@@ -83,7 +83,7 @@ class Rank0PodWatch:
         )
 
     def close(self) -> None:
-        """Cancel the current request without waiting for its end."""
+        """Stop watching: cancel the current request, without waiting for the end of the thread."""
         self._end.set()
         self._api.close()
 

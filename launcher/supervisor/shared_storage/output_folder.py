@@ -235,7 +235,7 @@ def _replace_output(
                 raise LeaseLostError(
                     f"another run created {layout.output} while this one moved the earlier output to runs/, "
                     "and writes "
-                    "there now. Fix: two live releases must not have the same jobName: change one of them."
+                    "there now. Fix: set another jobName in one of the two releases that use this folder."
                 ) from error
             raise
         files.fsync_dir(layout.job)
@@ -261,7 +261,7 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
-    """Move this rank's logs of the previous attempt to `attempt-<attempt - 1>/`, without overwriting others.
+    """Move this rank's logs of the previous attempt to `attempt-<attempt - 1>/`, without overwriting files there.
 
     The function is idempotent.
 

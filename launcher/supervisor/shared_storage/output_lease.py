@@ -236,7 +236,7 @@ class OutputLease:
             self.check()
 
     def start_renewing(self, lost: Callable[[LauncherError], None]) -> None:
-        """Renew the lease from now on.
+        """Start the threads that renew the lease and report its loss.
 
         Args:
             lost: called once, from a thread, with a `LeaseLostError` when the lease may be lost.
@@ -265,7 +265,8 @@ class OutputLease:
             LeaseLostError(
                 f"{self.path} could not be renewed for {self.timings.lock_lease:g} s "
                 f"({self._failure or 'the storage does not respond'}): another run may take the output, so "
-                "this one stops writing. Fix: check that the volume is still mounted and writable."
+                "this pod stops writing and exits, and Kubernetes replaces it. Fix: check that the volume is still "
+                "mounted and writable."
             )
         )
 

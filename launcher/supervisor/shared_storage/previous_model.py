@@ -48,7 +48,8 @@ def find_previous_model(
             continue
         if not selection.is_model_complete(output.model):
             log.warning(
-                "%s is not used as the initial model: its run is complete, but its folder model/ is not",
+                "%s is not used as the initial model: its run is complete, but its folder model/ is not. Fix: if this "
+                "run must start with that model, restore model/ from a copy, then start the run again",
                 output.root,
             )
             continue

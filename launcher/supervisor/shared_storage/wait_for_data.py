@@ -18,7 +18,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
 VERSION = 2
-AGAIN = "Fix: delete it, then start the run again with another runId, which makes its data again."
+AGAIN = "Fix: delete that file, then start the run again with another runId, which makes its data again."
 
 
 def wait_for_manifest(

@@ -175,7 +175,7 @@ class CheckpointRestorer:
 
     def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
         """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
-        for _ in range(LOAD_TRIES):
+        for number in range(1, LOAD_TRIES + 1):
             for member in contents_file.chain_folders(folder, contents):
                 for table in self.trainer.network.tables:
                     self.trainer.load_table(table.name, member / TABLES)
@@ -184,7 +184,7 @@ class CheckpointRestorer:
             reason = self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)
             if reason is None:
                 return
-            self.log.line(f"after the load of {folder.name} the servers' values differ: {reason}")
+            self.log.line(f"load {number} of at most {LOAD_TRIES} of {folder.name} failed: {reason}")
         raise checkpoint_folder.reject(folder, reason or "", self.settings.attempt)
 
     def _load_tables(self, folder: Path, saved_by: int) -> None:

@@ -52,11 +52,14 @@ class ScoringProcess:
             answer = (
                 self._pipe.recv()
                 if self._pipe.poll(TIMEOUT_SECONDS)
-                else f"timed out after {TIMEOUT_SECONDS:g} s"
+                else f"timed out after {TIMEOUT_SECONDS:g} s. Fix: use a smaller test set (data.testFraction)"
             )
         except (EOFError, OSError):  # the process exited, which closes its end of the pipe
             _, status = os.waitpid(self._pid, 0)
-            answer = f"its process exited with code {os.waitstatus_to_exitcode(status)}"
+            answer = (
+                f"its process exited with code {os.waitstatus_to_exitcode(status)}. Fix: for code -9 (killed) increase "
+                "resources.limits.memory; else see the last lines before this one in the trainer's log"
+            )
         if isinstance(answer, str):
             text = f"cannot score the model in {folder} with {test}: {answer}"
             raise DataError(with_fix(text, "see the traceback before this line"))

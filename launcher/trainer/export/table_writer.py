@@ -48,13 +48,14 @@ def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return magic + struct.pack("<H", length) + repr(about).ljust(length - 1).encode() + b"\n"
 
 
-def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int) -> tuple[int, Ids]:
+def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int, checkpoint: str) -> tuple[int, Ids]:
     """Return the range of the sorted table that a rank writes.
 
     Args:
         ids_by_rank: the ids of each rank's servers, each ascending.
         rank: the rank that writes.
         ranks: the number of ranks.
+        checkpoint: folder name of the checkpoint that the ids are from, for the message.
 
     Returns:
         The first row, and the ids of the range, ascending.
@@ -69,8 +70,8 @@ def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int) -> tuple[int
     merged = np.sort(np.concatenate([*own, np.zeros(0, np.uint64)]), kind="stable")  # merges sorted arrays
     if len(merged) != last - first or (merged[1:] == merged[:-1]).any():
         raise DataError(
-            "cannot export the model: the newest checkpoint has an id twice, since two servers saved the same row. "
-            "Fix: remove the newest folder output/pass-…; the next start trains from the checkpoint before it"
+            f"cannot export the model: the checkpoint {checkpoint} has an id twice, since two servers saved the same "
+            f"row. Fix: remove the folder output/{checkpoint}, then start the run again; it uses an earlier checkpoint"
         )
     return first, merged
 

@@ -34,7 +34,7 @@ def prepare_paddle(seed: int) -> None:
 
 @dataclass(frozen=True)
 class EmbeddingTable:
-    """One float32 embedding table, with the arguments of `Job.embedding`."""
+    """Describes one float32 embedding table by the arguments of the program's call of `Job.embedding`."""
 
     name: str
     width: int

@@ -110,7 +110,7 @@ class TrainingGraph:
                 "0 with a table that has evict",
                 f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
                 "checkpoint would bring deleted rows back",
-                "Remove training.incrementalCheckpoints, or evict from the program",
+                "Remove training.incrementalCheckpoints, or the argument evict=… in network() of the program",
             )
 
     def _describe_tables(self) -> None:

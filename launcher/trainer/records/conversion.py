@@ -108,8 +108,8 @@ def convert_text(
     with files.storage_errors(text):
         if not text.is_file():
             raise DataError(
-                f"{text} is missing: the data Job did not write it, or it was not staged. Fix: run the data Job "
-                "again with a new runId"
+                f"{text} is missing: the data Job did not write it, or it was not staged. Fix: start the run "
+                "again with another runId"
             )
         key = _origin_digest(program, checksums.get(text.name) or files.sha256_file(text, check))
     found = Records.open(folder, dtype, key)
@@ -153,7 +153,7 @@ def _progress(name: str, done: int, rows: int, seconds: float) -> str:
 
 
 def _origin_digest(program: TrainingProgram, text: str) -> str:
-    """Return the digest of everything that decides the records. `text`: sha256 of the text file."""
+    """Return the digest of all that the records are made from. `text`: sha256 of the text file."""
     about = {
         "text": text,
         "program": files.folder_sha256(program.path.parent),

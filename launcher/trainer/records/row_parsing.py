@@ -72,7 +72,15 @@ def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> Pa
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
-    """Return the error for a file of which the program uses no row."""
+    """Return the error for a file of which the program uses no row.
+
+    Args:
+        name: the file, for the message.
+        program: the user's program.
+        skipped: rows that parse() skipped: all rows of the file.
+    """
+    if not skipped:
+        return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
         f"{name}: the program {program.path.name} uses no row of it (parse() skipped {skipped} of {skipped} "
         "rows). Fix: check the data, or parse()."

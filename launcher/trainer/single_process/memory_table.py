@@ -62,7 +62,7 @@ class MemoryTable:
 
     @np.errstate(over="ignore", invalid="ignore")  # the next loss is NaN, which is reported
     def step(self, ids: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
-        """Update the rows by one step of the optimizer, with the sum of each id's gradients.
+        """Update the rows by one step of the optimizer, with the sum (Adagrad: the mean) of each id's gradients.
 
         Args:
             ids: shape [n], all of them looked up before with `train`.

@@ -163,7 +163,7 @@ def write_records(
         The records by name: train, test, or one of both when `held_out` is 0 or 1.
 
     Raises:
-        DataError: a row is invalid (the message has row and column), or there are no rows.
+        DataError: a row is invalid (the message has row and column), or there are too few rows.
     """
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     written: dict[str, list[RecordFile]] = {name: [] for name in names}
@@ -183,6 +183,11 @@ def write_records(
             chosen = found[is_test if name == "test" else ~is_test]
             if len(chosen):
                 record_files.append(write_record_file(folder / name, len(record_files), chosen))
+    if read > skipped and (empty := [name for name, record_files in written.items() if not record_files]):
+        raise DataError(
+            f"{file}: its {read - skipped} usable rows are too few: none became part of the {empty[0]} set, with the "
+            f"share {held_out:g} of test rows. Fix: use more rows, set --held-out to another share, or use --test"
+        )
     return {
         name: finish_records(program, folder / name, record_files, str(file), skipped)
         for name, record_files in written.items()
@@ -191,7 +196,9 @@ def write_records(
 
 def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> dict[str, str]:
     """Return {column: text} of the first row in `file` that the program's parse() does not skip."""
+    skipped = 0
     for line in read_rows(file, form):
+        skipped += 1
         if len(row_parsing.parse_records([line], program, row_parsing.locate_in(str(file)))[0]):
             return dict(zip(program.columns, split_fields(line), strict=True))
-    raise row_parsing.no_usable_rows(str(file), program, 0)
+    raise row_parsing.no_usable_rows(str(file), program, skipped)

@@ -19,6 +19,7 @@ from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
 SECRET = "T0P/s3cret"
+FIX = ". Fix: check that the address in notify.webhook is right and that the pods can reach it"
 
 
 class Hook:
@@ -147,7 +148,7 @@ def test_failing_server_gets_retries_in_order_and_one_log_line_per_message(
     )
     assert logged() == [
         "sending to the webhook (notify.webhook) failed: the server answered with HTTP status 500; "
-        "the notification 'started' is retried for 300 s"
+        "the notification 'started' is retried for 300 s" + FIX
     ]
 
 
@@ -162,7 +163,7 @@ def test_redirect_or_not_found_is_neither_retried_nor_followed(
     assert (len(hook.requests), hook.accepted, hook.others) == (1, [], [])
     assert logged() == [
         f"sending to the webhook (notify.webhook) failed: the server answered with HTTP status {status}; "
-        "the notification 'started' is not sent; the run continues"
+        "the notification 'started' is not sent; the run continues" + FIX
     ]
 
 
@@ -178,6 +179,7 @@ def test_answer_that_is_not_http_does_not_put_the_address_into_the_log(
     assert len(hook.accepted) == 1
     assert logged() == [
         "sending to the webhook (notify.webhook) failed: BadStatusLine; the notification 'started' is retried for 300 s"
+        + FIX
     ]
 
 
@@ -192,7 +194,7 @@ def test_unreachable_server_is_not_retried_after_the_patience(
     sender.close(20)
     assert logged() == [
         "sending to the webhook (notify.webhook) failed: Connection refused; "
-        f"the notification {kind!r} is retried for 0 s"
+        f"the notification {kind!r} is retried for 0 s{FIX}"
         for kind in ("started", "failed")
     ]
 
@@ -212,7 +214,7 @@ def test_hanging_server_does_not_block_and_the_queue_keeps_the_newest_messages(
         logged()
         == [
             "the webhook (notify.webhook): the notification 'restarted' was not sent: no response before the pod "
-            "exits. Fix: check that the pods can reach the server"
+            f"exits{FIX}"
         ]
         * notifications.QUEUE
     )
@@ -228,6 +230,7 @@ def test_hanging_request_times_out_and_is_retried(hook: Hook, logged: Callable[[
     sender.close(20)
     assert logged() == [
         "sending to the webhook (notify.webhook) failed: timed out; the notification 'started' is retried for 300 s"
+        + FIX
     ]
 
 

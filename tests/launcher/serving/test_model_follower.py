@@ -96,7 +96,7 @@ PROGRAM = "program/trainer_config.py"
         (replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"), "rejects a row that was predicted before: row 1 has"),
         (
             replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
-            "rejects a row that was predicted before: row 1: no",
+            "rejects a row that was predicted before: row 1: no. Fix: correct its program and",
         ),
         (lambda folder: (folder / "model.json").write_text("[]"), "has a model of version None"),
         (

@@ -120,7 +120,10 @@ def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path, seconds:
         gang.start().wait_until(gang.all_trainers_started)
         (gang.output / "report.html").mkdir()
         assert gang.wait_for_exit(30) == [65], gang.pod_log(0)
-        assert reason in gang.pod_log(0).partition("plots and report of the run were not made: ")[2]
+        assert (
+            reason
+            in gang.pod_log(0).partition("plots and report were not made, because their process failed: ")[2]
+        )
         assert gang.read_json("run.json")["state"] == "failed"
         assert not (gang.output / "run.lock").exists()
 

@@ -107,7 +107,7 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
 
 
 def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
-    from launcher.trainer.export.collective_export import ModelExporter
+    from launcher.trainer.export.export_from_servers import ModelExporter
 
     output = tmp_path / "output"
     folder = CheckpointFolder(output, Position(1), 0)
@@ -155,7 +155,9 @@ def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_o
         assert found["pid"] != os.getpid()
     with pytest.raises(DataError, match=r"cannot score the model in .*/wrong: ZeroDivisionError"):
         own.score(tmp_path, tmp_path / "wrong")
-    with pytest.raises(DataError, match=r"its process exited with code -9"):
+    with pytest.raises(
+        DataError, match=r"its process exited with code -9\. Fix: .*resources\.limits\.memory"
+    ):
         own.score(tmp_path, tmp_path / "killed")
 
 
@@ -171,7 +173,7 @@ def test_the_state_is_writing_only_on_ranks_that_write_the_model(
     mode, rank, state, tmp_path: Path, monkeypatch
 ) -> None:
     from launcher.trainer import training_log, training_loop
-    from launcher.trainer.export.collective_export import ModelExporter
+    from launcher.trainer.export.export_from_servers import ModelExporter
 
     monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
     here = SimpleNamespace(

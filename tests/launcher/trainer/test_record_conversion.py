@@ -287,8 +287,28 @@ def test_an_exception_in_parse_is_a_settings_error_with_the_programs_line(path: 
 def test_a_file_whose_rows_are_all_skipped_is_rejected(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"f: the program .* uses no row .* skipped 1 of 1 rows"):
         made(path, tmp_path, 1, 1, "--skip=0")
-    with pytest.raises(DataError, match=r"f: the program .* uses no row"):
+    with pytest.raises(DataError, match=r"f has no rows\. Fix: "):
         made(path, tmp_path, 0)
+
+
+def test_a_file_with_too_few_rows_for_a_test_set_is_rejected_with_their_number(
+    path: Path, tmp_path: Path
+) -> None:
+    """Regression: the message said that parse() had skipped 0 of 0 rows."""
+    text, form = write(tmp_path / "data", 1), trial_data.RowFormat()
+    with pytest.raises(
+        DataError, match=r"its 1 usable rows are too few: none became part of the test set.*Fix: "
+    ):
+        trial_data.write_records(load(path), text, form, tmp_path / "try", 0.01)
+
+
+def test_the_number_of_skipped_rows_is_reported_if_no_row_can_be_predicted(
+    path: Path, tmp_path: Path
+) -> None:
+    """Regression: the message said that parse() had skipped 0 of 0 rows."""
+    text = write(tmp_path / "data", 1)
+    with pytest.raises(DataError, match=r"skipped 1 of 1 rows"):
+        trial_data.first_usable_row(load(path, "--skip=0"), text, trial_data.RowFormat())
 
 
 def test_a_disk_with_too_little_space_is_rejected_before_a_row_is_parsed(

@@ -68,7 +68,7 @@ class ModelExporter:
                 writer.create(shapes)
             trainer.barrier()
             for name, shape in shapes.items():
-                self._write_share(table_folder(writer.temp, name), name, shape, ids[name])
+                self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
             trainer.barrier()
             if settings.rank == 0:
                 scores = writer.finish(self.program, trainer.parameters(), shapes, score)
@@ -77,7 +77,9 @@ class ModelExporter:
             self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
         trainer.barrier()
 
-    def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids]) -> None:
+    def _write_share(
+        self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids], at: Position
+    ) -> None:
         """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`.
 
         Args:
@@ -85,9 +87,10 @@ class ModelExporter:
             name: the table's name.
             shape: rows and width of the table.
             ids: the ids that each rank's servers hold of the table, by rank.
+            at: the checkpoint that the ids are from.
         """
         began = time.process_time()
-        first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers)
+        first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers, at.folder)
         look_up = functools.partial(self.trainer.rows, name)
         transfer = table_writer.look_up_rows(folder, first, own, shape.width, look_up)
         rest = time.process_time() - began - transfer
