@@ -48,9 +48,9 @@ down: ## stop the cluster; data and results stay
 env: ## print exports for pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
-check: venv ## lint, types and fast tests in about a minute; one test: make check TEST=tests/test_layering.py
+check: venv ## lint, types and fast tests in about 40 seconds; one test: make check TEST=tests/test_layering.py
 ifeq ($(TEST),tests)
-	@$(RUN) -m tests.run --parallel lint fast fast-infra
+	@$(RUN) -m tests.run --parallel lint fast fast-launcher
 else
 	@$(RUN) -m pytest $(TEST)
 endif

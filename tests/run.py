@@ -3,7 +3,7 @@
     python -m tests.run                 all tiers of `make test`, in three streams at the same time
     python -m tests.run cluster e2e     these tiers only, one after the other
     python -m tests.run e2e -- -k demo  arguments after `--` are passed to pytest
-    python -m tests.run --parallel lint fast fast-infra    these tiers at the same time (`make check`)
+    python -m tests.run --parallel lint fast fast-launcher    these tiers at the same time (`make check`)
 
 Tests that need the cluster mostly wait and the others mostly compute, so running them at the same time uses
 both cores. Every output line starts with its tier. A tier that fails ends its own stream; the other streams
@@ -48,8 +48,7 @@ def _pytest(workers: int, marks: str, *paths: str, verbosity: str = "-q") -> tup
     return (PY, "-m", "pytest", verbosity, *spread, "-m", marks, *(f"tests/{path}" for path in paths))
 
 
-LAUNCHER = ("test_layering.py", "docs", "launcher", "local")
-UNIT = (*LAUNCHER, "infra")
+UNIT = ("test_layering.py", "docs", "launcher", "local", "infra")
 """Tests that need neither the cluster nor the AWS emulator."""
 
 # A few more processes than the two cores, because most slow tests wait for processes of their own.
@@ -59,9 +58,15 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         (PY, "-m", "ruff", "format", "--quiet", "--check", "."),
         (PY, "-m", "mypy"),
     ),
-    # Each in one process: xdist would import every test module, with the Pulumi SDK (7 s of CPU), in each worker.
-    "fast": ((*_pytest(0, "not e2e", *LAUNCHER), "--fast"),),
-    "fast-infra": ((*_pytest(0, "not e2e", "infra", "aws_tools", "aws_emulator"), "--fast"),),
+    # One process, because in each xdist worker the import of the Pulumi SDK would take seconds of CPU.
+    "fast": (
+        (
+            *_pytest(0, "not e2e", "test_layering.py", "docs", "local", "infra", "aws_tools", "aws_emulator"),
+            "--fast",
+        ),
+    ),
+    # Two processes, because half of the time these tests wait for processes, servers and deadlines of their own.
+    "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
     "unit": (_pytest(4, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
     "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "aws_tools", "aws_emulator"),),

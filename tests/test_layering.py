@@ -108,6 +108,8 @@ def imports(module: str) -> frozenset[Import]:
 
 def _walk(node: ast.AST, module: str, at_start: bool) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # an expression contains no import
         if isinstance(child, ast.Import):
             yield from (Import(alias.name, at_start) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -116,7 +118,7 @@ def _walk(node: ast.AST, module: str, at_start: bool) -> Iterator[Import]:
                 below = f"{base}.{alias.name}"
                 yield Import(below if _is_module(below) else base, at_start)
         else:
-            in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             only_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
             yield from _walk(child, module, at_start and not in_function and not only_for_types)
 
@@ -131,17 +133,21 @@ def _absolute(node: ast.ImportFrom, module: str) -> str:
     return ".".join([*parts, *filter(None, [node.module])])
 
 
+@cache
 def _is_module(name: str) -> bool:
     path = ROOT.joinpath(*name.split("."))
     return path.with_suffix(".py").is_file() or path.is_dir()
 
 
-def edges() -> Iterator[tuple[str, str]]:
+@cache
+def edges() -> frozenset[tuple[str, str]]:
     """Return (importing module, imported module) of all imports between modules of this repository."""
-    for module in source_files():
-        for imported in {one.module for one in imports(module)} - {module}:
-            if imported.split(".")[0] in (*PACKAGES, "tests"):
-                yield module, imported
+    return frozenset(
+        (module, one.module)
+        for module in source_files()
+        for one in imports(module)
+        if one.module != module and one.module.split(".")[0] in (*PACKAGES, "tests")
+    )
 
 
 def assert_only(found: set[object], known: set[object], rule: str) -> None:

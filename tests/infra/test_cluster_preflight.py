@@ -66,7 +66,7 @@ def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
     """Yield the handler class of a running API server, and the path of its kubeconfig."""
     handler = type("Handler", (_Api,), {})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
     server.shutdown()

@@ -78,7 +78,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     host = f"127.77.{hash(request.node.name) % 250}.{hash(request.node.name) // 250 % 250 + 1}"
     rank_0, rank_1 = Rank0(host), Rank1(host)
     yield rank_0, rank_1
-    rank_1.link.close(1)
+    rank_1.link.close(0.1)
     rank_0.server.close()
 
 
@@ -154,7 +154,7 @@ def test_a_rank_finds_the_next_pod_of_rank_0(pair: Pair) -> None:
         rank_0.membership.close()  # its process lives on, but it lost its lease
         until(lambda: rank_1.link.order == Order(1, "stop"))
     finally:
-        rank_1.link.close(1)
+        rank_1.link.close(0.1)
         successor.server.close()
 
 

@@ -53,6 +53,7 @@ def test_random_faults_break_no_invariant(first: int) -> None:
         pytest.fail(f"seed {broken.seed} (alone: {again}):\n{broken.newest_events()}", pytrace=False)
 
 
+@pytest.mark.slow
 def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
     ends: set[str] = set()
     for seed in range(150):
@@ -64,6 +65,7 @@ def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
     pytest.fail(f"only {ends}")
 
 
+@pytest.mark.slow
 def test_drained_pods_lose_no_more_than_the_training_since_the_requested_checkpoint() -> None:
     resumed = 0
     for seed in range(1, 120, 3):  # seeds with a grace period of 60 s
