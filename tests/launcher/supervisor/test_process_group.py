@@ -252,16 +252,20 @@ def test_a_state_that_lasts_many_times_its_longest_stay_is_a_hang(
     assert "Fix: see whether" in group.failure.text
 
 
-def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement(build_group: Build) -> None:
+def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement(
+    build_group: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel cannot kill a process that waits for a hung storage; the run must not fail because of it."""
     group = start_training(build_group(ScriptRuntime([SLEEP])))
     start = time.monotonic()
+    without_signals = SimpleNamespace(poll=lambda now: False)
+    monkeypatch.setattr("launcher.supervisor.process_group.GroupTermination", lambda *_: without_signals)
     group.stop(start)
-    group._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
     group.poll(start + FAST["stop"] + FAST["stuck"] - 1)
     with pytest.raises(UnfitError, match=r"pserver 0 \(pid \d+\), trainer .* Kubernetes replaces it"):
         group.poll(start + FAST["stop"] + FAST["stuck"] + 1)
     group.poll(start + 1e6)  # the error is raised only once
+    group._stop = None  # so that the fixture stops the processes
 
 
 @pytest.mark.slow
