@@ -72,14 +72,22 @@ class FastTestGuard:
         if found:
             self.slow_starts.append(found)
 
-    def pytest_collection_finish(self) -> None:
-        """Fail if the import of a test module started a slow program or imported Paddle."""
-        self._test = None
-        if self.slow_starts:
-            raise pytest.UsageError(
+    @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """Fail the collection of a test module whose import started a slow program or imported Paddle."""
+        report = yield
+        if self.slow_starts and report.passed:
+            report.outcome = "failed"
+            report.longrepr = (
                 f"a test module starts {', '.join(sorted(set(self.slow_starts)))} when it is imported, which is "
                 "too slow for `make check`. Fix: import or start it inside of the tests that need it"
             )
+            self.slow_starts = []
+        return report
+
+    def pytest_collection_finish(self) -> None:
+        """After the import of all test modules: ignore what starts until the first test."""
+        self._test = None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:

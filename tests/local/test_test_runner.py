@@ -132,10 +132,17 @@ def test_fast_deselects_slow_tests_and_fails_tests_that_start_slow_programs(tmp_
     assert "Fix: mark the test with pytest.mark.slow" in done.stdout
 
 
-def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "code"), [("0", pytest.ExitCode.INTERRUPTED), ("2", pytest.ExitCode.TESTS_FAILED)]
+)
+def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(
+    tmp_path: Path, workers: str, code: int
+) -> None:
     text = "import contextlib, subprocess\nwith contextlib.suppress(OSError):\n    subprocess.run(['/nowhere/helm'])\n"
     (tmp_path / "test_it.py").write_text(f"{text}def test_it(): pass\n")
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.conftest", "--fast"]
+    argv += ["-n", workers]
     done = subprocess.run([*argv, str(tmp_path)], cwd=run.ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout
-    assert "a test module starts helm when it is imported" in done.stdout + done.stderr
+    assert done.returncode == code, done.stdout
+    assert "ERROR collecting test_it.py" in done.stdout
+    assert "a test module starts helm when it is imported" in done.stdout
