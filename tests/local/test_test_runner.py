@@ -133,7 +133,11 @@ def test_fast_deselects_slow_tests_and_fails_tests_that_start_slow_programs(tmp_
 
 
 @pytest.mark.parametrize(
-    ("workers", "code"), [("0", pytest.ExitCode.INTERRUPTED), ("2", pytest.ExitCode.TESTS_FAILED)]
+    ("workers", "code"),
+    [
+        ("0", pytest.ExitCode.INTERRUPTED),
+        pytest.param("2", pytest.ExitCode.TESTS_FAILED, marks=pytest.mark.slow),
+    ],
 )
 def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(
     tmp_path: Path, workers: str, code: int
