@@ -111,7 +111,10 @@ def show_plan(
     gigabytes: Annotated[float, typer.Option("--gb", help="Size of the source, 10⁹ bytes.")] = 0,
     passes: int = 1,
     ids: Annotated[float, typer.Option(help="Distinct ids over all tables.")] = 0,
-    rates: Annotated[Path | None, typer.Option(help="File with rates that override aws/rates.yaml.")] = None,
+    rates: Annotated[
+        Path | None,
+        typer.Option(help="YAML file whose rates (KEY: NUMBER) override those of aws/rates.yaml."),
+    ] = None,
     after: Annotated[
         Path | None, typer.Option(help="Results folder of a finished run: calculate what it cost.")
     ] = None,
@@ -123,8 +126,9 @@ def show_plan(
         run = training_estimate.cost_of_run(after, settings, known)
         out.print(f"{run.pods} pods for {run.hours:.2f} h at the stack's price: ${run.dollars:.2f}")
         out.print(
-            f"For estimates at the speed of this run: write the line train_us: {run.train_us:.3g} to a file and "
-            "run this command with --rates FILE and the size of the training instead of --after (make: RATES=FILE)."
+            "To estimate another training with the speed of this run, write this line to a file, for example my.yaml:\n"
+            f"train_us: {run.train_us:.3g}\n"
+            "and run: make plan RATES=my.yaml ROWS=… GB=… PASSES=… IDS=… (python -m aws plan --rates my.yaml …)"
         )
         if run.network_share > 0.9:
             share = f"{run.network_share:.0%} of its node's baseline bandwidth"

@@ -1,8 +1,9 @@
 """The comment on a pull request: the preview's output and the diff of the rendered chart.
 
-A release's own diff shows values only. So the chart is rendered twice, from the base and from the head of the
-pull request, each with its own files and settings. When the cluster's API cannot be reached (a private
-endpoint), the preview excludes the Kubernetes resources and the comment says so.
+`pulumi preview` shows which values of the Helm release change, but not what that changes in the cluster. So the chart
+is rendered twice, from the base and from the head of the pull request, each with its own files and settings. When
+the cluster's API cannot be reached (a private endpoint), the preview excludes the Kubernetes resources and the
+comment says so.
 """
 
 from __future__ import annotations

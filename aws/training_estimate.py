@@ -140,14 +140,14 @@ def read_rates(overrides: Path | None = None) -> dict[str, float]:
         mine = {str(key): float(value) for key, value in given.items()}
     except (OSError, yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise CommandError(
-            f"RATES={overrides} cannot be read: {' '.join(str(error).split())}. Fix: give a YAML file with lines "
-            "`KEY: NUMBER`; aws/rates.yaml has the keys"
+            f"RATES={overrides} (--rates) is no readable file of rates: {' '.join(str(error).split())}. Fix: give a "
+            "YAML file with lines `KEY: NUMBER`, such as `train_us: 27`; aws/rates.yaml has the keys"
         ) from error
     wrong = [key for key, value in mine.items() if key not in found or not value > 0]
     if wrong:
         known = f"known keys are {', '.join(found)}, and each value is a number above 0"
         raise CommandError(
-            f"RATES={overrides}: invalid entries {', '.join(wrong)}; {known}. Fix: correct or remove them"
+            f"RATES={overrides} (--rates): invalid entries {', '.join(wrong)}; {known}. Fix: correct or remove them"
         )
     return found | mine
 
@@ -265,7 +265,7 @@ def estimate_training(job: TrainingJob, settings: Settings, pods: int, known: Ra
         "copying shards": source / pods / (known["split_mb"] * 1e6) / 3600,
         "parsing": rows * known["parse_us"] / 1e6 / cores / 3600,
         "training": rows * job.passes / train.rows / 3600,
-        "saves": ids * job.passes * known["save_us"] / 1e6 / 3600,
+        "saving checkpoints": ids * job.passes * known["save_us"] / 1e6 / 3600,
     }
     return Estimate(
         pods=pods,

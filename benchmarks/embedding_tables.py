@@ -106,7 +106,7 @@ class Watched:
         return self.after - self.before
 
 
-def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
+def train_and_save(folder: Path, millions: float, rule: str, **more: str) -> Watched:
     """Train each of `millions` million ids once with the optimizer `rule`, and save a checkpoint."""
     lines = [str(n) for n in range(int(millions * 1000))]
     values = {
@@ -117,22 +117,22 @@ def grown(folder: Path, millions: float, rule: str, **more: str) -> Watched:
     return Watched(gang(folder, lines, **values, **more))
 
 
-def tables(millions: float, brief: bool) -> bool:
+def measure_tables(millions: float, brief: bool) -> bool:
     """Run the benchmark and print its result lines; return False if a limit is exceeded."""
     few, kept = 0.001, True
     rules = ("adam",) if brief else ("adam", "adagrad", "sgd")
     memory, saves = {}, {}
     with tempfile.TemporaryDirectory() as root:
-        base = grown(Path(root) / "few", few, "adam").resident
+        base = train_and_save(Path(root) / "few", few, "adam").resident
         for rule in rules:
-            ran = grown(Path(root) / rule, millions, rule)
+            ran = train_and_save(Path(root) / rule, millions, rule)
             memory[rule] = (ran.resident - base) / millions
             if rule == "adam":
                 saves["ours"] = ran.cpu / millions, saved_bytes(ran.started) / millions / 1e6
-                loaded(ran.started, millions)
+                report_loading(ran.started, millions)
             shutil.rmtree(Path(root) / rule)
         if not brief:
-            ran = grown(Path(root) / "level6", millions, "adam", GZIP="-6")
+            ran = train_and_save(Path(root) / "level6", millions, "adam", GZIP="-6")
             saves["level6"] = ran.cpu / millions, saved_bytes(ran.started) / millions / 1e6
     for rule, size in memory.items():
         kept &= print_ratio(f"ctr_table_memory_{rule}", size, memory["adam"], " MB a million ids")
@@ -150,22 +150,22 @@ def saved_bytes(started: TrainerProcesses) -> int:
     )
 
 
-def loaded(started: TrainerProcesses, millions: float) -> bool:
+def report_loading(started: TrainerProcesses, millions: float) -> bool:
     """Print `ctr_table_load` of a run that resumes from the checkpoint of `started`, and `ctr_table_init`."""
     [saved] = (float(s) for s in re.findall(r"saved \S+ in (\S+) s", started.log()))
     values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
     new = replace(started, root=started.root / "new", values=started.values | values)
     new.root.mkdir()
     (new.root / "earlier").symlink_to(started.root)
-    init = loading(new)
+    init = time_loading(new)
     shutil.rmtree(new.root)
     shutil.rmtree(started.output.model)
-    load = loading(replace(started, resume=Position(1), attempt=1))
+    load = time_loading(replace(started, resume=Position(1), attempt=1))
     kept = print_ratio("ctr_table_load", load / millions, saved / millions, " s a million")
     return print_ratio("ctr_table_init", init / millions, load / millions, " s a million") and kept
 
 
-def loading(gang: TrainerProcesses) -> float:
+def time_loading(gang: TrainerProcesses) -> float:
     """Start `gang`, kill it when the servers have loaded the tables, and return the seconds of the loading."""
     progress = gang.root / "work0" / "progress.json"
     progress.unlink(missing_ok=True)  # an earlier attempt's
@@ -191,7 +191,7 @@ def main() -> int:
     parser.add_argument("--millions", type=float, default=1.0, help="of ids")
     parser.add_argument("--brief", action="store_true", help="Adam only, compressed as we do")
     given = parser.parse_args()
-    return 0 if tables(given.millions, given.brief) else 1
+    return 0 if measure_tables(given.millions, given.brief) else 1
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ LIMIT = 3.0
 BUCKET = 'import pulumi_aws as aws\naws.s3.Bucket("one")\n'
 
 
-def create_dev_engine(folder: Path, account: Path) -> Engine:
-    """Return the real Pulumi engine for the stack `dev` of a copy of this repository's program.
+def create_engine_for_dev_stack(folder: Path, account: Path) -> Engine:
+    """Return an `Engine` that runs Pulumi on a copy of this repository's program, with the stack `dev`.
 
     Args:
         folder: the copy and the engine's home folder are created in this folder.
@@ -39,8 +39,8 @@ def create_dev_engine(folder: Path, account: Path) -> Engine:
     return engine
 
 
-def create_bucket_engine(folder: Path, account: Path) -> Engine:
-    """Return the real Pulumi engine for a program with one S3 bucket; arguments as of `create_dev_engine`."""
+def create_engine_for_one_bucket(folder: Path, account: Path) -> Engine:
+    """Return an `Engine` that runs Pulumi on a program with one S3 bucket; same arguments."""
     project = folder / "bucket"
     project.mkdir()
     (project / "Pulumi.yaml").write_text("name: bucket\nruntime: python\n", encoding="utf-8")
@@ -65,7 +65,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name, moto_server(Path(name) / "moto.log") as moto:
         folder = Path(name)
         account = Account.create(folder / "account", moto=moto).folder
-        both = create_dev_engine(folder, account), create_bucket_engine(folder, account)
+        both = create_engine_for_dev_stack(folder, account), create_engine_for_one_bucket(folder, account)
         for engine in both:  # the first run writes bytecode
             time_preview(engine)
         rounds = [(time_preview(both[0]), time_preview(both[1])) for _ in range(ROUNDS)]

@@ -48,7 +48,7 @@ class AwsContext:
         return f"{self.prefix}-{part}"
 
     def tagged(self, part: str) -> dict[str, str]:
-        """Return the tags for what AWS creates for a resource (a launch template's instances and volumes)."""
+        """Return the tags of the objects that AWS creates from a resource, such as a launch template's instances."""
         return {**self.tags, "Name": self.named(part)}
 
     def add_tags(self, args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:

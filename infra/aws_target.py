@@ -55,7 +55,7 @@ def check_uploads(inputs: StackInputs) -> None:
     if missing and not pulumi.runtime.is_dry_run():
         raise SettingsError(missing)
     for problem in missing:
-        pulumi.log.warn(f"this preview shows no upload of a file that does not exist:\n  {problem}")
+        pulumi.log.warn(f"this preview leaves out the upload of a file that does not exist:\n  {problem}")
 
 
 def check_node_capacity(inputs: StackInputs) -> None:

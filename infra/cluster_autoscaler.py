@@ -1,7 +1,8 @@
 """The cluster autoscaler (`nodes.auto`): adds nodes for pending pods and removes empty nodes.
 
-Chosen over EKS Auto Mode, whose nodes cannot use the stack's launch template or zones and cost an eighth
-more. Auto Mode would also keep a node for the storage driver's controller; here a small node holds it.
+This project does not use EKS Auto Mode, because its nodes cannot use the stack's launch template or zones and cost
+an eighth more (docs/adr/0005-kept-data-and-empty-node-groups.md). Both need one node that
+always runs, for the controller of the storage driver; here it is a small system node.
 """
 
 from __future__ import annotations

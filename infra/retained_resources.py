@@ -63,7 +63,7 @@ def _adoption_problems(
 
     for part in adopt.keys() - found.keys():
         why = "AWS has no resource with this id, or its deletion is scheduled"
-        fix = "set the key to an id that make kept prints, or remove it to create a new resource"
+        fix = "set the key to an id that `make kept` prints, or remove it to create a new resource"
         yield problem(part, "the id of a resource in this account and region", why, fix)
     files, point = found.get(FILE_SYSTEM), found.get(ACCESS_POINT)
     if point is not None and point.file_system_id != adopt.get(FILE_SYSTEM):
@@ -74,7 +74,7 @@ def _adoption_problems(
         return
     owner = (files.tags or {}).get("Stack", tags["Stack"])
     if owner != tags["Stack"]:
-        why, fix = f"it belongs to stack {owner}", "set it to an id that make kept prints"
+        why, fix = f"it belongs to stack {owner}", "set it to an id that `make kept` prints"
         yield problem(FILE_SYSTEM, "a file system of this stack", why, fix)
     elif not files.encrypted:
         why = "EFS cannot encrypt an existing file system, so the update would replace it by an empty one"
@@ -92,14 +92,14 @@ def _key_problems(settings: Settings, keys: set[str], files: list[Any]) -> Itera
     existing = sorted({found.kms_key_id for found in files})
     if existing and not wanted & set(existing):
         why = "the stack's file system has this key; with another key, the update would replace it by an empty one"
-        fix = f"set storage.adopt.{KEY} to this key if make kept lists it, else set kms.keyArn to it"
+        fix = f"set storage.adopt.{KEY} to this key if `make kept` lists it, else set kms.keyArn to it"
         yield setting_problem("kms.keyArn", settings.kms.key_arn, " or ".join(existing), why, fix)
 
 
 def _not_adopted(prefix: str, ids: list[str]) -> Problem:
     limit = f"one of {', '.join(ids)}" if len(ids) > 1 else ids[0]
     why = f"an earlier destroy of {prefix} kept it, and this update would create an empty file system"
-    fix = "run the commands that make kept prints; or delete it, or remove its tag Stack, to start with a new one"
+    fix = "run the commands that `make kept` prints; or delete it, or remove its tag Stack, to start with a new one"
     return setting_problem(f"storage.adopt.{FILE_SYSTEM}", None, limit, why, fix)
 
 

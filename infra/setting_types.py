@@ -66,7 +66,7 @@ ClaimName = Annotated[
 AbsolutePath = Annotated[
     str,
     Field(pattern=r"^(/.*)?$"),
-    Help("an absolute path", "the nodes or the NFS server have it there", "begin it with a slash"),
+    Help("an absolute path", "it is a path on the nodes, or on the NFS server", "begin it with a slash"),
 ]
 Cidr = Annotated[
     str,
@@ -106,7 +106,11 @@ KubernetesVersion = Annotated[
 InstanceType = Annotated[
     str,
     Field(pattern=r"^[a-z0-9-]+\.[a-z0-9]+$"),
-    Help("EC2 instance types", "EC2 has no other names", "use for example [m6i.large]"),
+    Help(
+        "EC2 instance types",
+        "names of instance types have the form FAMILY.SIZE",
+        "use for example [m6i.large]",
+    ),
 ]
 AmiRelease = Annotated[
     str,
@@ -170,13 +174,17 @@ Email = Annotated[
 ]
 LogRetentionDays = Annotated[
     Literal[1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 3653],
-    Help("a retention period of CloudWatch", "CloudWatch accepts no other", "use for example 30, 90 or 365"),
+    Help(
+        "a number of days that CloudWatch accepts",
+        "CloudWatch accepts 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827 and 3653",
+        "use for example 30, 90 or 365",
+    ),
 ]
 ArchiveAfterDays = Annotated[
     Literal[0, 1, 7, 14, 30, 60, 90, 180, 270, 365],
     Help(
-        "0 (never), 1, 7, 14, 30, 60, 90, 180, 270 or 365",
-        "EFS moves files to cheaper storage after one of these",
+        "0 (never), 1, 7, 14, 30, 60, 90, 180, 270 or 365 days",
+        "EFS moves files to cheaper storage when nobody has read them for one of these periods",
         "use for example 30",
     ),
 ]
@@ -185,8 +193,8 @@ Adopted = Annotated[
     dict[_AdoptedKind, Annotated[str, Field(min_length=1)]],
     Help(
         "ids under fileSystem, accessPoint, bucket, registry and key",
-        "the next up imports these resources, which a destroy kept",
-        "run the commands that make kept prints",
+        "the next `pulumi up` imports these resources, which an earlier `pulumi destroy` kept",
+        "run the commands that `make kept` prints",
     ),
 ]
 _TagKey = Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_tag_key)]

@@ -280,6 +280,6 @@ def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
                 f"aws:{name}",
                 "(not shown)",
                 "not set",
-                "only the provider would use it; tokens, push and doctor use other credentials",
+                "only Pulumi's AWS provider would use it, but not kubectl, `make push` and `make doctor`",
                 "write a profile (role_arn, source_profile) to ~/.aws/config, and set aws:profile to it",
             )

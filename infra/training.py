@@ -83,8 +83,8 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
     listed = "".join(f"\n  {line}" for line in found)
     pulumi.log.warn(
         f"{where}: revision {live.number} was not installed by this stack (its description is: "
-        f"{live.description}). `pulumi up` reverts these values. Fix: to keep one, write it to the "
-        f"setting values:{listed}"
+        f"{live.description}). `pulumi up` reverts the values below. Fix: to keep one of them, write "
+        f"it to the setting `values` of the stack:{listed}"
     )
     keys = ", ".join(line.partition(": ")[0] for line in found)
     return f"{chart} Reverts manual changes of revision {live.number}: {keys}."

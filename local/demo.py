@@ -92,7 +92,7 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     chosen: dict[str, str | list[str]] = (
         {"valuesFiles": [f"{local_stack.EXAMPLES}/{config}.yaml"]} if config else {}
     )
-    config = config or local_stack.configured_example()
+    config = config or local_stack.read_stack_example()
     STATE.mkdir(parents=True, exist_ok=True)
     require_free_space(STATE, 3, "The demo")
     fitting = installed_tools.report_compatible_tools()

@@ -51,7 +51,8 @@ def run_command(
         raise LocalError(f"{why}: the program {words[0]} is not on PATH. Fix: make tools") from None
     except subprocess.TimeoutExpired:
         raise LocalError(
-            f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s. Fix: try again"
+            f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s. Fix: run the same command "
+            "again when the machine is less busy"
         ) from None
     if ended.returncode:
         raise LocalError(

@@ -25,7 +25,7 @@ from launcher.supervisor.timings import Timings
 from local.paths import CLONE
 
 STOP_SECONDS = 90
-"""For launchers that are asked to stop; a compiler that runs at the same time makes them slow."""
+"""Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
 
 
 def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:

@@ -61,8 +61,8 @@ def list_examples(clone: Path = CLONE) -> list[str]:
     return sorted(file.stem for file in (clone / EXAMPLES).glob("*.yaml"))
 
 
-def configured_example(clone: Path = CLONE) -> str:
-    """Return the name of the example that the stack trains.
+def read_stack_example(clone: Path = CLONE) -> str:
+    """Return the name of the example whose values file the stack uses (its setting `valuesFiles`).
 
     Raises:
         LocalError: `valuesFiles` of the stack is not exactly one of the chart's example values files.
@@ -73,8 +73,9 @@ def configured_example(clone: Path = CLONE) -> str:
         return known[files[0]]
     raise LocalError(
         f"valuesFiles in {settings_file(clone)} is {files or 'empty'}, but the demo trains one of the examples "
-        f"{', '.join(known.values())}. Fix: CONFIG=NAME to train an example and write that into the file, or "
-        f'`pulumi up -s {STACK}` (after eval "$(make -s env)") to train with your values files'
+        f"{', '.join(known.values())}. Fix: run `make demo CONFIG=NAME`, which trains that example and writes "
+        f'it into the file; or, to train with your own values files, run eval "$(make -s env)" and then '
+        f"`pulumi up -s {STACK}`"
     )
 
 

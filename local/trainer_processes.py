@@ -1,8 +1,8 @@
 """Pservers and trainers of one training on this machine, without launchers: rank i on 127.0.0.(i+1).
 
 The processes get the environment that a launcher gives them. This process serves the key-value store through
-which the trainers rendezvous, as rank 0's launcher does. The
-benchmarks and the tests start them here to compare with launchers, or because they need no restarts.
+which the trainers rendezvous, as rank 0's launcher does. Benchmarks start the processes in this way to compare them
+with a run under launchers, tests because they need no restarts.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from local.paths import CLONE, cache
 
 CHART = CLONE / "charts" / "paddle-training"
 CAUSE_SECONDS = 5
-"""After a launcher has failed, `launcher wait` gets so long to print the cause from the status file."""
+"""Seconds that `launcher wait` gets, after a launcher has failed, to print the cause from the status file."""
 DEADLINE_MINUTES = 60
 
 

@@ -10,8 +10,8 @@ from typing import TypeVar
 Seen = TypeVar("Seen")
 
 PATIENCE = 3.0
-"""Factor of all deadlines, which are written for an idle machine. With the other tiers running at the same time on
-a slow machine, a test that takes 150 s alone was seen to take more than 14 minutes."""
+"""Factor of all deadlines, which are written for an idle machine. While other groups of tests ran at the same time on
+a slow machine, a test that takes 150 s alone took more than 14 minutes."""
 
 
 def until(

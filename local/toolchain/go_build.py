@@ -50,12 +50,13 @@ def tools_to_build(cluster: bool = True, tests: bool = False, fitting: Iterable[
     return [one for one in TOOLS if one.name in names]
 
 
-def path_folders(fitting: Iterable[str]) -> list[Path]:
-    """Return the folders of the built tools for PATH.
+def path_folders(installed: Iterable[str]) -> list[Path]:
+    """Return the folders of the built tools, for PATH.
 
-    Tools that the user's programs `fitting` replace are left out.
+    `installed` are the names of compatible programs that the user has installed; the tools that these replace are
+    left out.
     """
-    replaced = {name for program in fitting for name in _REPLACED[program]}
+    replaced = {name for program in installed for name in _REPLACED[program]}
     return [one.folder for one in TOOLS if one.name not in replaced and one.is_built()]
 
 

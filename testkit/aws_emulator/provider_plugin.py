@@ -1,7 +1,8 @@
 """Pulumi's provider protocol over gRPC, on top of `resource_model.Model`.
 
-The engine starts it as `pulumi-resource-aws <engine address>`; it prints its port and serves until it is
-stopped. Or `serve` runs it in the process of the tests, so that no command of the engine waits for its start.
+The engine starts this module as the plugin `pulumi-resource-aws <engine address>`, which prints its port and serves
+until it is stopped. Tests call `serve` instead, which runs the plugin in their own process, so that the engine's
+commands need not wait for its start.
 """
 
 from __future__ import annotations

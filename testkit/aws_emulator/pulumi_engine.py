@@ -123,7 +123,7 @@ _SERVING: dict[tuple[Path, Path], tuple[Any, int]] = {}
 def serve_plugin(account: Path, project: Path) -> int:
     """Serve a plugin for `account` and `project` in this process and return its port.
 
-    Plugins of other accounts and projects are stopped, and a running one of these two is used again.
+    If a plugin already runs for this account and project, it is reused; plugins of others are stopped.
     """
     key = (account, project)
     if key not in _SERVING:

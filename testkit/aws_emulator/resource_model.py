@@ -201,7 +201,7 @@ class Model:
             raise AwsError(f"reading {kind} ({rid}): {error}") from error
         if seen is None:
             return None
-        inputs = before | _news(seen, before, imported=record is None)
+        inputs = before | _find_changed_inputs(seen, before, imported=record is None)
         outputs = self._overlay(kind, record.outputs if record else self._computed(kind, rid), inputs)
         owned = handler.owned(outputs) if handler else []
         self.account.put(Record(kind, rid, record.urn if record else urn, inputs, outputs, owned))
@@ -305,7 +305,7 @@ def _plain(p: Props) -> Props:
     return {key: value for key, value in p.items() if not key.startswith("__") and value is not None}
 
 
-def _news(seen: Props, before: Props, *, imported: bool) -> Props:
+def _find_changed_inputs(seen: Props, before: Props, *, imported: bool) -> Props:
     """Return the inputs, by name, whose value in the cloud (`seen`) differs from the one in the state (`before`).
 
     An input that the program never set is left out, because its value in the cloud is a default of AWS and no

@@ -27,7 +27,9 @@ def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(dev) -> N
     settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, without_traffic()
     three, six = (training_estimate.estimate_training(JOB, settings, pods, rates) for pods in (3, 6))
     assert six.hours["data"] == three.hours["data"]
-    assert {six.hours[s] / three.hours[s] for s in ("copying shards", "parsing", "saves")} == {0.5}
+    assert {six.hours[s] / three.hours[s] for s in ("copying shards", "parsing", "saving checkpoints")} == {
+        0.5
+    }
     slower = six.train.row_us / three.train.row_us
     assert six.hours["training"] / three.hours["training"] == pytest.approx(slower / 2)
     assert six.work_gib == pytest.approx(three.work_gib / 2)

@@ -87,7 +87,7 @@ def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_i
     def wait_for(run: str) -> dict[str, Any]:
         """Wait until the newest run is complete; check its record and latest.json, and return the record."""
         ended = cluster.launcher("wait", *there, "--timeout", "240", check=False)
-        assert ended.returncode == 0, ended.stdout + ended.stderr + training.words()
+        assert ended.returncode == 0, ended.stdout + ended.stderr + training.last_log_lines()
         record, made = run_json(training), manifest(training)
         assert (record["runId"], record["state"]) == (run, "complete")
         assert made["madeBy"]["job"] == run

@@ -45,12 +45,12 @@ def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files
     with pytest.raises(
         LocalError, match=r"valuesFiles in .* is \['mine.yaml'\], but the demo trains one of the examples"
     ):
-        local_stack.configured_example(clone)
+        local_stack.read_stack_example(clone)
 
     local_stack.write_settings(
         env, {"valuesFiles": [f"{local_stack.EXAMPLES}/ctr.yaml"], "kubeconfig.context": "other"}, clone
     )
-    assert local_stack.configured_example(clone) == "ctr"
+    assert local_stack.read_stack_example(clone) == "ctr"
     assert local_stack.read_settings(clone)["kubeconfig"]["context"] == "other"
     assert local_stack.read_settings(clone)["values"] == {"trainers": 2}, "what was not chosen stays"
     assert "# {launcher} is the digest" in local_stack.settings_file(clone).read_text(), "comments too"
