@@ -24,7 +24,9 @@ aws_secret_access_key = secret
 
 @pytest.mark.parametrize("name", ["assumeRoles", "accessKey", "sharedCredentialsFiles"])
 def test_read_stack_provider_only_credentials_raises(name: str) -> None:
-    with pytest.raises(SettingsError, match=f"aws:{name} .*\n.*\n.*only the provider .*\n.*set aws:profile"):
+    with pytest.raises(
+        SettingsError, match=f"aws:{name} .*\n.*\n.*only Pulumi's AWS provider .*\n.*set aws:profile"
+    ):
         read_stack("dev", [f"aws:{name}=[x]"])
 
 

@@ -126,7 +126,7 @@ def test_both_jobs_wait_for_quota_are_admitted_and_train_to_the_end(training: Tr
         for component, one in workloads(training).items()
     }
     assert admitted == {"data": ["True"], "training": ["True"]}
-    until(lambda: training.pass_of(0) >= 0, "rank 0 trains", 180, 0.5, training.words)
+    until(lambda: training.pass_of(0) >= 0, "rank 0 trains", 180, 0.5, training.last_log_lines)
     before = {pod["metadata"]["uid"] for pod in training.pods()}
     training.upgrade()
     training.upgrade({"ttlSecondsAfterFinished": 7200})
@@ -162,7 +162,7 @@ def test_a_training_that_holds_the_data_jobs_quota_is_reported_and_both_fixes_wo
         "Fix: set data.preparedBy to trainingPods",
     )
     set_quota(training, DATA_CPU + TRAINING_CPU)
-    until(lambda: training.pass_of(0) >= 0, "rank 0 trains", 240, 0.5, training.words)
+    until(lambda: training.pass_of(0) >= 0, "rank 0 trains", 240, 0.5, training.last_log_lines)
 
     stopped = training.cluster.launcher("stop", "-n", training.namespace, "--yes", check=False)
     assert f"Kueue suspends and resumes its Job (queue {QUEUE})" in stopped.stderr
@@ -173,7 +173,7 @@ def test_a_training_that_holds_the_data_jobs_quota_is_reported_and_both_fixes_wo
     name = workloads(training)["training"]["metadata"]["name"]
     shows(training, "its Workload was deactivated. Fix: kubectl patch workload", name)
     set_active(training, "training", True)
-    until(lambda: training.pass_of(0) >= 0, "rank 0 trains again", 180, 0.5, training.words)
+    until(lambda: training.pass_of(0) >= 0, "rank 0 trains again", 180, 0.5, training.last_log_lines)
 
     set_quota(training, TRAINING_CPU + 50)  # too little for a data Job
     one_job = {"data": {"preparedBy": "trainingPods", "seed": 8}, "training": {"passes": 1}}

@@ -166,7 +166,7 @@ def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_re
 ) -> None:
     by_job = train("quick_start", data={"seed": 8})
     by_job.upgrade()
-    until((by_job.job / "manifest.json").exists, "the data of the data Job", 120, 0.5, by_job.words)
+    until((by_job.job / "manifest.json").exists, "the data of the data Job", 120, 0.5, by_job.last_log_lines)
     wanted = data_files(by_job)
     by_job.remove()  # else the next job would link its data
 
@@ -219,7 +219,7 @@ def stop_while_reading(
         job_processes.signal_all(found, signal.SIGCONT)
         return None
 
-    return until(at_work, "a training pod that reads the source", 120, 0.01, training.words)
+    return until(at_work, "a training pod that reads the source", 120, 0.01, training.last_log_lines)
 
 
 def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_starts_from_a_model(
@@ -318,7 +318,7 @@ def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, clust
         printed = cluster.launcher(*shown).stdout
         return all(text in printed for text in both)
 
-    until(shows_both, "status to show the other release while the pod waits", 50, 1.0, ours.words)
+    until(shows_both, "status to show the other release while the pod waits", 50, 1.0, ours.last_log_lines)
     assert not ours.condition()
     assert ours.wait_until_ended(150) == "Failed"
     printed = cluster.launcher(*shown).stdout

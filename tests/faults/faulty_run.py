@@ -84,7 +84,7 @@ class FaultyRun:
 
     def until(self, seen: Callable[[], Seen | None], what: str, seconds: float) -> Seen:
         """Wait for a condition of this run; a timeout fails the test with the pods' logs."""
-        return until(seen, what, seconds, POLL, self.training.words)
+        return until(seen, what, seconds, POLL, self.training.last_log_lines)
 
     def broken(self) -> None:
         """Record the time of the fault and what is finished by now, which must not be lost."""

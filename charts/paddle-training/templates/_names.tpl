@@ -47,7 +47,7 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{- printf "%s-data-%s" .Values.jobName (include "paddle-training.jobDigest" (list . "paddle-training.dataSpec")) -}}
 {{- end -}}
 
-{{/* The values that belong to the cluster and not to one training; with a values file over them they are complete. */}}
+{{/* The values that describe the cluster, not one training. Together with a training's values file they are all values. */}}
 {{- define "paddle-training.base" -}}
 {{- pick .Values "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
 {{- end -}}

@@ -69,7 +69,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Annotations with which autoscalers do not move a training pod: each move costs all pods the work since the newest
+{{/* Annotations that keep autoscalers from evicting a training pod: each eviction costs all pods the work since the newest
      checkpoint. podAnnotations override them. */}}
 {{- define "paddle-training.stayAnnotations" -}}
 cluster-autoscaler.kubernetes.io/safe-to-evict: "false"

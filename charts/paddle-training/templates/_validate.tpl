@@ -143,7 +143,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "data.source" $source "s3://BUCKET/KEY of one archive, since data.member is set" "a member is in exactly one object, and this is a prefix" "Set data.source to the archive, or data.member to an empty text to read all text below the prefix") -}}
 {{- end -}}
 {{- if and (eq (include "paddle-training.dataPreparedBy" .) "trainingPods") (ne (int64 $data.workers) 1) -}}
-{{- include "paddle-training.fault" (list "data.workers" (int64 $data.workers) "1 with data.preparedBy trainingPods, and with training.schedule" "it is the number of pods of the data Job, and there is none: every training pod prepares data" "Remove data.workers") -}}
+{{- include "paddle-training.fault" (list "data.workers" (int64 $data.workers) "1 with data.preparedBy trainingPods, and with training.schedule" "there is no data Job whose pods it could count: every training pod prepares data" "Remove data.workers") -}}
 {{- end -}}
 {{- $names := list -}}
 {{- range $data.tables -}}
