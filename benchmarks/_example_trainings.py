@@ -23,7 +23,7 @@ PORTS = {"CONF_PADDLE_PORTS_NUM": "1", "CONF_PADDLE_PORTS_NUM_SPARSE": "1"}
 JOB = "job"
 
 
-def job_of(example: str, folder: Path) -> Path:
+def prepare_example_job(example: str, folder: Path) -> Path:
     """Prepare the example's real data in `folder` as its data Job does; return the job's folder."""
     return prepare_example(example, folder)[0].parents[1]
 

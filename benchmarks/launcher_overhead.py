@@ -26,7 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._example_trainings import ByHand, FleetGang, job_of
+from benchmarks._example_trainings import ByHand, FleetGang, prepare_example_job
 from benchmarks._result_lines import print_ratio
 
 EXAMPLE = "quick_start"
@@ -103,7 +103,7 @@ def main() -> int:
         ("launcher_overhead_saving", LONG, True, 1.05),
     ):
         with tempfile.TemporaryDirectory(prefix="overhead-") as name:
-            job = job_of(EXAMPLE, Path(name) / "data")
+            job = prepare_example_job(EXAMPLE, Path(name) / "data")
             wall, bare, used, used_bare = compare(Path(name), job, values, saving)
         kept.append(print_ratio(line, wall, bare, most=most))
         shown = f"ours={used:.1f} theirs={used_bare:.1f} ratio={used / used_bare:.3f}"

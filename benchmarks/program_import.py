@@ -25,7 +25,7 @@ LOCAL = "import infra.settings, infra.stack_builder, infra.cluster_preflight, in
 AWS = LOCAL + "import infra.aws_target\n"
 
 
-def touched(alias: str, package: str) -> str:
+def source_that_uses(alias: str, package: str) -> str:
     """Return Python source that uses each attribute of SDK `package` (imported as `alias`) that infra/ uses."""
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (REPO / "infra").glob("*.py"))
     used = sorted(set(re.findall(rf"\b{alias}\.([\w.]+\.[A-Z]\w+|[A-Z]\w+)\b", sources)))
@@ -47,9 +47,9 @@ def seconds(script: str) -> float:
 
 def main() -> int:
     """Run the benchmark and print its result lines; return 1 if a limit is exceeded."""
-    release = touched("k8s", "pulumi_kubernetes")
+    release = source_that_uses("k8s", "pulumi_kubernetes")
     scripts = {
-        "program_import": AWS + touched("aws", "pulumi_aws") + release,
+        "program_import": AWS + source_that_uses("aws", "pulumi_aws") + release,
         "program_import_local": LOCAL + release + "import sys; assert 'pulumi_aws' not in sys.modules\n",
     }
     kept = []

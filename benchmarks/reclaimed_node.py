@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks._example_trainings import RANKS, FleetGang, job_of, read
+from benchmarks._example_trainings import RANKS, FleetGang, prepare_example_job, read
 from benchmarks._result_lines import print_ratio
 from launcher.paths import OutputPaths
 from local.try_example import example_values
@@ -99,7 +99,7 @@ def main() -> int:
     """Run the benchmark and print its result lines; return how many limits were exceeded."""
     rows = int(example_values(EXAMPLE)["training"]["batchSize"]) * len(RANKS)
     with tempfile.TemporaryDirectory(prefix="reclaimed-") as temp:
-        job = job_of(EXAMPLE, Path(temp) / "data")
+        job = prepare_example_job(EXAMPLE, Path(temp) / "data")
         told, told_seconds = measure_loss(Path(temp) / "notice", job, notice=True)
         lost, lost_seconds = measure_loss(Path(temp) / "killed", job, notice=False)
     kept = print_ratio("reclaimed_node_rows", told * rows, lost * rows, "", most=0.5)

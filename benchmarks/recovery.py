@@ -38,10 +38,10 @@ from benchmarks._example_trainings import (
     ROLES,
     ByHand,
     FleetGang,
-    job_of,
     last,
     paddle_ends,
     parts,
+    prepare_example_job,
 )
 from benchmarks._pod_gang import PodGang, is_cluster_ready
 from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
@@ -163,7 +163,7 @@ def main() -> int:
         lost: dict[str, list[Parts]] = {role: [] for role in ROLES}
         with tempfile.TemporaryDirectory(prefix="recovery-") as temp:
             folder = Path(temp)
-            job = job_of(name, folder / "data")
+            job = prepare_example_job(name, folder / "data")
             for n in range(ROUNDS):
                 hand.append(ByHand(folder / f"hand-{n}", job, name, **ENDLESS).first_batch(DEADLINE))
                 gang = FleetGang(folder / f"gang-{n}", job, name, **ENDLESS)

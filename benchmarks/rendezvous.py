@@ -172,7 +172,7 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
     return found
 
 
-def bare(size: int) -> float:
+def time_plain_connections(size: int) -> float:
     """Return the seconds for `size` connections, each opened and answered once, with a thread for each."""
     body = b"x" * 1000
 
@@ -201,7 +201,7 @@ def bare(size: int) -> float:
         return time.monotonic() - began
 
 
-def requests(folder: Path, pods: int = 20) -> float:
+def count_api_requests(folder: Path, pods: int = 20) -> float:
     """Return the requests per pod to an API server, if rank 0's pod starts late and is replaced."""
     server = FakeApiServer(folder)
     server.pods = [make_pod("first", None, phase="Pending", made="1")]
@@ -240,13 +240,20 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="rendezvous-") as name:
             met, used, mb = measure(size, Path(name))
         kept.append(
-            print_ratio(f"rendezvous_{size}", met, bare(size), limit=LIMIT_SECONDS if size == 1000 else None)
+            print_ratio(
+                f"rendezvous_{size}",
+                met,
+                time_plain_connections(size),
+                limit=LIMIT_SECONDS if size == 1000 else None,
+            )
         )
         print_ratio(f"rendezvous_cpu_{size}", used, 1.0)
         print(f"# rank 0 had at most {mb:.0f} MB; load {os.getloadavg()[0]:.1f}", flush=True)
     with tempfile.TemporaryDirectory(prefix="rendezvous-") as name:
         kept.append(
-            print_ratio("rendezvous_api_requests", requests(Path(name)), 3.0, "", limit=LIMIT_REQUESTS)
+            print_ratio(
+                "rendezvous_api_requests", count_api_requests(Path(name)), 3.0, "", limit=LIMIT_REQUESTS
+            )
         )
     return kept.count(False)
 

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks._example_trainings import RANKS, ByHand, job_of
+from benchmarks._example_trainings import RANKS, ByHand, prepare_example_job
 from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec
@@ -76,7 +76,7 @@ def main() -> int:
     memory: dict[str, list[dict[str, float]]] = {"separate": [], "forked": []}
     with tempfile.TemporaryDirectory(prefix="warm-") as name:
         folder = Path(name)
-        job = job_of("quick_start", folder / "data")
+        job = prepare_example_job("quick_start", folder / "data")
         for n in range(ROUNDS):
             for way, kind in {"separate": ByHand, "forked": ForkedByHand}.items():
                 gang: Any = kind(folder / f"{way}-{n}", job, "quick_start", **PASSES)

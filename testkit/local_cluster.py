@@ -156,7 +156,7 @@ class Training:
         found = [p["metadata"] for p in self.pods() if p["metadata"]["labels"][index] == str(rank)]
         return str(max(found, key=lambda m: m["creationTimestamp"])["name"])
 
-    def wait_until_ended(self, seconds: float = 180) -> str:
+    def ended(self, seconds: float = 180) -> str:
         """Wait until the training Job has finished; return Complete or Failed."""
         return until(
             self.condition, f"the end of training {self.namespace}", seconds, POLL, self.last_log_lines
@@ -164,7 +164,7 @@ class Training:
 
     def complete(self, seconds: float = 180) -> None:
         """Wait until the Job is Complete; if it fails, fail the test with the pods' logs."""
-        if self.wait_until_ended(seconds) != "Complete":
+        if self.ended(seconds) != "Complete":
             raise AssertionError(f"the training Job failed:\n{self.last_log_lines()}")
 
     def last_log_lines(self) -> str:

@@ -258,7 +258,7 @@ def test_a_process_that_dies_with_no_restarts_left_fails_the_job_with_its_cause(
     job_processes.signal_all(
         job_processes.find_job_processes(training.values["jobName"], "trainer", rank=1), signal.SIGKILL
     )
-    assert training.wait_until_ended(DEATH_SECONDS + 15) == "Failed"
+    assert training.ended(DEATH_SECONDS + 15) == "Failed"
     status = json.loads((training.output / "status.json").read_text())
     assert (status["state"], status["attempt"]) == ("failed", 0)
     for text in (status["cause"], *training.messages()):
@@ -269,7 +269,7 @@ def test_a_process_that_dies_with_no_restarts_left_fails_the_job_with_its_cause(
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:
     training = train("quick_start", trainers=1, data={"sha256": "0" * 64})
     training.upgrade()
-    assert training.wait_until_ended(90) == "Failed"
+    assert training.ended(90) == "Failed"
     failed = json.loads((training.job / "data-failed.json").read_text())
     assert "0" * 64 in failed["reason"]
     assert not (training.job / "manifest.json").exists()
@@ -281,7 +281,7 @@ def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Mak
 def test_the_nic_selects_the_address_and_an_unknown_one_is_rejected_with_the_interfaces(train: Make) -> None:
     training = train("quick_start", trainers=1, nic="eth9", training={"passes": 1})
     training.upgrade()
-    assert training.wait_until_ended(120) == "Failed"
+    assert training.ended(120) == "Failed"
     assert any("eth9" in message and "eth0" in message for message in training.messages()), (
         training.messages()
     )
@@ -320,7 +320,7 @@ def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, clust
 
     until(shows_both, "status to show the other release while the pod waits", 50, 1.0, ours.last_log_lines)
     assert not ours.condition()
-    assert ours.wait_until_ended(150) == "Failed"
+    assert ours.ended(150) == "Failed"
     printed = cluster.launcher(*shown).stdout
     assert "in two releases on one storage" in printed
     assert "release theirs in namespace" in printed

@@ -144,7 +144,7 @@ def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again
     run.recovered()
     with no_capacity(run.training):
         delete(run.training, 2)
-        assert run.training.wait_until_ended(240) == "Failed"
+        assert run.training.ended(240) == "Failed"
         assert any("did not join within 82 s" in message for message in run.training.messages())
     run.cluster.launcher("resume", *there)
     run.ends_whole(

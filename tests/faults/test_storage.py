@@ -29,7 +29,7 @@ def flip(path: Path) -> None:
 
 def fails(run: FaultyRun, *words: str) -> list[str]:
     """Check that the Job fails and all its processes exit; return the termination messages of its pods."""
-    assert run.training.wait_until_ended(150) == "Failed"
+    assert run.training.ended(150) == "Failed"
     said = run.training.messages()
     assert any(all(word in message for word in words) for message in said), said
     run.until(lambda: not run.processes(), f"no process of {run.name}", 60)
