@@ -15,6 +15,12 @@ from launcher.io.bucket_export_format import LATEST, MARKER, ExportFolder
 from launcher.io.retry import Retry
 
 TRIES, BASE_SECONDS = 5, 1.0
+_FIXES = {
+    "AccessDenied": "Allow the role or key that is used here s3:GetObject below the prefix, and s3:ListBucket",
+    "NoSuchBucket": "Correct the name of the bucket",
+}
+"""S3's error code → the fix in the message."""
+_SET_RUN = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
 
 
 class ExportedModels:
@@ -99,9 +105,7 @@ class ExportedModels:
                     )
         return into / "model"
 
-    def _invalid(
-        self, reason: str, fix: str = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
-    ) -> SettingsError:
+    def _invalid(self, reason: str, fix: str = _SET_RUN) -> SettingsError:
         """Return the error that says why no model can be downloaded from this address, and a fix."""
         limit = "s3://BUCKET/PREFIX of a complete export (training.exportTo)"
         return setting_error(self._asked_by, self._url, limit, reason, fix)
@@ -111,7 +115,9 @@ class ExportedModels:
         try:
             yield
         except s3.S3RejectedError as error:
-            raise self._invalid(str(error).rstrip(".")) from error
+            reason, _, fix = str(error).partition("Fix: ")
+            fix = fix.rstrip(".") or _FIXES.get(error.code, _SET_RUN)
+            raise self._invalid(reason.rstrip(". "), fix) from error
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:

@@ -251,7 +251,11 @@ class Agent:
             self._forks = None if spec is None else child_processes.ForkServer(spec)
         except (LauncherError, OSError) as error:  # it only saves time
             self._forks = None
-            log.warning("each process loads Paddle itself, because the fork server did not start: %s", error)
+            log.warning(
+                "the fork server did not start, so each process loads Paddle itself, which takes longer, but changes "
+                "nothing else: %s",
+                error,
+            )
 
     def _await_fork_server(self) -> None:
         """Wait until the fork server is ready, so that the first order can be executed at once."""

@@ -1,4 +1,4 @@
-"""How another rank waits for a rank 0 that does not answer: log lines, notifications, and the deadline."""
+"""How ranks other than 0 wait while rank 0 is unreachable: log lines, notifications, and the deadline."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Rank0Wait:
-    """Limits the wait for a rank 0 that does not answer to `rendezvousSeconds` + `training.rankWaitHours`.
+    """Ends this rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
 
-    Rank 0 notifies users about all other missing ranks; if rank 0 itself is missing, rank 1 does.
+    Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
     """
 
     def __init__(self, settings: TrainSettings, timings: Timings, exit_if_over: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""`FleetProcess`, the base class of pserver and trainer processes, for PaddlePaddle 2.6.2's fleet.
+"""Start a pserver or a trainer with PaddlePaddle 2.6.2's library fleet: its addresses, its network, its barriers.
 
 Paddle's training modes are incomplete when a program is run one batch (step) at a time; `pserver_client` adds
 what is missing:

@@ -166,7 +166,7 @@ class PassMeter:
     def __init__(
         self, log: TrainerLog, progress: ProgressFile, number: int, done: int, totals: PassTotals
     ) -> None:
-        """Measure pass `number` (from 0) after its first `done` batches.
+        """Prepare to measure the batches of pass `number` (from 0) that follow its first `done` batches.
 
         Args:
             log: the trainer's log.

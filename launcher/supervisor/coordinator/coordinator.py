@@ -381,7 +381,7 @@ class Coordinator:
                 self.run_files.close(state, cause)
             except (LauncherError, OSError) as failed:
                 log.warning(
-                    "cannot write to run.json how the run ended, so its state does not change: %s", failed
+                    "cannot write how the run ended to run.json, which still has an earlier state: %s", failed
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
         if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:

@@ -37,7 +37,7 @@ def find_leaving(members: Sequence[Member]) -> Member | None:
 def decide_save(
     request: SaveRequest | None, members: Sequence[Member], batch_size: int, now: float
 ) -> SaveRequest | str:
-    """Return the request for a checkpoint while the pods that received SIGTERM wait for it.
+    """Decide whether pods that received SIGTERM wait for a checkpoint: return the request for it, else why not.
 
     A checkpoint is requested if the trainers are expected to complete it before the first pod must exit, by their
     present speed and the longest save that a launcher of the gang has measured. If none was measured yet, it

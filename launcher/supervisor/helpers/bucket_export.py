@@ -54,14 +54,15 @@ class BucketExport:
         try:
             done = self._run("reserve", output_id, self._timings.reach)
         except ExportError as error:
+            reason, fix = _split_fix(error)
             raise SettingsError(
                 setting_message(
                     "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
                     self._settings.export_to,
                     "a bucket and prefix that the pods can reach and write to, and that no other training "
                     "uses",
-                    str(error).rstrip("."),
-                    "Correct that, set another training.exportTo (empty: no export), or set another runId",
+                    reason,
+                    f"{fix or 'Correct that'}; or set another training.exportTo (empty: none), or set another runId",
                 )
             ) from error
         log.info("the model will be exported to %s", self.url)
@@ -85,9 +86,10 @@ class BucketExport:
         try:
             done = self._run("copy", output_id, self._timings.export)
         except ExportError as error:
+            reason, fix = _split_fix(error)
             raise ExportError(
                 "the training is complete and its model is in output/ on the shared storage; only the export "
-                f"to {self.url} failed: {str(error).rstrip('.')}. Fix: correct that, then start the run "
+                f"to {self.url} failed: {reason}. Fix: {fix or 'correct that'}, then start the run "
                 "again (helm upgrade with --reset-then-reuse-values --set-string runId=… creates a new Job): it "
                 "repeats only the export."
             ) from error
@@ -116,3 +118,12 @@ class BucketExport:
                 raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error
             slow = " (the bandwidth from the node to S3 may be too low)" if error.returncode is None else ""
             raise ExportError(f"{error}{error.log_lines}{slow}") from error
+
+
+def _split_fix(error: ExportError) -> tuple[str, str]:
+    """Return the reason and the fix (empty without one) in the text of `error`, without full stops at their ends."""
+    text = str(error).rstrip(" .\n")
+    reason, found, fix = text.rpartition("Fix: ")
+    if not found or "\n" in fix:  # a fix in the quoted lines of a log is not that of the error
+        return text, ""
+    return reason.rstrip(" ."), fix

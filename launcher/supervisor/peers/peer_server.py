@@ -58,7 +58,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         self._answer(code, body, kind)
 
     def do_PUT(self) -> None:
-        """Store a trainer's value under the path; reject every other PUT."""
+        """Store the value that a trainer sends, under the path of its request; reject all other senders."""
         store = self._trainer_store()
         if store is None:
             self.close_connection = True  # the body was not read

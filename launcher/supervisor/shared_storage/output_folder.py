@@ -59,7 +59,7 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
 
 @dataclass(frozen=True)
 class OpenedOutput:
-    """The output folder that this run writes to."""
+    """Describes the output folder that this run writes to, and the earlier run that it resumes, if any."""
 
     output: OutputPaths
     attempt: int
@@ -69,10 +69,10 @@ class OpenedOutput:
 
 
 def check_folders(layout: JobPaths) -> None:
-    """Check that output/ and runs/ are folders or absent, and that no symbolic link leads out of them.
+    """Check that output/ and runs/ are folders or absent, and that they and the entries of output/ are no links.
 
     Raises:
-        StorageError: with the path and the fix; also for a link directly in output/.
+        StorageError: one of them is a symbolic link, or a file instead of a folder.
     """
     for path in (
         layout.output,
@@ -184,7 +184,11 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
     try:
         found = read()
     except files.UnreadableError as error:
-        log.warning("%s The run continues without this file.", error)
+        log.warning(
+            "%s The run continues as if this file did not exist. Fix: if you need what it contained, restore it from "
+            "a copy",
+            error,
+        )
         found = None
     return default if found is None else found
 

@@ -158,10 +158,10 @@ class CheckpointFolder:
 def prune_checkpoints(
     output: OutputPaths, attempt: int, keep: int, best: Collection[Position] = ()
 ) -> list[str]:
-    """Remove old checkpoints of a run that training could resume from.
+    """Remove old usable checkpoints of a run; unusable ones stay.
 
-    The newest `keep` and those at the positions `best` stay, and those that a kept incremental checkpoint
-    continues. Checkpoints that training cannot resume from are neither counted nor removed.
+    A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
+    `best`, and those that a kept incremental checkpoint continues.
 
     Args:
         output: the run's output folder.

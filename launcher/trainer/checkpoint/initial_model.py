@@ -272,7 +272,7 @@ def load(
 def _load_tables(
     settings: ProcessSettings, trainer: PserverClient, initial: InitialModel
 ) -> dict[str, TableRows]:
-    """Write the tables to files, and let the servers load them; all trainers together.
+    """Write the tables to files, and let the servers load them; all trainers call this together.
 
     Returns:
         Some rows of this rank's files for `_verify`, by table name.

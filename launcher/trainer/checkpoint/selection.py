@@ -49,7 +49,7 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 
 
 def is_model_complete(folder: Path) -> bool:
-    """Return whether the folder is a complete exported model: it gets this name only when it is complete."""
+    """Return whether `folder` has all MODEL_FILES; an export gives the folder its name only when it is complete."""
     with files.storage_errors(folder):
         return all((folder / name).is_file() for name in MODEL_FILES)
 
