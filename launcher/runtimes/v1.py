@@ -54,7 +54,7 @@ class V1Runtime:
                 settings.mode,
                 "sync or async with runtime v1",
                 "the old binary has no geo mode",
-                "Set another mode, or runtime to fleet",
+                "Set training.mode to sync or async, or runtime to fleet",
             )
         unsupported = {
             "checkpointEvery": settings.checkpoint_every_batches or settings.checkpoint_every_minutes,

@@ -137,7 +137,8 @@ class CheckpointRestorer:
             self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / PARAMETERS))
         else:
             self._load_servers(folder, contents)
-        self.log.line(f"restored {folder.name}, the best by {self.settings.keep_best}, for the model")
+        best = f", the best by {self.settings.keep_best}" if self.settings.keep_best else ""
+        self.log.line(f"restored {folder.name}{best}, to export the model from it")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
         """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""

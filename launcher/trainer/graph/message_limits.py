@@ -71,5 +71,5 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
                 f"at most {limit // row}",
                 f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
                 f"{table.width}, a message to a server could be longer than {limit} bytes",
-                "Set a smaller training.batchSize",
+                "Set a smaller training.batchSize, or use fewer ids per row in the program",
             )
