@@ -1,6 +1,6 @@
 """Measure the program ctr: samples per second, CPU time per sample, and the AUC of its model.
 
-`python -m benchmarks.ctr` prints, on planted rows of Criteo's shape (launcher/programs/ctr/planted.py):
+`python -m benchmarks.ctr` prints, on generated rows of Criteo's shape (launcher/programs/ctr/generated_rows.py):
 
 - `ctr_<network>_<servers>+<trainers>_<threads>t`: samples/s of all trainers together, with the launcher's
   loop over records (ours), and with Paddle's `train_from_dataset` over text (theirs), on the same program and
@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._result_lines import print_ratio
-from launcher.programs.ctr import planted, scores
+from launcher.programs.ctr import generated_rows, scores
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.serving.paddle_served import mkl_kernels
 from launcher.trainer import program_loader as programs
@@ -111,7 +111,7 @@ def shards(folder: Path, rows: list[int], threads: int) -> list[Path]:
     for rank, count in enumerate(rows):
         place = folder / str(rank)
         (place / "tables").mkdir(parents=True)
-        planted.make(place / "train.txt", count, seed=rank)
+        generated_rows.make(place / "train.txt", count, seed=rank)
         slots(place / "train.txt", [place / f"slots-{i}.txt" for i in range(threads)])
         made.append(place)
     return made
@@ -260,19 +260,19 @@ def _json(argv: list[str]) -> dict[str, float]:
 
 
 def learning(folder: Path, seed: int) -> Iterator[bool]:
-    """Print `ctr_auc_…`: three pods and one process on a million planted rows."""
+    """Print `ctr_auc_…`: three pods and one process on a million generated rows."""
     rows, passes = LEARN["rows"], LEARN["passes"]
     test = folder / "test.txt"
-    planted.make(test, rows // 10, seed=99)
+    generated_rows.make(test, rows // 10, seed=99)
     data = []
     for rank in range(3):
         data.append(folder / "learn" / str(rank))
         (data[-1] / "tables").mkdir(parents=True)
-        planted.make(data[-1] / "train.txt", rows // 3, seed=rank)
+        generated_rows.make(data[-1] / "train.txt", rows // 3, seed=rank)
         (data[-1] / "test.txt").symlink_to(test)
     joined = folder / "joined.txt"
     joined.write_bytes(b"".join((place / "train.txt").read_bytes() for place in data))
-    best = scores.metrics(*planted.limit(test))["auc"]
+    best = scores.metrics(*generated_rows.limit(test))["auc"]
     values = {
         "PADDLE_LAUNCHER_PASSES": str(passes),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),

@@ -28,7 +28,7 @@ from aws import training_estimate as estimate
 from benchmarks._result_lines import print_ratio
 from infra.node_capacity import Size
 from infra.settings import Settings
-from launcher.programs.ctr import planted
+from launcher.programs.ctr import generated_rows
 from local import try_example
 from local.launcher_gang import LauncherGang
 
@@ -54,7 +54,7 @@ def train(folder: Path) -> tuple[Path, estimate.TrainingJob, float]:
     rows = sum(shard.read_bytes().count(b"\n") for shard in shards)
     values = try_example.example_values("ctr")
     passes = int(values["training"]["passes"])
-    ids = float(sum(planted.SIZES))
+    ids = float(sum(generated_rows.SIZES))
     known = estimate.read_job(values, rows=rows, gigabytes=size / 1e9, passes=passes, ids=ids)
     return job / "output", known, cpu
 

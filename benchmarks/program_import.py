@@ -22,7 +22,7 @@ BUDGET_SECONDS = 3.0
 ROUNDS = 5
 
 LOCAL = "import infra.settings, infra.stack_builder, infra.cluster_preflight, infra.training\n"
-AWS = LOCAL + "import infra.aws_target\n"
+AWS = LOCAL + "import infra.target_aws\n"
 
 
 def source_that_uses(alias: str, package: str) -> str:

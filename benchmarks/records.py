@@ -1,6 +1,6 @@
 """Measure the cost of parsing rows once, and that a trainer's memory does not grow with the rows.
 
-`python -m benchmarks.records` prints, for planted rows of Criteo's format (program ctr):
+`python -m benchmarks.records` prints, for generated rows of Criteo's format (program ctr):
 
 - `parse_rows`: CPU microseconds per row from text to records, compared with the program's own parse() and
   splitting of the line alone; the comment contains rows per second and core. Limit of the ratio: 2.
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks._result_lines import print_ratio
 from launcher.dataprep.csv_records import split_fields
-from launcher.programs.ctr import planted
+from launcher.programs.ctr import generated_rows
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import conversion, row_parsing
 from launcher.trainer.records.record_files import INDEX
@@ -62,7 +62,7 @@ def measure_parsing(folder: Path) -> bool:
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
     rows = conversion.TextSource(text, "rows", row_parsing.locate_in("rows"))
-    planted.make(text, PARSED, seed=1)
+    generated_rows.make(text, PARSED, seed=1)
     began = time.process_time()
     with text.open() as file:
         for line in file:
@@ -85,8 +85,8 @@ def measure_training(folder: Path) -> bool:
     """Print `parse_train`: parsing and training compared with training alone."""
     data = folder / "data"
     (data / "tables").mkdir(parents=True)
-    planted.make(data / "train.txt", TRAINED, seed=2)
-    planted.make(data / "test.txt", 1000, seed=3)
+    generated_rows.make(data / "train.txt", TRAINED, seed=2)
+    generated_rows.make(data / "test.txt", 1000, seed=3)
     values = {"PADDLE_LAUNCHER_PASSES": "2", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
     gang = TrainerProcesses(folder, [data], PROGRAMS / "ctr", values=values)
     gang.finish(seconds=400)
@@ -101,7 +101,7 @@ def measure_memory(folder: Path) -> bool:
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
     rows = conversion.TextSource(text, "rows", row_parsing.locate_in("rows"))
-    planted.make(text, MEMORY, seed=4)
+    generated_rows.make(text, MEMORY, seed=4)
     few, many = folder / "few", folder / "many"
     conversion.convert_text(program, rows, few)
     text.unlink()

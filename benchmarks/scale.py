@@ -30,7 +30,7 @@ import psutil
 
 from aws import training_estimate as estimate
 from benchmarks._result_lines import print_ratio
-from launcher.programs.ctr import planted
+from launcher.programs.ctr import generated_rows
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
@@ -110,9 +110,9 @@ def wire() -> float:
 
 def rows(file: Path) -> None:
     """Write ROWS rows of Criteo's format to `file`, with random ids that hardly ever occur twice."""
-    clicks, ids, counts = planted.rows(0, ROWS, day=0, seed=0)
+    clicks, ids, counts = generated_rows.rows(0, ROWS, day=0, seed=0)
     ids = np.random.default_rng(1).integers(1, 1 << 32, ids.shape)
-    file.write_text(planted.text(clicks, ids, counts))
+    file.write_text(generated_rows.text(clicks, ids, counts))
 
 
 def constants(folder: Path) -> None:

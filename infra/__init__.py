@@ -1,7 +1,7 @@
 """The Pulumi program.
 
 `stack_builder.py` is the entry point. It reads the inputs (`stack_inputs.py`) and calls one of two targets
-(`aws_target.py`, `kubeconfig_target.py`), which create components: one `ComponentResource` per module.
+(`target_aws.py`, `target_kubeconfig.py`), which create components: one `ComponentResource` per module.
 
 Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
 `setting_types`, `stack_config`, `chart_values`, `chart_check`, `cluster_preflight`, `release_drift`,

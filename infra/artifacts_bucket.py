@@ -89,7 +89,7 @@ class Artifacts(AwsComponent):
         for key, path in settings.uploads.items():
             file = project_folder / path
             if not file.is_file():
-                continue  # only in a preview: an update rejects it (infra/aws_target.py)
+                continue  # only in a preview: an update rejects it (infra/target_aws.py)
             aws.s3.BucketObjectv2(
                 context.named(f"object-{key.replace('/', '-')}"),
                 bucket=bucket.id,

@@ -63,7 +63,7 @@ def _adoption_problems(
 
     for part in adopt.keys() - found.keys():
         why = "AWS has no resource with this id, or its deletion is scheduled"
-        fix = "set the key to an id that `make kept` prints, or remove it to create a new resource"
+        fix = "set it to an id that `make kept` prints, or remove it to create a new resource"
         yield problem(part, "the id of a resource in this account and region", why, fix)
     files, point = found.get(FILE_SYSTEM), found.get(ACCESS_POINT)
     if point is not None and point.file_system_id != adopt.get(FILE_SYSTEM):
@@ -99,7 +99,7 @@ def _key_problems(settings: Settings, keys: set[str], files: list[Any]) -> Itera
 def _not_adopted(prefix: str, ids: list[str]) -> Problem:
     limit = f"one of {', '.join(ids)}" if len(ids) > 1 else ids[0]
     why = f"an earlier destroy of {prefix} kept it, and this update would create an empty file system"
-    fix = "run the commands that `make kept` prints; or delete it, or remove its tag Stack, to start with a new one"
+    fix = "run the commands that `make kept` prints; or delete it in EFS, or remove its tag Stack, to get a new one"
     return setting_problem(f"storage.adopt.{FILE_SYSTEM}", None, limit, why, fix)
 
 

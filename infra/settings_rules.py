@@ -163,9 +163,15 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
     if nodes.fallback and not (nodes.auto and nodes.capacity == "SPOT"):
         limit, why = (
             "false, unless nodes.auto is true and nodes.capacity is SPOT",
-            "the autoscaler adds these nodes",
+            "only the autoscaler adds the fallback nodes",
         )
-        yield problem("nodes.fallback", True, limit, why, "set nodes.auto to true and nodes.capacity to SPOT")
+        yield problem(
+            "nodes.fallback",
+            True,
+            limit,
+            why,
+            "set nodes.auto to true and nodes.capacity to SPOT, or nodes.fallback to false",
+        )
     if nodes.auto and settings.network.nat == "none" and settings.network.vpc_id == "":
         why = "the image of the cluster autoscaler is pulled from outside AWS"
         yield problem(auto, True, "false with network.nat none", why, "set network.nat to single")

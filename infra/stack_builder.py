@@ -11,10 +11,10 @@ from typing import Any
 import pulumi
 
 from infra import chart_check, cluster_preflight
-from infra.kubeconfig_target import create_kubeconfig_stack
 from infra.settings import Settings
 from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs, read_stack_inputs
+from infra.target_kubeconfig import create_kubeconfig_stack
 
 
 def check_chart_values(inputs: StackInputs) -> None:
@@ -64,6 +64,6 @@ def build_stack(
         cluster_preflight.check_cluster(settings, folder, inputs.owner, inputs.uses_host_ports)
         return create_kubeconfig_stack(inputs)
     # Imported only for this target: loading the AWS SDK's types takes longer than everything else together.
-    from infra.aws_target import create_aws_stack  # noqa: PLC0415
+    from infra.target_aws import create_aws_stack  # noqa: PLC0415
 
     return create_aws_stack(inputs, region)

@@ -15,7 +15,7 @@ import yaml
 
 from launcher.errors import LauncherError
 from launcher.io.files import read_json
-from launcher.programs.ctr import planted, scores
+from launcher.programs.ctr import generated_rows, scores
 from local import console, example_data, local_stack, sample_prediction, try_example
 from local.cluster import cluster_lifecycle
 from local.errors import LocalError
@@ -103,7 +103,7 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     else:
         go_build.ensure_tools(tools)
         command = (
-            f"python -m launcher.programs.ctr.planted make {example_data.PLANTED}"
+            f"python -m launcher.programs.ctr.generated_rows make {example_data.PLANTED}"
             if config == "ctr"
             else "python3 local/bootstrap.py sources --to FOLDER"
         )
@@ -202,7 +202,7 @@ def _print_best_possible_auc(job: Path) -> None:
 
     Print the true click probability of the first test row, too.
     """
-    chances, clicks = planted.limit(job / "test.txt")
+    chances, clicks = generated_rows.limit(job / "test.txt")
     score = json.loads((job / "output" / "model" / "score.json").read_text("utf-8"))
     console.success(
         f"AUC:    {score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "

@@ -45,6 +45,7 @@ class CliError(LauncherError):
 
     def __init__(self, problem: str, fix: str = "") -> None:
         """Store the message: `problem`, and after `Fix:` the one action that solves it."""
+        self.problem = problem
         end = "" if problem.endswith((".", "…", ":", "?")) else "."
         super().__init__(f"{problem}{end} Fix: {fix}" if fix else problem)
 

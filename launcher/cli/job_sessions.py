@@ -104,7 +104,7 @@ class ClusterSession:
             raise CliError(
                 f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} has no key base.yaml: "
                 "an earlier version of the chart wrote it",
-                "run helm upgrade with this version of the chart",
+                "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
             )
         return found
 
@@ -123,7 +123,7 @@ class ClusterSession:
             raise CliError(
                 f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} was written by another "
                 f"version of the chart: {error!r}",
-                "run helm upgrade with this version of the chart",
+                "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
             ) from error
         if run.cron_job:
             jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
@@ -282,7 +282,7 @@ class MissingClaimError(CliError):
         super().__init__(
             f"the claim {run.claim} of release {run.release} does not exist in namespace {run.namespace}, so "
             "its storage cannot be reached, and no training can start from its values",
-            "create the claim, or upgrade the release to an existing one",
+            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
         )
 
 

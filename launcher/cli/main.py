@@ -96,7 +96,12 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except OSError as error:
-        report(f"error: {error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        where = (
+            f": {error.filename}. Fix: check that this path exists and that you may use it"
+            if error.filename
+            else ""
+        )
+        report(f"error: {error.strerror or error}{where}")
         return CliError.exit_code
     return 0
 

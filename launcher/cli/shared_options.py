@@ -112,11 +112,11 @@ Command = Callable[..., None]
 
 
 def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
-    """Return a decorator for commands that replaces parameters by options.
+    """Return a decorator that gives a command the options of a function or dataclass.
 
     Args:
-        builders: parameter of the command → a function or dataclass. Its parameters with the type `Annotated`
-            become options of the command, and the command receives what it returns.
+        builders: for a parameter of the command, the function (or dataclass) that makes the parameter's value. The
+            function's own parameters with the type `Annotated` become options of the command.
     """
 
     def decorate(command: Command) -> Command:

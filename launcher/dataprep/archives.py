@@ -142,7 +142,10 @@ def is_zip(stream: PeekableStream) -> bool:
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
-    """Yield the text `member`, then the side tables, of the zip file at `path`. Raises `DataError`."""
+    """Yield the text `member`, then the side tables, of the zip file at `path`.
+
+    Raises `DataError` if the zip file is damaged or lacks one of them.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -158,7 +161,10 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
 
 
 def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
-    """Yield the text and the side tables (data.tables) of a tar archive in its order. Raises `DataError`."""
+    """Yield the text and the side tables (data.tables) of a tar archive in its order.
+
+    Raises `DataError` if the archive is damaged or lacks one of them.
+    """
     missing = {member, *tables}
     names: list[str] = []
     try:

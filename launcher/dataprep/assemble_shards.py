@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import row_positions
+from launcher.dataprep import row_origins
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST
 from launcher.dataprep.source import display_name
@@ -60,7 +60,7 @@ def assemble_shards(
         with storage_errors(folder):
             fsync_dir(folder)
         shards.append(entry)
-    positions = row_positions.row_index(
+    positions = row_origins.row_index(
         settings.seed, settings.split_count, settings.test_fraction, markers, bool(settings.test_source)
     )
     rows = json.dumps(positions).encode()
@@ -121,10 +121,12 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int) -> None:
     """
     name, train = display_name(settings.source), sum(lines)
     if train < settings.split_count or min(lines) == 0:
+        few = "fewer than" if train < settings.split_count else "too few for"
+        fewer = f"set trainers (and data.splitCount) to at most {train}, or " if train else ""
         raise DataError(
-            f"data.source {name} has {train} train lines ({held} more are held out for the test), fewer than "
-            f"the {settings.split_count} shards: a trainer without lines would hang. Fix: set trainers (and "
-            f"data.splitCount) to at most {train}, or use more data."
+            f"data.source {name} has {train} train lines ({held} more are held out for the test), {few} "
+            f"the {settings.split_count} shards: a trainer without lines would hang. Fix: {fewer}set data.source "
+            "to a source with more rows."
         )
     if settings.test_source and not held:
         raise DataError(

@@ -185,7 +185,7 @@ class ResumingStream:
         return DataError(
             f"{self._name} changed while it was read: the connection broke after {self.position} bytes, and "
             "the server now has other content. Fix: use a source that does not change, set data.sha256, and "
-            "start the Job again with a new runId."
+            "start the run again with another runId."
         )
 
     def close(self) -> None:

@@ -104,7 +104,10 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
     except (LauncherError, OSError) as error:
         failed_path = settings.layout.data_failed
         log.info(
-            "could not write the reason to %s (%s): pods wait up to data.waitSeconds", failed_path, error
+            "could not write the reason of the failure to %s (%s), so the training pods wait until data.waitSeconds "
+            "have passed. Fix: correct the error that follows, then start the run again with another runId",
+            failed_path,
+            error,
         )
 
 
@@ -259,7 +262,7 @@ class DataPod:
             raise DataError(
                 f"data.source {sources.display_name(self._settings.source)} changed while the pods of this "
                 "Job listed it: this pod sees other objects than the first one. Fix: wait until nothing "
-                "writes there, then start the Job again with a new runId."
+                "writes there, then start the run again with another runId."
             )
 
     def _make_folders(self, size: int) -> None:

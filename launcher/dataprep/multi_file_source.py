@@ -82,8 +82,8 @@ class FolderSource:
             paths = [root]
         if not paths:
             raise DataError(
-                f"data.source {source}: the folder has no text file ({', '.join(SUFFIXES)}). Fix: upload the "
-                "data (python -m launcher push), or correct data.source."
+                f"data.source {source}: the folder has no text file ({', '.join(SUFFIXES)}). Fix: upload a "
+                "data file (python -m launcher push FILE --source), or correct data.source."
             )
         for path in paths:
             check_below_sources(self._context.settings, path)
@@ -114,7 +114,7 @@ class FolderSource:
         if not same:
             raise DataError(
                 f"{self.display_name(found)} changed while it was read. Fix: wait until nothing writes to "
-                "it, then start the Job again with a new runId."
+                "it, then start the run again with another runId."
             )
 
     def display_name(self, found: SourceObject) -> str:

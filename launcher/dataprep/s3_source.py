@@ -21,9 +21,9 @@ KEYS_SHOWN = 12
 PAGE = s3.PAGE
 _FIXES = {
     "NoSuchBucket": "Fix: correct the bucket in data.source.",
-    "NoSuchKey": "The object was removed while the source was read. Fix: start the Job again with a new runId.",
-    "PreconditionFailed": "The object was replaced while the source was read. Fix: start the Job again with a "
-    "new runId.",
+    "NoSuchKey": "The object was removed while the source was read. Fix: start the run again with another runId.",
+    "PreconditionFailed": "The object was replaced while the source was read. Fix: start the run again with "
+    "another runId.",
 }
 _ROLE = "Fix: allow the pod's role s3:ListBucket on the bucket and s3:GetObject below the prefix."
 

@@ -13,6 +13,17 @@ from launcher.paths import JobPaths
 LIST = "files.json"
 
 
+def make_again_fix(layout: JobPaths) -> str:
+    """Return the `Fix:` of messages about published data that is damaged, which says how to make the data again.
+
+    The manifest must be removed first: with it, the training pods of the new run would use the damaged data at once.
+    """
+    return (
+        f"Fix: delete {layout.manifest} in a pod or on a machine that mounts the shared storage, then start the run "
+        "again with another runId, which makes its data again."
+    )
+
+
 def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
     """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
 
@@ -30,7 +41,7 @@ def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, 
     if hashlib.sha256(content).hexdigest() != shard["sha256"]:
         raise DataError(
             f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
-            "Job. Fix: delete manifest.json and run the data Job again with a new runId."
+            f"Job. {make_again_fix(layout)}"
         )
     found: list[dict[str, Any]] = json.loads(content)["files"]
     return found

@@ -88,7 +88,7 @@ def _faults(s: DataSettings, name: str) -> list[str]:
             display_name(s.source),
             "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
             "other sources are not supported",
-            "Put the file into sources/ on the shared storage and set file://NAME",
+            "Upload the file (python -m launcher push FILE --source), and set data.source to file://NAME",
         )
     elif url.scheme == "http" and not s.sha256:
         fault(
@@ -104,7 +104,7 @@ def _faults(s: DataSettings, name: str) -> list[str]:
             display_name(s.source),
             "file://NAME with a path below sources/, not absolute and without '..'",
             "it refers to a file of the shared storage, never of a pod's disk",
-            "Put the file into sources/",
+            "Upload the file (python -m launcher push FILE --source), and set file://NAME",
         )
     elif url.scheme != "file" and not url.hostname:
         fault(
@@ -112,7 +112,7 @@ def _faults(s: DataSettings, name: str) -> list[str]:
             display_name(s.source),
             "an address with a host or bucket",
             "the address has none",
-            "Set the complete address",
+            "Set the complete address, such as https://HOST/FILE or s3://BUCKET/PREFIX",
         )
     elif url.scheme == "s3" and s.member and (not url.path.strip("/") or s.source.endswith("/")):
         fault(
@@ -138,7 +138,7 @@ def _faults(s: DataSettings, name: str) -> list[str]:
             list(s.tables),
             "empty without data.member",
             "tables are further members of an archive",
-            "Set data.member too",
+            "Set data.member too, to the path of the text in the archive",
         )
     if len(set(names)) < len(names) or s.member in s.tables:
         fault(
@@ -162,7 +162,7 @@ def _faults(s: DataSettings, name: str) -> list[str]:
             list(s.columns),
             "indexes from 0 when data.header is false",
             "without a header columns have no names",
-            "Set indexes",
+            "Set indexes from 0, or data.header to true",
         )
     return faults
 
@@ -209,8 +209,8 @@ def find_stored_source(settings: DataSettings) -> Path:
             names = []
         raise DataError(
             f"data.source {settings.source}: {path} does not exist; {sources} contains "
-            f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push), or correct "
-            "data.source."
+            f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
+            "correct data.source."
         )
     return path
 

@@ -17,7 +17,7 @@ from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK
 from launcher.dataprep.prefetch import Prefetch
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.row_positions import RowPositions
+from launcher.dataprep.row_origins import RowOrigins
 from launcher.dataprep.shard_writers import FileWriters, WrittenFile
 from launcher.dataprep.splitting import LineSplitter, is_in_test_set
 from launcher.errors import DataError
@@ -53,7 +53,7 @@ class PartSplitter:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
-        self._objects: list[RowPositions] = []
+        self._objects: list[RowOrigins] = []
         self._csv = text_lines.CsvReader(settings.delimiter, settings.header, settings.columns)
 
     def run(self, number: int | None, test_rows: int) -> dict[str, Any]:
@@ -143,7 +143,10 @@ class PartSplitter:
     def _write_test_set(
         self, splitter: LineSplitter | None, writers: FileWriters, held: Path, count: int, wanted: int
     ) -> None:
-        """Write `wanted` of the `count` held-out lines, evenly spread, to the test set; the others are trained on."""
+        """Write `wanted` of the `count` held-out lines, evenly spread, to the test set.
+
+        The other lines are trained on, or left out if there is no `splitter` (the source is data.testSource).
+        """
         first = 0
         with storage_errors(held), held.open("rb") as file:
             while lines := file.readlines(text_lines.CHUNK):
@@ -172,7 +175,7 @@ class PartSplitter:
         if text.size is not None:
             require_space(self._folder, text.size, "the shards and the test set")
         is_csv = settings.format == "csv"
-        positions = RowPositions(text.object or text.name)
+        positions = RowOrigins(text.object or text.name)
         self._objects.append(positions)
         blocks = text_lines.line_blocks(
             text.stream,
@@ -209,7 +212,7 @@ class PartSplitter:
         if found != settings.sha256:
             raise DataError(
                 f"data.sha256 is {settings.sha256}, but {sources.display_name(settings.source)} has {found}: "
-                "it is another file, or it was changed on the way. Nothing was published. Fix: correct "
+                "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
                 "data.source, or set data.sha256 to the second value if you trust this file."
             )
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import join_fields
-from launcher.dataprep.row_positions import RowPositions
+from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError
 
 CHUNK = 512 << 10
@@ -29,7 +29,7 @@ def line_blocks(
     encoding: str,
     *,
     crlf: bool = False,
-    positions: RowPositions | None = None,
+    positions: RowOrigins | None = None,
 ) -> Iterator[bytes]:
     r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
 
@@ -146,6 +146,22 @@ def _check_bytes(block: bytes, at: str, row: int, crlf: bool) -> None:
             ) from error
 
 
+def _describe_unusable_column(column: str, header: list[str] | None) -> str:
+    """Return the message about a name in data.columns that is not exactly once in the header; None: no header."""
+    if header is None:
+        return (
+            f"data.columns has the name {column!r}, but data.header is false, so the columns have no names. Fix: use "
+            "indexes from 0, or set data.header to true."
+        )
+    names = ", ".join(map(repr, header[:20]))
+    if column in header:
+        return (
+            f"data.columns has {column!r}, which is {header.count(column)} times in the header ({names}). Fix: use the "
+            f"column's index, from 0: the first one is {header.index(column)}."
+        )
+    return f"data.columns has {column!r}, but the header has {names}. Fix: use names of the header, or indexes from 0."
+
+
 def _position(block: bytes, offset: int, at: str, row: int) -> str:
     line = block.rfind(b"\n", 0, offset) + 1
     return f"{at} {row + block.count(10, 0, offset)}, column {offset - line + 1}"
@@ -169,7 +185,7 @@ class CsvReader:
         """Fields of each record."""
         self._indexes: list[int] | None = None
 
-    def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowPositions) -> Iterator[bytes]:
+    def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowOrigins) -> Iterator[bytes]:
         """Yield blocks of about CSV_RECORDS records as lines, and count each record. Blank lines are ignored.
 
         Args:
@@ -247,12 +263,7 @@ class CsvReader:
         for column in self._columns:
             if isinstance(column, str):
                 if header is None or header.count(column) != 1:
-                    fault = "duplicate" if header and column in header else "missing"
-                    names = ", ".join(map(repr, (header or [])[:20])) or "none, since data.header is false"
-                    raise DataError(
-                        f"{name}, line 1: the column {column!r} of data.columns is {fault}; the header has "
-                        f"{names}. Fix: use names of the header, or indexes from 0."
-                    )
+                    raise DataError(f"{name}, line 1: {_describe_unusable_column(column, header)}")
                 indexes.append(header.index(column))
             elif column >= width:
                 raise DataError(

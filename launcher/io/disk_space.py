@@ -9,7 +9,7 @@ from launcher.io import files
 
 _FREE_SHARED = "delete earlier runs with `python -m launcher clean`, or enlarge that volume; then "
 RESTART_RUN = f"{_FREE_SHARED}start the run again."
-RESTART_DATA_JOB = f"{_FREE_SHARED}start the Job again with a new runId."
+RESTART_DATA_JOB = f"{_FREE_SHARED}start the run again with another runId."
 ENLARGE_WORK_VOLUME = "increase the size of the pods' work volume (an emptyDir), or use more trainers."
 
 

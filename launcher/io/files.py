@@ -1,7 +1,7 @@
 """Atomic writes, reads with retries, checksums and copies of files on the shared storage and the pod's disk.
 
 The errno of a failed file operation decides what happens to the run. A read returns "absent" (None or an empty
-list) only after the first two, so a failing storage is never mistaken for an empty one:
+list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for an empty one:
 
     ENOENT, ENOTDIR                              the file is absent
     ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (exit code 75): final, the user must act
@@ -77,7 +77,7 @@ def storage_errors(path: Path) -> Iterator[None]:
             ) from error
         if error.errno in _MISPLACED:
             raise StorageError(
-                f"cannot read or write {where}: {error.strerror}, but it must be a file. Fix: move it away."
+                f"cannot read or write {where}: {error.strerror}, but it must be a file. Fix: remove or rename it."
             ) from error
         if error.errno in _TEMPORARY:
             raise StorageFailedError(

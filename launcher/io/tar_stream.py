@@ -91,15 +91,14 @@ def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[
             starts = [one for one in found_by if "/." not in f"/{one.relative_to(root).as_posix()}"]
         else:
             starts = [root / relative] if os.path.lexists(root / relative) else []
-        before = len(found)
-        for start in starts:
-            for file in _files(start):
-                found[file.relative_to(root).as_posix()] = file
-        if len(found) == before and not optional:
+        matches = {file.relative_to(root).as_posix(): file for start in starts for file in _files(start)}
+        if not matches and not optional:
             raise ReaderError(
-                f"cannot copy {root / relative}: it does not exist. Nothing was sent. Fix: check the path, or try "
-                "again once the run has written it"
+                f"cannot copy {root / relative}: there is no such file, or the folder has no file to copy (links and "
+                "names with a leading dot are skipped). Nothing was sent. Fix: check the path, or try again once the "
+                "run has written it"
             )
+        found |= matches
     return sorted(found.items())
 
 

@@ -184,6 +184,7 @@ def _unusable(why: str, settings: TrainSettings) -> SettingsError:
         "runtime (PADDLE_LAUNCHER_RUNTIME)",
         settings.runtime,
         "fleet with this image",
-        f"{why}; v1 needs an image of PaddlePaddle 0.10 or 0.11, later ones have neither sub-command",
+        f"{why}; v1 needs an image of PaddlePaddle 0.10 or 0.11, later ones have neither "
+        "`paddle pserver` nor `paddle train`",
         "Set runtime to fleet, or image to one with the old binary",
     )

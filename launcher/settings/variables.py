@@ -17,7 +17,7 @@ _VARIABLE = "variable"  # key of the Variable in the metadata of a field
 
 @dataclass(frozen=True)
 class Variable:
-    """The environment variable of a field; the fields are the arguments of `variable`."""
+    """The environment variable from which a dataclass field is read; `variable` describes the attributes."""
 
     name: str
     parse: Parser
@@ -31,7 +31,9 @@ class Variable:
         key = f"{self.value} ({self.name})" if self.value else self.name
         fix = f"Set {self.value or self.name} to such a value"
         if not raw and self.default is REQUIRED:
-            return None, setting_message(key, raw, "set", "it has no default", fix)
+            return None, setting_message(
+                key, raw, "set", "it has no default", f"Set {self.value or self.name}"
+            )
         try:
             return (self.parse(raw) if raw else self.default), ""
         except BadValueError as error:

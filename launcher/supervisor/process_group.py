@@ -332,7 +332,7 @@ class ProcessGroup:
         self._finish_logs()
 
     def _finish_logs(self) -> None:
-        """Let the log followers copy the last lines and end."""
+        """Tell the log followers to copy the last lines and then end; `join_log_followers` waits for that."""
         for follow in self._follows:
             follow.end()
 

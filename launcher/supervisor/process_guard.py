@@ -59,9 +59,10 @@ class ProcessGuard:
             self._check_limits(time.monotonic())
 
     def _check_limits(self, now: float) -> None:
-        """Kill the processes if a limit is exceeded at monotonic time `now`.
+        """Kill the processes if rank 0 has been silent, or the main thread stuck, for too long at monotonic time `now`.
 
-        Exit the launcher if its main thread stays stuck after that.
+        After the loss of the output lease, the main thread has less time. If it stays stuck after the kill, exit
+        the launcher.
         """
         t, stuck = self._timings, self.seconds_stuck()
         if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:

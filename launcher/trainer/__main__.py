@@ -54,7 +54,8 @@ def _role() -> Callable[[ProcessSettings], None]:
     name = os.environ.get("TRAINING_ROLE", "")
     if name not in ROLES:
         raise SettingsError(
-            f"TRAINING_ROLE is {name!r}, but must be PSERVER or TRAINER. Fix: start `launcher train`"
+            f"TRAINING_ROLE is {name!r}, but must be PSERVER or TRAINER, which the launcher sets for each process. "
+            "Fix: start `python -m launcher train`, which starts the pservers and the trainer"
         )
     return ROLES[name]
 

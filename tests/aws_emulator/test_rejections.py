@@ -159,7 +159,10 @@ def test_import_omits_values_that_aws_does_not_return(model: Model) -> None:
 
 
 def _grant(account: Account, **more: Any) -> None:
-    """Allow everything that these tests call, with `more` limits on IAM actions."""
+    """Grant the rights that these tests need; actions on IAM roles only for the roles `own-*`.
+
+    `more` are further keys of the policy statement for these roles, such as conditions.
+    """
     names = (
         "CreateRole",
         "DeleteRole",

@@ -84,5 +84,5 @@ def run_json(manifests: list[Manifest]) -> dict[str, Any]:
 
 
 def env(container: Manifest) -> dict[str, str]:
-    """Return the variables with a plain value, by name."""
+    """Return the value of each environment variable of a container by name; `<downward>` for one with `valueFrom`."""
     return {item["name"]: item.get("value", "<downward>") for item in container["env"]}

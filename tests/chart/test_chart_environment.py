@@ -20,7 +20,7 @@ def containers(values=None, *files):
 
 
 def section(title: str) -> str:
-    """Return one section of the page."""
+    """Return the text below the heading `title` of docs/reference/environment.md."""
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 

@@ -342,7 +342,7 @@ def test_release_name_that_is_no_service_name_is_rejected(name):
 
 
 def probe(tmp_path, call: str):
-    """Render the chart with one more template that calls a check with the given input."""
+    """Return helm's stderr for the chart plus a template that fails with the result of the template code `call`."""
     copy = tmp_path / "paddle-training"
     shutil.copytree(CHART, copy)
     (copy / "templates" / "probe.yaml").write_text(f"{{{{- fail ({call}) }}}}\n", encoding="utf-8")

@@ -25,7 +25,7 @@ def checks():
 
 @pytest.fixture
 def rank_0():
-    """Serve `/healthz`; yield its URL."""
+    """Serve `/healthz` on loopback as rank 0's launcher does; yield the address."""
 
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
@@ -51,7 +51,7 @@ def lock(tmp_path):
 
 @pytest.fixture
 def renewed(lock):
-    """Renew the lock, as a running rank 0 does."""
+    """Renew the lock in a thread until the end of the test, as a running rank 0 does."""
     stopped = threading.Event()
 
     def renew():

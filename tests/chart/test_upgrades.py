@@ -64,7 +64,7 @@ class Release:
         return {item["metadata"]["uid"] for item in self.items("pods")}
 
     def training(self) -> dict[str, Any]:
-        """Return the Job of these values."""
+        """Return the training Job that the release's newest values created."""
         text = kubectl("get", "configmap", "demo-run", "-n", self.namespace, "-o", "json")
         name = json.loads(json.loads(text)["data"]["run.json"])["k8sJob"]
         return dict(json.loads(kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))

@@ -18,9 +18,9 @@ from pulumi.runtime import resource as pulumi_resource
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.proto import provider_pb2, source_pb2
 
-from infra.kubeconfig_target import create_kubeconfig_stack
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
+from infra.target_kubeconfig import create_kubeconfig_stack
 
 # The SDK warns about its own deprecated classes when it is imported. This hides no other warning.
 with warnings.catch_warnings():
@@ -167,7 +167,7 @@ class Recorder(Mocks):
 
 
 class Monitor(MockMonitor):
-    """Also record dependencies and options, which mocks do not receive; fail as an engine does."""
+    """Stand-in for the engine: records dependencies and options, which mocks do not receive, and reports failures."""
 
     mocks: Recorder
 
@@ -253,7 +253,7 @@ def aws_stack(
 
     `answers` are the answers of the account, in addition to `INVOKES`.
     """
-    from infra.aws_target import create_aws_stack
+    from infra.target_aws import create_aws_stack
 
     settings = load_settings(config(**{**AWS, **keys}))
     inputs = read_stack_inputs(settings, "paddle-training", name, folder)

@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from infra import aws_target
+from infra import target_aws
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 
@@ -67,7 +67,7 @@ def test_dev_stack_matches_golden_file() -> None:
     chosen = load_settings(config(**{**keys, "image": "registry/launcher@sha256:1", "artifacts": {}}))
     seen = _text(
         record(
-            lambda: aws_target.create_aws_stack(
+            lambda: target_aws.create_aws_stack(
                 read_stack_inputs(chosen, "paddle-training", "dev", ROOT), REGION
             )
         )

@@ -129,7 +129,7 @@ def _cut_off(account: Account) -> None:
 
 
 def _rename(account: Account) -> None:
-    """Change a tag."""
+    """Change the tag Name of the VPC by hand, so that a preview finds drift."""
     _ec2(account).create_tags(Resources=[account.all(VPC)[0].id], Tags=[{"Key": "Name", "Value": "by hand"}])
 
 

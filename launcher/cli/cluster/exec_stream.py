@@ -84,7 +84,7 @@ class ExecStream(io.RawIOBase):
                 raise api_error(*rejected, self._action, target.cluster) from error
             raise CliError(
                 f"cannot {self._action}: {error.reason}",
-                "check that the pod runs, then run the same command again",
+                "check that the pod runs, then run your command again",
             ) from error
         self._socket = client.sock
         self._socket.settimeout(idle_seconds)
@@ -114,7 +114,7 @@ class ExecStream(io.RawIOBase):
         except WebSocketTimeoutException as error:
             raise CliError(
                 f"cannot {self._action}: no byte was received for {self._idle_seconds:.0f} s",
-                "check that the pod and its node still run, then run the same command again",
+                "check that the pod and its node still run, then run your command again",
             ) from error
         except (WebSocketConnectionClosedException, OSError):
             self._ended = True
@@ -153,7 +153,7 @@ class ExecStream(io.RawIOBase):
         if isinstance(self._failure, CliError):
             raise self._failure
         cause = (self._status or {}).get("message") or self._failure or "the connection was closed"
-        raise CliError(f"cannot {self._action}: {cause}", "run the same command again")
+        raise CliError(f"cannot {self._action}: {cause}", "run your command again")
 
     def close(self) -> None:
         """Close the websocket; the command is killed if it still runs."""

@@ -26,6 +26,7 @@ _CONFLICTS = (
     'secrets "sh.helm.release',  # two first installations
     "cannot re-use a name",
 )
+_HELM_FIX = "correct what helm reports, then run the same command again"
 
 
 def find_chart(given: str | None) -> str:
@@ -95,10 +96,10 @@ class Helm:
         except HelmConflictError:
             raise
         except CliError as error:
-            hints = "".join(f"\n{line}" for line in _suggest_keys(str(error), self.read_defaults()))
+            hints = "".join(f"\n{line}" for line in _suggest_keys(error.problem, self.read_defaults()))
             raise UsageError(
                 f"helm rejects the values of release {release}; nothing was changed. "
-                f"Correct the values that helm reports: {error}{hints}"
+                f"Correct the values that helm reports: {error.problem}{hints}"
             ) from error
         run_json = _run_json(release, json.loads(answer)["manifest"])
         if "k8sJob" not in run_json:
@@ -135,7 +136,7 @@ class Helm:
             try:
                 return self._run([*self.upgrade_command(release, private)[1:], *more], base)
             except CliError as error:
-                text = str(error).replace(str(private), str(keep))
+                text = error.problem.replace(str(private), str(keep))
                 if any(part in text for part in _CONFLICTS):
                     at = f"{release} -n {self.namespace}"
                     raise HelmConflictError(
@@ -144,8 +145,7 @@ class Helm:
                         f"run this again once `helm history {at}` shows no pending revision; if one stays "
                         f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
                     ) from error
-                error.args = (text,)
-                raise
+                raise CliError(text, _HELM_FIX) from error
 
     def list_revisions(self, release: str) -> list[dict[str, Any]]:
         """Return a release's revisions, newest first: `revision`, `updated`, `status` and `description`."""
@@ -188,7 +188,7 @@ class Helm:
                 f"check that the cluster answers (kubectl get pods -n {self.namespace}), and run this again",
             ) from error
         if ended.returncode:
-            raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}")
+            raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}", _HELM_FIX)
         return ended.stdout
 
 

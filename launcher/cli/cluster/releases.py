@@ -116,7 +116,7 @@ class Release:
 
     @property
     def volume(self) -> tuple[Any, ...] | None:
-        """The release's `volume_identity`; None if the ConfigMap does not contain the values for it."""
+        """A tuple that identifies the release's volume (`volume_identity`); None if it is unknown."""
         with suppress(KeyError, yaml.YAMLError, AttributeError):
             return volume_identity(yaml.safe_load(self.files["base.yaml"]) or {}, self.namespace)
         return None

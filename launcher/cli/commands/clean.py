@@ -224,7 +224,7 @@ def explain_kept_runs(
 
 
 def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
-    """Return the folder of the storage's job. Raises UsageError if it does not exist."""
+    """Return the job's folder as a candidate, with the reason if it must stay. Raises UsageError if absent."""
     name, root = storage.job.name, storage.sibling(".")
     entries = run_json_command(root, "ls")
     jobs = [
@@ -242,11 +242,11 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
         state = f"the run of {live[0].release} is {live[0].state}"
         kept = f"{state}. Fix: wait until it is over, or helm uninstall it"
     elif pods := _pods_using_job(session, name):
-        kept = f"these pods use it: {', '.join(pods)}"
+        kept = f"these pods use it: {', '.join(pods)}. Fix: wait until they have exited, or kubectl delete pod them"
     else:
         kept = _explain_unreadable(all_users)
     if not kept and _is_lock_renewed(storage):
-        kept = "a run writes to it: its output/run.lock is renewed"
+        kept = "a run writes to it: its output/run.lock is renewed. Fix: wait until the run is over"
     return [Candidate(name, ", ".join(map(str, users)), kept)]
 
 

@@ -91,9 +91,9 @@ def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> 
         output: the run's output folder, below the job's.
 
     Returns:
-        where, state, run_id, score, passes (`pass_table` of metrics.csv), has_model, exported (the address to
-        which the model was exported, or empty), restarts, finished (Unix seconds or None), best
-        (`launcher.metrics.best_pass`).
+        where, state, run_id, score, passes (one row for each pass, from metrics.csv), has_model, exported (the
+        address to which the model was exported, or empty), restarts, finished (Unix seconds or None), best
+        (the best pass and its score: `launcher.metrics.best_pass`).
 
     Raises:
         CliError: the run has not written any file yet.
@@ -104,8 +104,8 @@ def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> 
     if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
         raise CliError(
             f"no results in {where}: no training has written to this folder yet, or somebody removed it",
-            f"{command_text('status')} shows what the training waits for; after a removal, change runId to "
-            "train again",
+            f"see what the training waits for: {command_text('status')}; after a removal, train again: helm "
+            "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
     status = read_fields(StatusFile, status_json or {})
     passes = parse_pass_table(found, output)
@@ -201,7 +201,7 @@ def _receive(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int
     if not saved:
         raise CliError(
             f"nothing to copy: {storage.where} has no output yet",
-            f"{command_text('wait')} returns when the training is complete",
+            f"wait until the training is complete: {command_text('wait')}",
         )
     return saved
 

@@ -1,4 +1,4 @@
-"""`serve`: serve a model over HTTP. Pods run it without this command line; see launcher/__main__.py."""
+"""`serve`: serve a model over HTTP. Serving pods start the same server through launcher/__main__.py."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
             f"`try` trains on this machine, but Paddle cannot be loaded: {error}",
             "pip install '.[model]' in the project's folder, or run this in the launcher's image",
         ) from error
-    from launcher.dataprep.row_positions import RowPositions
+    from launcher.dataprep.row_origins import RowOrigins
     from launcher.serving.paddle_served import Model
     from launcher.trainer import program_loader
     from launcher.trainer.export import model_writer
@@ -122,7 +122,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         program = program_loader.load_program(
             config, work / "tables", tuple(f"--{option}" for option in options.settings or ())
         )
-        places = RowPositions(str(options.data))
+        places = RowOrigins(str(options.data))
         first_rows = trial_data.read_rows(
             options.data, row_format, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )

@@ -42,14 +42,14 @@ def check_program(
             "Trainer 0 checks its network on the cluster, before the first batch"
         )
     os.environ.setdefault("GLOG_minloglevel", "1")
-    from launcher.dataprep.row_positions import RowPositions
+    from launcher.dataprep.row_origins import RowOrigins
     from launcher.trainer import program_loader
     from launcher.trainer.graph import shape_checks
     from launcher.trainer.records import row_parsing
     from launcher.trainer.single_process import program_check, trial_data
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
-        rows, places = [], RowPositions("")
+        rows, places = [], RowOrigins("")
         if source is not None:
             row_format = trial_data.RowFormat(
                 data["format"] == "csv",

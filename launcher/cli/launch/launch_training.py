@@ -32,7 +32,7 @@ from launcher.io.program_folders import find_program_folder
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
-RENAME_FIX = "rename it"
+RENAME_FIX = "rename your folder or file"
 _REMOTE = ("s3://", "https://", "http://", "file://")
 Report = Callable[[str], None]
 
@@ -124,8 +124,10 @@ def _compute_values(
     for file in options.values or ():
         try:
             read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise UsageError(f"-f {file} cannot be read: {error}", "give a YAML file with values") from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise UsageError(
+                f"-f {file} cannot be read: {error}", "give a YAML file, in UTF-8, with chart values"
+            ) from error
         if not isinstance(read, dict):
             raise UsageError(f"-f {file} is not a YAML object", "write values such as training: {passes: 3}")
         values = training_values.merge_values(values, read)
@@ -160,7 +162,7 @@ def launch(
         LauncherError: the cluster, the storage or helm failed.
     """
     keep = options.keep or Path(f"{plan.job}.values.yaml")
-    if keep.exists() and not keep.read_text("utf-8").startswith(_FILE_MARK):
+    if keep.exists() and not keep.read_text("utf-8", "replace").startswith(_FILE_MARK):
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )

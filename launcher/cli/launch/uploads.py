@@ -62,7 +62,12 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
     chosen = check_name(name or folder.resolve().name, fix)
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
-        raise UsageError(f"the name {chosen} is reserved: the launcher has a folder with that name", fix)
+        folders = f"the folder {chosen}" if chosen in RESERVED_FOLDERS else "folders with numbers as names"
+        raise UsageError(
+            f"a program cannot have the name {chosen}: the program is sent to the job's folder, where the launcher "
+            f"itself uses {folders}",
+            fix,
+        )
     entries = []
     for file in folder_files(folder):
         relative = file.relative_to(folder)

@@ -162,7 +162,7 @@ def open_reader_pod(
     if claim and object_states.ABSENT in claim:
         raise CliError(
             f"cannot read the storage: {claim} in namespace {run.namespace}",
-            "create the claim, or upgrade the release to values with an existing one",
+            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
         )
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"

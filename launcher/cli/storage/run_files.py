@@ -33,7 +33,7 @@ class JobFiles:
     manifest: ManifestFile | None = None
     data_failure: DataFailure | None = None
     passes: Sequence[Mapping[str, Any]] = ()
-    """`pass_table` of metrics.csv."""
+    """One row for each pass, from metrics.csv (`launcher.metrics.pass_table`)."""
     checkpoints: Sequence[str] = ()
     """The folder names of the complete checkpoints."""
     was_read: bool = True
@@ -63,7 +63,10 @@ def parse_run_file(found: Mapping[str, bytes], output: OutputPaths) -> RunFile |
 
 
 def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths) -> list[dict[str, Any]]:
-    """Return `launcher.metrics.pass_table` of an output's metrics.csv; empty if the file is absent."""
+    """Return the table of the passes (`launcher.metrics.pass_table`) from the content of an output's metrics.csv.
+
+    `found` are contents by path, as `read_small_files` returns them; without that file the table is empty.
+    """
     content = found.get(output.metrics_csv.as_posix(), b"").decode(errors="replace")
     return metrics.pass_table(metrics.parse_metrics(content))
 

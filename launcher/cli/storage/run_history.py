@@ -27,7 +27,7 @@ class SavedRun:
     record: RunFile
     """run.json, with the program's default options if program.json has them."""
     passes: Sequence[Mapping[str, Any]]
-    """`launcher.metrics.pass_table` of the run's metrics.csv."""
+    """One row for each pass, from the run's metrics.csv (`launcher.metrics.pass_table`)."""
     is_locked: bool = False
     """Whether the folder has a run.lock, so that a process may write there."""
     program: Mapping[str, str] = field(default_factory=dict)

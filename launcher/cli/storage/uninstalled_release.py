@@ -85,7 +85,10 @@ def _fix(request: StorageRequest, **by_option: str) -> str:
 
 
 def find_own_job(storage: Storage, release: str, request: StorageRequest) -> Storage:
-    """Return the folder of the only job that this release trained. Raises CliError that lists the jobs."""
+    """Return the folder of the only job that this release trained.
+
+    Raises CliError, which lists the jobs, if the release trained none or several.
+    """
     found = read_small_files(storage.sibling("."), [f"*/{OUTPUT.run_json.as_posix()}"])
     releases = {
         path.split("/", 1)[0]: (parse_json(content) or {}).get("release") for path, content in found.items()

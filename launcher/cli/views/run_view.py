@@ -111,9 +111,9 @@ class RunView:
     score: Mapping[str, Any] = field(default_factory=dict)
     """The scores of the model on the test set; empty before the run is complete."""
     passes: Sequence[Mapping[str, Any]] = ()
-    """`metrics.pass_table` of the passes so far, which count from 0."""
+    """One row for each pass so far (`launcher.metrics.pass_table`); passes count from 0."""
     best: Mapping[str, Any] = field(default_factory=dict)
-    """`launcher.metrics.best_pass`; empty without `training.keepBest`."""
+    """The best pass and its score (`launcher.metrics.best_pass`); empty without `training.keepBest`."""
     log: Sequence[str] = ()
     """The newest log lines of the data Job, or of rank 0 once the data is complete or without a data Job."""
     log_of: str = ""
@@ -284,7 +284,7 @@ def find_culprit(pods: Sequence[Object]) -> Object | None:
 
 
 def describe_culprit(pods: Sequence[Object]) -> str:
-    """Return the pod that failed the Job, its rank and the cause; empty if there is none."""
+    """Return text such as `POD (rank 0): CAUSE` about the pod that failed the Job; empty if there is none."""
     pod = find_culprit(pods)
     if pod is None:
         return ""

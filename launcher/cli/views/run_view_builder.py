@@ -151,7 +151,10 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
             f"deletion never finishes. Fix: kubectl delete jobs --all -n {run.namespace}"
         )
     if seen.claim:
-        notes.append(seen.claim)
+        notes.append(
+            f"{seen.claim.rstrip('.')}. Fix: correct the cause that this shows: kubectl describe pvc {run.claim} -n "
+            f"{run.namespace}"
+        )
     if has_progress and state == "complete":
         notes += _note_surplus_passes(files, run.passes)
     if data.state == "complete" and run.k8s_data_job:
@@ -170,7 +173,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     elif state == "missing":
         notes.append(
             f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired. Fix: to train "
-            "again, upgrade the release with another runId"
+            "again, run helm upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)"
         )
     if files.status and not has_progress and state not in FINAL_STATES:
         notes.append(

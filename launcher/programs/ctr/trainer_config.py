@@ -90,11 +90,13 @@ def network(data, job):
     model, width = job.options["model"], job.options["width"]
     if model not in MODELS:
         raise ValueError(
-            f"--model={model}, but must be one of {', '.join(MODELS)}. Fix: correct training.extraArgs"
+            f"--model={model}, but must be one of {', '.join(MODELS)}. Fix: correct "
+            "the option (--set model=…, or training.extraArgs)"
         )
     if width < 2:
         raise ValueError(
-            f"--width={width}, but must be at least 2: a weight and a vector. Fix: correct training.extraArgs"
+            f"--width={width}, but must be at least 2: a weight and a vector. Fix: correct the option "
+            "(--set width=…, or training.extraArgs)"
         )
     # Little momentum (beta1), since the gradients of several trainers arrive late anyway.
     table_optimizer = paddle.optimizer.Adam(

@@ -218,9 +218,12 @@ class ModelUpload:
             self._write_json(job, LATEST, value)
         except ExportError as error:
             log.warning(
-                "the export is complete, but %s was not updated, so servers that read it do not find this model: %s",
+                "the export to %s is complete, but %s was not updated, so servers that read it do not find this "
+                "model: %s. Fix: let them read the first address; or correct the cause, then start the run again with "
+                "another runId, which exports the model again",
+                self.url,
                 job.url(LATEST),
-                error,
+                str(error).rstrip("."),
             )
 
     def _summary(self, marker: Mapping[str, Any]) -> dict[str, Any]:

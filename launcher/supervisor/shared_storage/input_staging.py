@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.shard_files import list_shard_files
+from launcher.dataprep.shard_files import list_shard_files, make_again_fix
 from launcher.errors import DataError, SettingsError, UnfitError, setting_error, setting_message
 from launcher.io import disk_space, files
 from launcher.io.program_folders import BUILT_IN
@@ -205,15 +205,15 @@ def _stage_data(
     sums = {"train.txt": _copy_pieces(layout, about, work.data / "train.txt", check)}
     if manifest.get("test") and _needs_test_set(settings, rank, manifest):
         sums["test.txt"] = _copy_checked(
-            layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
+            layout, layout.test, work.data / "test.txt", manifest["test"].get("sha256"), check
         )
     for name in SHARD_LISTS:
-        _copy_checked(shard / name, work.data / name, None, check)
+        _copy_checked(layout, shard / name, work.data / name, None, check)
     for table in manifest.get("tables") or []:
         source = layout.tables / table["name"]
-        _copy_checked(source, work.tables / table["name"], table.get("sha256"), check)
+        _copy_checked(layout, source, work.tables / table["name"], table.get("sha256"), check)
     if manifest.get("rows"):
-        _copy_checked(layout.rows, work.rows, manifest["rows"].get("sha256"), check)
+        _copy_checked(layout, layout.rows, work.rows, manifest["rows"].get("sha256"), check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
@@ -233,18 +233,20 @@ def _copy_pieces(layout: JobPaths, about: dict[str, Any], target: Path, check: C
     shard = layout.shard(about["index"])
     found = list_shard_files(layout, about)
     if len(found) == 1:
-        return _copy_checked(shard / found[0]["name"], target, found[0]["sha256"], check)
+        return _copy_checked(layout, shard / found[0]["name"], target, found[0]["sha256"], check)
     part = target.with_name("piece.tmp")
     with files.storage_errors(target), target.open("wb") as whole:
         for piece in found:
-            _copy_checked(shard / piece["name"], part, piece["sha256"], check)
+            _copy_checked(layout, shard / piece["name"], part, piece["sha256"], check)
             with part.open("rb") as file:
                 shutil.copyfileobj(file, whole, files.BLOCK)
     part.unlink()
     return files.sha256_file(target, check)
 
 
-def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callable[[], None]) -> str:
+def _copy_checked(
+    layout: JobPaths, source: Path, target: Path, sha256: str | None, check: Callable[[], None]
+) -> str:
     """Copy a file and verify the copy; return its sha256 in hex.
 
     The content that was read must match `sha256` of the manifest (or a second read, if that is None), and the
@@ -256,16 +258,13 @@ def _copy_checked(source: Path, target: Path, sha256: str | None, check: Callabl
         wanted = sha256 or files.sha256_file(source, check)
     except FileNotFoundError as error:
         raise DataError(
-            f"{source} is missing, although the manifest lists it. Fix: delete manifest.json, and start the "
-            "run "
-            "again with another runId, which makes the data again."
+            f"{source} is missing, although the data was published with it: it was removed after the data Job. "
+            f"{make_again_fix(layout)}"
         ) from error
     if read != wanted:
         raise DataError(
             f"{source} has sha256 {read}, but {wanted} {'in the manifest' if sha256 else 'when read again'}: "
-            "it was changed or truncated after the data Job. Fix: delete manifest.json, and start the run "
-            "again with "
-            "another runId, which makes the data again."
+            f"the file was changed or truncated after the data Job. {make_again_fix(layout)}"
         )
     if files.sha256_file(target, check) != read:
         raise _bad_copy(source, target)

@@ -10,6 +10,7 @@ from typing import Any
 
 from launcher import schema
 from launcher.dataprep.publish_data import describe_conflict, describe_maker, is_replaced
+from launcher.dataprep.shard_files import make_again_fix
 from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
@@ -18,7 +19,6 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
 VERSION = 2
-AGAIN = "Fix: delete that file, then start the run again with another runId, which makes its data again."
 
 
 def wait_for_manifest(
@@ -65,7 +65,7 @@ def wait_for_manifest(
         if alive is None and now - start >= timings.data_again and is_replaced(manifest, settings):
             raise DataError(describe_conflict(manifest or {}, settings))
         if alive is None and now - start >= timings.data_again and manifest == {}:
-            raise DataError(f"{seen}. {AGAIN}")
+            raise DataError(f"{seen}. {make_again_fix(layout)}")
         if now >= deadline:
             raise DataError(
                 f"no data: the data Job showed no activity for {settings.data_wait_seconds} s "
@@ -121,9 +121,11 @@ def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[st
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
     if why := schema.mismatch(manifest, schema.ManifestFile):
-        raise DataError(f"{where} is damaged: {why}. {AGAIN}")
+        raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
-        raise DataError(f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {AGAIN}")
+        raise DataError(
+            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {make_again_fix(settings.layout)}"
+        )
     return manifest
 
 

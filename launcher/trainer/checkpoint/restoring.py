@@ -88,7 +88,7 @@ class CheckpointRestorer:
         if reason := self._table_mismatch(contents):
             raise SettingsError(
                 f"training cannot resume from {folder.name}: {reason}. Fix: restore the earlier program and "
-                "training.extraArgs, or set a new runId to start from scratch."
+                "training.extraArgs, or start from scratch: set startFromScratch to any new text."
             )
         self._verify_files(folder, contents)
         if self.geo:

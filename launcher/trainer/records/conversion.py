@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import row_positions
+from launcher.dataprep import row_origins
 from launcher.errors import DataError, LauncherError, UnfitError
 from launcher.io import cgroup_memory, disk_space, files
 from launcher.io.helper_protocol import main
@@ -227,7 +227,7 @@ def _locate(data: Path, name: str, shard: int | None, row: int) -> str:
     """Return file and row of a staged row: those of the source if rows.json has them, else the staged file's."""
     with contextlib.suppress(LauncherError, LookupError, TypeError, ValueError):
         if rows := files.read_json(data / "rows.json"):
-            return row_positions.find_row(rows, shard, row)
+            return row_origins.find_row(rows, shard, row)
     return locate_in(name)(row)
 
 

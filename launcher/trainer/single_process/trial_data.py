@@ -20,7 +20,7 @@ import numpy as np
 from launcher.dataprep import archives, text_lines
 from launcher.dataprep.byte_streams import PeekableStream, Readable
 from launcher.dataprep.csv_records import split_fields
-from launcher.dataprep.row_positions import RowPositions
+from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records import row_parsing
@@ -45,7 +45,7 @@ class RowFormat:
 def read_rows(
     file: Path,
     form: RowFormat,
-    found: RowPositions | None = None,
+    found: RowOrigins | None = None,
     limit: int | None = None,
     report: Report | None = None,
 ) -> Iterator[str]:
@@ -64,7 +64,7 @@ def read_rows(
     try:
         with file.open("rb") as raw:
             stream = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
-            rows = _rows(cast("Readable", stream), str(file), form, found or RowPositions(str(file)))
+            rows = _rows(cast("Readable", stream), str(file), form, found or RowOrigins(str(file)))
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
             for count, row in enumerate(itertools.islice(rows, limit), 1):
                 yield row
@@ -80,7 +80,7 @@ def read_rows(
         ) from error
 
 
-def _rows(stream: Readable, name: str, form: RowFormat, found: RowPositions) -> Iterator[str]:
+def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> Iterator[str]:
     blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
     if form.csv:
         reader = text_lines.CsvReader(form.delimiter, form.header, form.columns)
@@ -92,7 +92,7 @@ def _rows(stream: Readable, name: str, form: RowFormat, found: RowPositions) -> 
 def read_first_rows(
     file: Path,
     form: RowFormat,
-    places: RowPositions,
+    places: RowOrigins,
     rows: int,
     *,
     member: str,
@@ -168,7 +168,7 @@ def write_records(
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     written: dict[str, list[RecordFile]] = {name: [] for name in names}
     random = np.random.default_rng(int(program.common_options["seed"]))
-    places = RowPositions(str(file))
+    places = RowOrigins(str(file))
     rows = read_rows(file, form, places, limit, report)
     chunk_rows = rows_per_file(row_parsing.record_dtype(program.inputs))
     read = skipped = 0

@@ -223,7 +223,7 @@ def job(job_folder: Path) -> Path:
 
 @pytest.fixture
 def cli(capsysbinary, monkeypatch):
-    """Run a command; returns (exit code, stdout, stderr) as text."""
+    """Return a function that runs a command and returns (exit code, stdout, stderr) as text."""
     monkeypatch.setattr(main.signal, "signal", lambda *_: None)
 
     def run(*argv):

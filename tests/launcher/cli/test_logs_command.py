@@ -37,7 +37,7 @@ class ChangingCluster(FakeCluster):
 
 @pytest.fixture
 def read(api, monkeypatch):
-    """Read rank 0's log while the release goes through stages of (conditions of its Job, pods)."""
+    """Return a function that reads a rank's log while the release goes through stages (conditions of its Job, pods)."""
 
     def run(*stages, following=True, role=None, rank=0, **run_json):
         jobs = [([api.job(api.k8s_job, *conditions)], pods) for conditions, pods in stages]

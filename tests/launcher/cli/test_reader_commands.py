@@ -75,9 +75,14 @@ def test_links_in_an_archive_are_rejected(tmp_path):
 
 
 def test_an_absent_path_is_an_error_unless_it_is_optional(root):
-    with pytest.raises(ReaderError, match="nothing-here: it does not exist"):
+    with pytest.raises(ReaderError, match="nothing-here: there is no such file"):
         tar_stream.select(root, ["nothing-here"])
     assert tar_stream.select(root, ["nothing-here", "no*"], optional=True) == []
+
+
+def test_a_pattern_whose_files_another_pattern_has_selected_already_is_no_error(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    assert tar_stream.select(tmp_path, ["a.txt", "*.txt"]) == [("a.txt", tmp_path / "a.txt")]
 
 
 def test_a_second_push_is_rejected_and_with_replace_replaces_the_first(tmp_path):

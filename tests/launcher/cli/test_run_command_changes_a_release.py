@@ -250,7 +250,7 @@ esac
 
 
 def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Helm:
-    """Put a stand-in for helm on PATH, which creates Job `mine-1` after it replaced the kept file."""
+    """Put a stand-in for helm on PATH; an upgrade overwrites kept.yaml, and writes the received values to sent.yaml."""
     run = {"kind": "ConfigMap", "metadata": {"name": "paddle-training-run"}}
     manifest = yaml.safe_dump({**run, "data": {"run.json": json.dumps({"k8sJob": "mine-1"})}})
     (here / "dry.json").write_text(json.dumps({"manifest": manifest}))

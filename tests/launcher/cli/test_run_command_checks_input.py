@@ -181,8 +181,16 @@ def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
     with pytest.raises(UsageError, match=r"^--data gone\.txt: no such file"):
         launch_training.plan_trainings(launch_options(data="gone.txt"), Helm(CHART, "paddle"), print)
     (here / "My Line").rename(here / "output")
-    with pytest.raises(UsageError, match=r"^the name output is reserved: .* Fix: rename it$"):
+    with pytest.raises(
+        UsageError, match=r"^a program cannot have the name output: .* Fix: rename your folder or file$"
+    ):
         launch_training.plan_trainings(launch_options(program=Path("output")), Helm(CHART, "paddle"), print)
+
+
+def test_a_values_file_that_is_not_utf_8_is_an_error_with_its_name(here: Path) -> None:
+    (here / "my.yaml").write_bytes(b"jobName: \xff\n")
+    with pytest.raises(UsageError, match=r"^-f my\.yaml cannot be read: .* Fix: give a YAML file, in UTF-8"):
+        launch_training.plan_trainings(launch_options(values=[Path("my.yaml")]), Helm(CHART, "paddle"), print)
 
 
 @pytest.mark.slow

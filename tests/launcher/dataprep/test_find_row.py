@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import row_positions
+from launcher.dataprep import row_origins
 from launcher.dataprep.csv_records import split_fields
 from tests.launcher.dataprep.conftest import Pod
 
@@ -24,12 +24,12 @@ def check_all(pod: Pod, places_of: dict[bytes, str], shards: int = 3) -> None:
         folder = pod.job / str(shard) / "data"
         lines = b"".join(path.read_bytes() for path in sorted(folder.glob("train*.txt"))).split(b"\n")[:-1]
         for number, line in enumerate(lines, 1):
-            assert row_positions.find_row(rows, shard, number) == places_of[line]
+            assert row_origins.find_row(rows, shard, number) == places_of[line]
         seen += len(lines)
         with pytest.raises(LookupError):
-            row_positions.find_row(rows, shard, len(lines) + 1)
+            row_origins.find_row(rows, shard, len(lines) + 1)
     for number, line in enumerate(pod.test(), 1):
-        assert row_positions.find_row(rows, None, number) == places_of[line]
+        assert row_origins.find_row(rows, None, number) == places_of[line]
     assert seen + len(pod.test()) == len(places_of)
 
 
@@ -66,12 +66,12 @@ def test_every_line_of_a_folder_and_of_a_test_file_has_its_file_and_row(pod: Pod
     )
 
 
-@pytest.mark.parametrize(("jumps", "last"), [(row_positions.MAX_JUMPS, 200), (3, 50)])
+@pytest.mark.parametrize(("jumps", "last"), [(row_origins.MAX_JUMPS, 200), (3, 50)])
 def test_a_csv_record_has_its_number_and_its_first_line(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, jumps: int, last: int
 ) -> None:
     """Records 1, 21, 41, 51 do not start on the line after the one before; with 3 stored, 51 has no line."""
-    monkeypatch.setattr(row_positions, "MAX_JUMPS", jumps)
+    monkeypatch.setattr(row_origins, "MAX_JUMPS", jumps)
     text, known, line = "id,text\n", {}, 2
     for row in range(1, 201):
         known[row] = f"file://in.csv, row {row}" + (f" (line {line})" if row <= last else "")
@@ -83,7 +83,7 @@ def test_a_csv_record_has_its_number_and_its_first_line(
     pod.prepare(FORMAT="csv", TEST_FRACTION=0.1)
     rows = json.loads((pod.job / "rows.json").read_text())
     found = {
-        int(split_fields(line.decode())[0]): row_positions.find_row(rows, shard, number)
+        int(split_fields(line.decode())[0]): row_origins.find_row(rows, shard, number)
         for shard in range(3)
         for number, line in enumerate(pod.lines(shard), 1)
     }

@@ -29,7 +29,7 @@ CUT = 100_000
 
 @dataclass
 class Plan:
-    """What the server does: one entry of `answers` for each request, then complete answers."""
+    """Settings of the test server: it answers the n-th request as `answers[n]` says, and later requests completely."""
 
     content: bytes = CONTENT
     answers: list[str] = field(default_factory=list)

@@ -80,7 +80,9 @@ def test_read_json_returns_none_only_for_absent_files(tmp_path: Path) -> None:
     assert files.read_json(tmp_path / "complete.json" / "below-a-file.json") is None
     assert files.list_names(tmp_path / "absent") == []
     assert files.list_names(tmp_path) == ["complete.json"]
-    with pytest.raises(StorageError, match=r"Is a directory, but it must be a file. Fix: move it away"):
+    with pytest.raises(
+        StorageError, match=r"Is a directory, but it must be a file. Fix: remove or rename it"
+    ):
         files.read_json(tmp_path)
 
 

@@ -73,7 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
-    """.folder of the model; .expected(words, size): the probabilities of one row, by hand."""
+    """Build a model; return its `folder` and `expected(words, size)`, which calculates the probabilities of a row."""
     root = tmp_path_factory.mktemp("served")
     (root / "program").mkdir()
     config = root / "program" / "trainer_config.py"

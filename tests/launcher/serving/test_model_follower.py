@@ -34,7 +34,7 @@ from .test_http_server import Client
 
 
 class Following:
-    """A follower and its server in this process; the test says when the follower looks."""
+    """A follower and its server in this process; the follower checks for a new model only when a test calls `look`."""
 
     def __init__(self, made: SimpleNamespace, root: Path, size_limit: int | None = None) -> None:
         self.made, self.folder, self.work = made, root / "output" / "model", root / "work"

@@ -10,7 +10,7 @@ import logging
 import sys
 
 from launcher.log import log
-from tests.launcher.supervisor.simulated_product import simulated_product
+from tests.launcher.supervisor.simulated_machine import simulated_machine
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     log.handlers[:], log.propagate = [], False
     logging.disable(logging.CRITICAL if len(arguments) > 1 else logging.NOTSET)
     for seed in range(first, int(arguments[1]) if len(arguments) > 1 else first + 1):
-        with simulated_product():
+        with simulated_machine():
             world = World(seed)
             handler = _EventLog(world)
             log.addHandler(handler)

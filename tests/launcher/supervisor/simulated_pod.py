@@ -206,7 +206,7 @@ class SimulatedConnection:
 def stage_inputs(
     _: object, rank: int, manifest: object, program: Path, check: Callable[[], None]
 ) -> StagedInputs:
-    """Take some seconds, and call `check` meanwhile."""
+    """Stand in for `input_staging.stage_inputs`: wait some seconds and call `check`, but copy nothing."""
     world = running_pod().world
     for _ in range(world.rng.randint(1, 3)):
         world.clock.wait(world.rng.uniform(0.1, 1))

@@ -2,7 +2,7 @@
 
 The launchers are the product: each pod runs a real `Agent`, with its threads, and rank 0's also the real
 coordinator, lease and run record, on real files. What they use of the machine is replaced in
-simulated_product.py. A seed determines a run. `InvariantBrokenError` is raised by the first event that breaks
+simulated_machine.py. A seed determines a run. `InvariantBrokenError` is raised by the first event that breaks
 an invariant of docs/adr/0004-the-gang-restarts-in-place.md.
 run_simulation.py runs it from the command line.
 """
@@ -38,13 +38,13 @@ class InvariantBrokenError(AssertionError):
 class World:
     """Model Kubernetes, the network and the storage of one run, and check the invariants.
 
-    Create and run it inside of `simulated_product()`.
+    Create and run it inside of `simulated_machine()`.
     """
 
     def __init__(
         self, seed: int, *, faults: bool = True, kinds: tuple[str, ...] = (), reliable: bool = False
     ) -> None:
-        """Prepare a run.
+        """Prepare a run, all of whose random choices follow from `seed`.
 
         Args:
             seed: determines the run.

@@ -36,7 +36,7 @@ def build_gang(root: Path, hook: Hook, hours: float) -> LoopbackGang:
 
 
 def lose(gang: LoopbackGang, rank: int) -> None:
-    """Stop the pod of a rank, as a reclaimed node does, when the third pass has started."""
+    """In the third pass, send SIGTERM to the launcher of a rank, as a reclaimed node does, and wait for its exit."""
     gang.wait_until(lambda: "Pass=2\n" in gang.read_log(0))
     gang.processes[rank].send_signal(signal.SIGTERM)
     assert gang.processes[rank].wait(60) == 143, gang.pod_log(rank)

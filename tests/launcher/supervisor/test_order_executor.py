@@ -14,7 +14,7 @@ from tests.launcher.supervisor.test_decisions import NOW
 
 
 class FakeProcesses:
-    """Records the last call."""
+    """Stands in for a rank's processes, and records the last call of each test."""
 
     def __init__(self, order: Order) -> None:
         self.attempt, self.phase, self.failure = order.attempt, "serving", None

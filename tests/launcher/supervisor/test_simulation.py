@@ -18,7 +18,7 @@ from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.process_guard import ProcessGuard
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
-from tests.launcher.supervisor.simulated_product import simulated_product
+from tests.launcher.supervisor.simulated_machine import simulated_machine
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 
 SEEDS, CHUNK = 200, 50
@@ -28,7 +28,7 @@ SEEDS, CHUNK = 200, 50
 def product() -> Iterator[None]:
     """Let launchers run in simulations, and suppress their log lines."""
     logging.disable(logging.CRITICAL)
-    with simulated_product():
+    with simulated_machine():
         yield
     logging.disable(logging.NOTSET)
 

@@ -226,7 +226,7 @@ def _ahead() -> float:
 
 
 class _VirtualTime:
-    """The module `time`."""
+    """Stands in for the module `time`; its clock and `sleep` are virtual."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -245,7 +245,7 @@ class _VirtualTime:
 
 
 class Event:
-    """`threading.Event` of a simulation."""
+    """Stands in for `threading.Event` in a simulation."""
 
     def __init__(self) -> None:
         self._set = False
@@ -269,7 +269,7 @@ class Event:
 
 
 class Condition:
-    """`threading.Condition` of a simulation, and `threading.Lock`."""
+    """Stands in for `threading.Condition` and `threading.Lock` in a simulation."""
 
     def __init__(self) -> None:
         self._is_held = False
@@ -300,7 +300,7 @@ class Condition:
 
 
 class _VirtualThreading:
-    """The module `threading`."""
+    """Stands in for the module `threading`, with the classes of this module."""
 
     Thread, Event, Condition, Lock = Thread, Event, Condition, Condition
 
@@ -309,7 +309,7 @@ class _VirtualThreading:
 
 
 class SimpleQueue:
-    """`queue.SimpleQueue` of a simulation."""
+    """Stands in for `queue.SimpleQueue` in a simulation."""
 
     def __init__(self) -> None:
         self._items: list[Any] = []

@@ -17,7 +17,7 @@ def wait_for_rank_0(
     pause: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> str:
-    """Return the address of rank 0's pod.
+    """Wait until the pod of rank 0 is found, and return its address.
 
     Raises:
         DeadlineError: rank 0's pod did not run within `rendezvousSeconds`; the message says why.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError
-from launcher.programs.ctr import planted, scores
+from launcher.programs.ctr import generated_rows, scores
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import row_parsing
 
@@ -89,8 +89,8 @@ def test_log_loss_and_calibration_follow_their_definitions() -> None:
 
 @pytest.mark.slow
 def test_the_generated_probabilities_match_the_clicks_and_have_the_best_score() -> None:
-    clicks, ids, numbers = planted.rows(0, 200_000, 0, 0)
-    chance = planted.probability(ids, numbers)
+    clicks, ids, numbers = generated_rows.rows(0, 200_000, 0, 0)
+    chance = generated_rows.probability(ids, numbers)
     best = scores.metrics(chance, clicks)
     assert best["calibration"] == pytest.approx(1, abs=0.01)
     for low, high in ((0.1, 0.2), (0.4, 0.5), (0.7, 0.8)):
@@ -99,23 +99,23 @@ def test_the_generated_probabilities_match_the_clicks_and_have_the_best_score() 
     assert 0.8 < best["auc"] < 0.9, "there is something to learn, and chance in it"
     noise = np.random.default_rng(0).normal(1, 0.3, chance.shape)
     assert scores.auc(chance * noise, clicks) < best["auc"] - 0.005
-    unpaired = planted.probability(np.where(np.arange(26) == 4, -1, ids), numbers)
+    unpaired = generated_rows.probability(np.where(np.arange(26) == 4, -1, ids), numbers)
     assert scores.auc(unpaired, clicks) < best["auc"] - 0.001, "a column that is not looked at is missed"
 
 
 def test_the_pairs_cannot_be_predicted_from_single_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clicks, ids, numbers = planted.rows(0, 100_000, 0, 99)
-    best = scores.auc(planted.probability(ids, numbers), clicks)
-    monkeypatch.setattr(planted, "TOGETHER", 0)
-    assert scores.auc(planted.probability(ids, numbers), clicks) < best - 0.005
+    clicks, ids, numbers = generated_rows.rows(0, 100_000, 0, 99)
+    best = scores.auc(generated_rows.probability(ids, numbers), clicks)
+    monkeypatch.setattr(generated_rows, "TOGETHER", 0)
+    assert scores.auc(generated_rows.probability(ids, numbers), clicks) < best - 0.005
 
 
 def test_the_best_score_of_a_file_is_that_of_its_rows(tmp_path: Path) -> None:
-    planted.make(tmp_path / "day1.txt", 3000, day=1, seed=5)
-    clicks, ids, numbers = planted.rows(0, 3000, 1, 5)
-    chances, clicked = planted.limit(tmp_path / "day1.txt")
+    generated_rows.make(tmp_path / "day1.txt", 3000, day=1, seed=5)
+    clicks, ids, numbers = generated_rows.rows(0, 3000, 1, 5)
+    chances, clicked = generated_rows.limit(tmp_path / "day1.txt")
     assert np.array_equal(clicked[:, 0] > 0.5, clicks)
-    assert np.allclose(chances[:, 0], planted.probability(ids, numbers))
+    assert np.allclose(chances[:, 0], generated_rows.probability(ids, numbers))
     texts = (tmp_path / "day1.txt").read_text().splitlines()
     assert {text.count("\t") for text in texts} == {39}
     empty = np.mean([field == "" for text in texts for field in text.split("\t")])
@@ -123,14 +123,14 @@ def test_the_best_score_of_a_file_is_that_of_its_rows(tmp_path: Path) -> None:
 
 
 def test_rows_depend_on_the_seed_but_not_on_the_parts() -> None:
-    at_once = planted.rows(0, 500, 2, 0)[1]
-    parts = [planted.rows(first, 250, 2, 0)[1] for first in (0, 250)]
+    at_once = generated_rows.rows(0, 500, 2, 0)[1]
+    parts = [generated_rows.rows(first, 250, 2, 0)[1] for first in (0, 250)]
     assert np.array_equal(at_once, np.concatenate(parts))
-    assert not np.array_equal(at_once, planted.rows(0, 500, 2, 1)[1])
+    assert not np.array_equal(at_once, generated_rows.rows(0, 500, 2, 1)[1])
 
 
 def test_a_quarter_of_the_values_is_new_each_day() -> None:
-    days = [set(planted.rows(0, 20_000, day, 0)[1][:, 0]) for day in (0, 1, 4)]
+    days = [set(generated_rows.rows(0, 20_000, day, 0)[1][:, 0]) for day in (0, 1, 4)]
     assert len(days[0]) > 900, "nearly all values of the column come"
     assert 0.68 < len(days[0] & days[1]) / len(days[0]) < 0.82
     assert len(days[0] & days[2]) < 5

@@ -108,7 +108,7 @@ def test_find_rejects_a_folder_that_is_not_a_run(tmp_path: Path, given: str) -> 
 
 
 class Bucket:
-    """S3 in a dict."""
+    """Stand-in for an S3 bucket whose objects are in a dict."""
 
     objects: dict[str, bytes] = {}  # noqa: RUF012 (each test sets its own)
 

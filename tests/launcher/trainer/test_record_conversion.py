@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.dataprep.row_positions import RowPositions
+from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError
 from launcher.io import files
 from launcher.trainer import program_loader as programs
@@ -235,7 +235,7 @@ def test_an_invalid_row_has_the_same_number_in_try_in_the_check_and_on_the_clust
     with pytest.raises(DataError) as error:
         trial_data.write_records(program, rows_csv, form, tmp_path / "try", 0.0)
     messages.append(str(error.value))
-    found = RowPositions("")
+    found = RowOrigins("")
     first = trial_data.read_first_rows(
         rows_csv, form, found, 300, member="", tables=(), into=tmp_path / "tables"
     )

@@ -46,7 +46,7 @@ def prepare_training(
 
 
 def losses(log: str) -> list[str]:
-    """`Batch=7 samples=… AvgCost=… CurrentCost=…` of each batch."""
+    """Return the text `Batch=7 samples=… AvgCost=… CurrentCost=…` of each batch of the second pass in a log."""
     return [line.split("Pass=1 ", 1)[1] for line in log.splitlines() if "Pass=1 Batch=" in line]
 
 

@@ -63,7 +63,7 @@ _REPLACED: tuple[tuple[object, object], ...] = (
 
 
 @contextlib.contextmanager
-def simulated_product() -> Iterator[None]:
+def simulated_machine() -> Iterator[None]:
     """Replace all of `_REPLACED` in the launcher's modules, also where it is the default of an argument."""
     fakes = {id(real): (real, fake) for real, fake in _REPLACED}
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Generate rows like Criteo's whose clicks come from a known model, so the best possible scores are known.
 
-    python -m launcher.programs.ctr.planted make FILE --rows 1000000 --day 0
-    python -m launcher.programs.ctr.planted limit FILE
+    python -m launcher.programs.ctr.generated_rows make FILE --rows 1000000 --day 0
+    python -m launcher.programs.ctr.generated_rows limit FILE
 
 The probability of a click depends only on the row's categories and counts. `limit` reads the rows of such a
 file (for example a held-out test set) and prints the scores of the known model itself. A trained model can
@@ -176,7 +176,9 @@ def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line that the module's docstring shows. Return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m launcher.programs.ctr.planted", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m launcher.programs.ctr.generated_rows", description=__doc__
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("make", help="write a file of rows")
     making.add_argument("--rows", type=int, default=1_000_000)

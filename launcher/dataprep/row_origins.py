@@ -27,7 +27,7 @@ MAX_JUMPS = 100_000
 
 
 @dataclass
-class RowPositions:
+class RowOrigins:
     """Counts the records of one object, or of a byte range of it, while it is read."""
 
     name: str

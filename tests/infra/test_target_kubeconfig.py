@@ -37,7 +37,7 @@ WITHOUT_AWS = """
 import sys
 from pathlib import Path
 from pulumi.runtime.mocks import Mocks, set_mocks
-from infra.kubeconfig_target import create_kubeconfig_stack
+from infra.target_kubeconfig import create_kubeconfig_stack
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 

@@ -1,4 +1,4 @@
-"""Tests of the pass table, of metrics.csv and of curve.png."""
+"""Tests of parsing metrics.csv, of the table of passes, and of curve.png."""
 
 import math
 import subprocess
