@@ -214,6 +214,30 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     run.keep(0, "complete; only the few batches between this checkpoint and the suspension are trained again")
 
 
+def test_a_drained_node_loses_no_work_of_its_pod(start_run: StartRun, repaired_cluster: None) -> None:
+    """As before a spot node is reclaimed: the eviction is a SIGTERM, upon which all ranks save a checkpoint."""
+    grace = {"terminationGracePeriodSeconds": 110}
+    training = {"passes": 1, "batchSize": 2, "checkpointEvery": {"batches": 1500}, **grace}  # 3472 batches
+    run = start_run(training=training)
+    run.reach(0, batch=2800)  # 13 s after the newest checkpoint; a younger one than 10 s would be used
+    run.broken()
+    at = max(run.progress(rank)["batch"] for rank in range(3))
+    node = node_of(run.training, 1)
+    pods = f"--pod-selector=batch.kubernetes.io/job-name={run.training.described()['k8sJob']}"
+    run.cluster.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=150s")
+    try:
+        run.recovered()
+        passes, batches = run.json("run.json")["resume"]
+        assert passes == 0
+        assert batches >= at, "no batch from before the drain is trained again"
+        [cause] = run.ends()
+    finally:
+        run.cluster.kubectl("uncordon", node)
+    assert "SIGTERM: saved a checkpoint at " in cause
+    run.until(lambda: not run.processes(), "no process", 30)
+    run.keep(1, "complete; 0 of the batches from before the drain done again")
+
+
 def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)

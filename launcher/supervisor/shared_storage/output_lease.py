@@ -166,12 +166,10 @@ class OutputLease:
                 f"has the same jobName {self.holder.job_name!r} on the same storage. Fix: set another "
                 "jobName, or uninstall the other release first."
             )
-        stop = f"python -m launcher stop -n {own[1]} --release {own[0]}"
-        job = other.get("runId")  # `stop` acts on the release's newest Job, which is usually not the holder
-        older = (
-            f" (if that is not the release's newest Job: kubectl delete job {job} -n {own[1]})" if job else ""
-        )
-        return DeadlineError(f"{text}. Fix: stop that run first: {stop}{older}.")
+        # `stop` would act on the release's newest Job, which is usually the one that waits here.
+        job = other.get("runId")
+        stop = f"kubectl delete job {job} -n {own[1]}" if job else f"delete its Job in namespace {own[1]}"
+        return DeadlineError(f"{text}. Fix: stop that run first: {stop}")
 
     def _content(self) -> bytes:
         self._beat += 1
