@@ -41,7 +41,7 @@ def repair_cluster() -> None:
 @contextlib.contextmanager
 def stopped_daemons(*names: str) -> Iterator[None]:
     """Kill these daemons, keep them stopped during the block, and repair the cluster afterwards."""
-    for name in names:  # as a crash does it: nobody is told
+    for name in names:  # as in a crash, no client is notified
         who = daemon_processes.running_daemon(name)
         assert who is not None, f"{name} does not run"
         os.kill(who.pid, signal.SIGKILL)
@@ -130,9 +130,7 @@ class Volume:
     def accept_writes(self) -> None:
         """Check and mount the volume again, the only way to make it writable."""
         self.unmount()
-        run_command(
-            "e2fsck", "-p", self.image, check=False
-        )  # it ends with 1 when it repaired_cluster something
+        run_command("e2fsck", "-p", self.image, check=False)  # exits with 1 when it repaired something
         self.mount()
 
 

@@ -1,4 +1,4 @@
-"""Faults of pods: deleted, duplicate, evicted or late ones."""
+"""Faults of pods: deleted, duplicate, evicted or late ones, and a killed data Job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from testkit.local_cluster import Training
+from testkit.waiting import until
 from tests.e2e import job_processes
 from tests.faults import cluster_faults
 from tests.faults.faulty_run import LONG, FaultyRun
@@ -267,3 +268,32 @@ def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_
     restarts = run.ends()
     run.until(lambda: not run.processes(), "no process", 30)
     run.keep(len(restarts), f"complete; {at - batches} of 868 batches done again")
+
+
+def test_a_killed_data_job_starts_again_and_the_training_waits_for_it(start_run: StartRun) -> None:
+    run = start_run()
+    at_work = caught(run)
+    run.broken()
+    job_processes.signal_all(at_work, signal.SIGKILL)
+    run.recovered(180)
+    run.ends_whole()
+
+
+def caught(run: FaultyRun) -> list[job_processes.JobProcess]:
+    """Stop the data Job's processes while they write, which takes a quarter of a second; return them."""
+
+    def at_work() -> list[job_processes.JobProcess]:
+        if found := run.processes("data"):
+            job_processes.signal_all(found, signal.SIGSTOP)
+            if unfinished(run):
+                return found
+            job_processes.signal_all(found, signal.SIGCONT)
+        return []
+
+    return until(at_work, "the data Job at work", 60, 0.01, lambda: sorted(run.training.job.glob("*")))
+
+
+def unfinished(run: FaultyRun) -> bool:
+    """Return whether the data Job has begun to write and has not finished."""
+    job = run.training.job
+    return any(job.glob(".*.tmp/*")) and not (job / "manifest.json").exists()

@@ -292,8 +292,9 @@ class OutputLease:
                 fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except files.NOT_FOUND as error:
                 raise LeaseLostError(
-                    f"{self.path} was removed while this run held it as the lease on the output, so "
-                    "this run stops writing. Fix: do not remove this file while a run writes there"
+                    f"{self.path}, the lease of this run on the output, was removed, so this pod stops writing and "
+                    "exits. Kubernetes replaces it, and the training resumes from the newest checkpoint. Fix: "
+                    "nothing to do now; do not remove this file while a run writes there"
                 ) from error
             try:
                 there = os.pread(fd, _LONGEST, 0)

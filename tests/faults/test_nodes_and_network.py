@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 
 import pytest
 
-from testkit.waiting import until
-from tests.e2e import job_processes
 from tests.faults import cluster_faults
 from tests.faults.faulty_run import LONG, FaultyRun
 from tests.faults.test_pods import node_of
@@ -112,32 +109,3 @@ def test_a_new_pod_waits_until_dns_is_available_again(start_run: StartRun) -> No
         assert run.json("status.json")["state"] == "rendezvous", "it cannot know yet where rank 0 is"
     run.recovered()
     run.ends_whole("rank 1")
-
-
-def test_a_killed_data_job_starts_again_and_the_training_waits_for_it(start_run: StartRun) -> None:
-    run = start_run()
-    at_work = caught(run)
-    run.broken()
-    job_processes.signal_all(at_work, signal.SIGKILL)
-    run.recovered(180)
-    run.ends_whole()
-
-
-def caught(run: FaultyRun) -> list[job_processes.JobProcess]:
-    """Stop the data Job's processes while they write, which takes a quarter of a second; return them."""
-
-    def at_work() -> list[job_processes.JobProcess]:
-        if found := run.processes("data"):
-            job_processes.signal_all(found, signal.SIGSTOP)
-            if unfinished(run):
-                return found
-            job_processes.signal_all(found, signal.SIGCONT)
-        return []
-
-    return until(at_work, "the data Job at work", 60, 0.01, lambda: sorted(run.training.job.glob("*")))
-
-
-def unfinished(run: FaultyRun) -> bool:
-    """Return whether the data Job has begun to write and has not finished."""
-    job = run.training.job
-    return any(job.glob(".*.tmp/*")) and not (job / "manifest.json").exists()
