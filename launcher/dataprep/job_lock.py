@@ -67,7 +67,8 @@ class DataJobLock:
             self._progress.report(what)
         except DeadlineError as error:
             raise DeadlineError(
-                f"{error} `kubectl get jobs` shows the other Job: wait until it is complete, or delete it."
+                f"{str(error).partition(' Fix:')[0]} Fix: wait until the other data Job is complete, or delete it; "
+                "`kubectl get jobs` shows it."
             ) from error
         time.sleep(_POLL_SECONDS)
 

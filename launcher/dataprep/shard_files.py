@@ -20,7 +20,8 @@ def make_again_fix(layout: JobPaths) -> str:
     """
     return (
         f"Fix: delete {layout.manifest} in a pod or on a machine that mounts the shared storage, then start the run "
-        "again with another runId, which makes its data again."
+        "again with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), which makes "
+        "its data again."
     )
 
 

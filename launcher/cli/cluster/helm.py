@@ -98,8 +98,8 @@ class Helm:
         except CliError as error:
             hints = "".join(f"\n{line}" for line in _suggest_keys(error.problem, self.read_defaults()))
             raise UsageError(
-                f"helm rejects the values of release {release}; nothing was changed. "
-                f"Correct the values that helm reports: {error.problem}{hints}"
+                f"helm rejects the values of release {release}, and nothing was changed: {error.problem}{hints}",
+                "correct the values that helm reports, then run the same command again",
             ) from error
         run_json = _run_json(release, json.loads(answer)["manifest"])
         if "k8sJob" not in run_json:

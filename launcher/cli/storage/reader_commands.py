@@ -319,7 +319,11 @@ def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
     except ReaderError as error:
         return str(error)
     except OSError as error:
-        return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
+        where = f": {error.filename}" if error.filename else ""
+        return (
+            f"{error.strerror or error}{where}. Fix: check that this path exists and that the storage is mounted, "
+            "has free space and belongs to the pods' user"
+        )
     return ""
 
 

@@ -146,8 +146,9 @@ def poll_until_over(
 def check_not_failed(view: RunView) -> None:
     """Raise RunFailedError if the run has failed or does not exist."""
     if view.state == "failed":
-        cause = view.cause or f"no cause was recorded. Fix: read the log of rank 0: {command_text('logs')}"
-        raise RunFailedError(f"the run failed: {cause}")
+        cause = view.cause or "no cause was recorded"
+        fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
+        raise RunFailedError(f"the run failed: {cause}", fix)
     if view.state == "missing":
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 

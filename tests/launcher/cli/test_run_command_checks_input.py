@@ -101,7 +101,9 @@ def test_a_misspelt_value_is_reported_with_the_most_similar_one(
     fake.write_text(f'#!/bin/sh\n[ $1 = show ] && exec cat {CHART}/values.yaml\necho "{text}" >&2\nexit 1\n')
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    with pytest.raises(UsageError, match=r"'passs' not allowed\npasss: did you mean passes\?$"):
+    with pytest.raises(
+        UsageError, match=r"'passs' not allowed\npasss: did you mean passes\? Fix: correct the values"
+    ):
         Helm(CHART, "paddle").check("paddle-training", "", "", here / "mine.yaml")
 
 

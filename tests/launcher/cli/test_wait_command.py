@@ -68,7 +68,10 @@ def test_wait_returns_when_the_run_is_complete():
 def test_a_failed_run_is_exit_code_1_with_its_cause():
     _, error = follow([a_view(), a_view("failed", cause="rank 1: SIGSEGV")])
     assert isinstance(error, RunFailedError)
-    assert (error.exit_code, str(error)) == (1, "the run failed: rank 1: SIGSEGV")
+    assert (error.exit_code, str(error)) == (
+        1,
+        "the run failed: rank 1: SIGSEGV. Fix: find the reason in the log of rank 0: python -m launcher logs",
+    )
 
 
 def test_an_expired_timeout_is_exit_code_2_with_what_the_run_waits_for():
