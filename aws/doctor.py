@@ -143,11 +143,11 @@ def check_region(stack: AwsStack, client: Client) -> Findings:
         yield bad(f"aws:region {stack.region} is not enabled in this account", f"use one of {on}")
         return
     zones = offered_zones(client)
-    refused = sorted(set(used_zones(stack, client)) - set(zones))
-    if refused or len(zones) < network.zones:
+    unusable = sorted(set(used_zones(stack, client)) - set(zones))
+    if unusable or len(zones) < network.zones:
         lacks = (
-            f"no EKS support in zone {', '.join(refused)}"
-            if refused
+            f"no EKS support in zone {', '.join(unusable)}"
+            if unusable
             else f"only {len(zones)} zones with EKS (network.zones: {network.zones})"
         )
         yield bad(f"{stack.region} has {lacks}", f"use zones of {', '.join(zones)}, or another region")

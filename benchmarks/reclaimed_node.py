@@ -100,10 +100,10 @@ def main() -> int:
     rows = int(example_values(EXAMPLE)["training"]["batchSize"]) * len(RANKS)
     with tempfile.TemporaryDirectory(prefix="reclaimed-") as temp:
         job = prepare_example_job(EXAMPLE, Path(temp) / "data")
-        told, told_seconds = measure_loss(Path(temp) / "notice", job, notice=True)
+        noticed, noticed_seconds = measure_loss(Path(temp) / "notice", job, notice=True)
         lost, lost_seconds = measure_loss(Path(temp) / "killed", job, notice=False)
-    kept = print_ratio("reclaimed_node_rows", told * rows, lost * rows, "", most=0.5)
-    print_ratio("reclaimed_node_seconds", told_seconds, lost_seconds)
+    kept = print_ratio("reclaimed_node_rows", noticed * rows, lost * rows, "", most=0.5)
+    print_ratio("reclaimed_node_seconds", noticed_seconds, lost_seconds)
     print(f"# load {os.getloadavg()[0]:.1f}", flush=True)
     return int(not kept)
 

@@ -206,7 +206,7 @@ ROWS = (
     Row(
         "a file of the newest checkpoint is damaged, then a trainer is killed",
         "test_storage.py::test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restored",
-        "1st restart: the sha256 is wrong, `refused.json` marks the checkpoint as unusable; 2nd: the one before it is used",  # noqa: E501
+        "1st restart: the sha256 is wrong, `rejected.json` marks the checkpoint as unusable; 2nd: the one before it is used",  # noqa: E501
         systems.CHECKPOINT,
     ),
     Row(

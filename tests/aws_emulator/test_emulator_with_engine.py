@@ -68,9 +68,9 @@ def test_up_after_failed_up_completes(small: Callable[[str], Engine], account: A
     assert broken.code != 0
     assert "InsufficientFreeAddresses: injected" in broken.text
     vpc = account.all(VPC)[0].id
-    mended = engine.up()
-    assert mended.code == 0, mended.text
-    assert [(step.op, step.type) for step in mended.steps] == [("create", SUBNET)]
+    repaired = engine.up()
+    assert repaired.code == 0, repaired.text
+    assert [(step.op, step.type) for step in repaired.steps] == [("create", SUBNET)]
     assert [record.id for record in account.all(VPC)] == [vpc]
     account.fail(VPC, "delete", message="RequestLimitExceeded: injected")
     assert "RequestLimitExceeded: injected" in engine.destroy().text

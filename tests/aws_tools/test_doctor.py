@@ -19,7 +19,7 @@ KEY = "arn:aws:kms:us-west-2:123456789012:key/0-1"
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
 
-def refused(operation: str) -> ClientError:
+def rejected(operation: str) -> ClientError:
     return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, operation)
 
 
@@ -144,11 +144,11 @@ def test_doctor_sso_role_reports_full_arn(dev, world, admins, said, fix) -> None
     who = SimpleNamespace(get_caller_identity=lambda: session)
     iam = Iam(**{SSO: "/aws-reserved/sso.amazonaws.com/eu-west-1/"})
     found = doctor.run_checks(dev(f"cluster.admins=[{admins}]"), world(sts=who, iam=iam))
-    refused = [f for f in found if f.level == "bad"]
+    rejected = [f for f in found if f.level == "bad"]
     if said is None:
-        assert refused == []
+        assert rejected == []
     else:
-        assert [f for f in refused if said in f.what and fix in f.fix], refused
+        assert [f for f in rejected if said in f.what and fix in f.fix], rejected
 
 
 def test_doctor_missing_viewer_is_bad_other_account_is_unknown(dev, world) -> None:
@@ -166,8 +166,8 @@ def test_doctor_zones_without_control_plane_are_excluded(dev, world, client) -> 
     elsewhere = world(ec2=here("ec2"))
     ids = {z["ZoneId"]: z["ZoneName"] for z in here("ec2").describe_availability_zones()["AvailabilityZones"]}
     stack = dev("aws:region=us-east-1", f"network.availabilityZones=[us-east-1a,{ids['use1-az3']}]")
-    refused = levels(doctor.run_checks(stack, elsewhere), "bad")
-    assert f"us-east-1 has no EKS support in zone {ids['use1-az3']}" in refused
+    rejected = levels(doctor.run_checks(stack, elsewhere), "bad")
+    assert f"us-east-1 has no EKS support in zone {ids['use1-az3']}" in rejected
     assert ids["use1-az3"] not in doctor.offered_zones(elsewhere)
 
 
@@ -291,7 +291,7 @@ def test_doctor_quotas_do_not_count_own_resources_twice(dev, world, client) -> N
 
 
 def test_doctor_denied_check_is_unknown(dev, world) -> None:
-    found = doctor.run_checks(dev(), world(iam=Iam(error=refused("SimulatePrincipalPolicy"))))
+    found = doctor.run_checks(dev(), world(iam=Iam(error=rejected("SimulatePrincipalPolicy"))))
     assert levels(found, "unknown") == ["actions: not checked: AWS denied SimulatePrincipalPolicy"]
     assert levels(found, "bad") == []
 

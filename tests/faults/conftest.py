@@ -57,7 +57,7 @@ def install_paced(training: Training) -> Training:
         shutil.copy(source, folder / name)
     for path in (training.job, folder, *folder.iterdir()):
         os.chown(path, POD_UID, POD_UID)
-    os.sync()  # a volume that refuses writes a moment later would give back empty files
+    os.sync()  # a volume that rejects writes a moment later would give back empty files
     training.upgrade()
     return training
 
@@ -71,9 +71,9 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> C
         with create_trainings(cluster, "undisturbed") as make:
             training = install_paced(make("quick_start", **VALUES))
             training.complete(300)
-            told = json.loads((training.output / "run.json").read_text())
-            assert told["restarts"] == []
-            return float(told["score"]["error"])
+            record = json.loads((training.output / "run.json").read_text())
+            assert record["restarts"] == []
+            return float(record["score"]["error"])
 
     return lambda: create_once(tmp_path_factory, "undisturbed", train_it)
 

@@ -77,8 +77,11 @@ class FaultyRun:
         """Wait until this rank trains and has reached this pass (from 0) and batch."""
 
         def there() -> bool:
-            told = self.progress(rank)
-            return told.get("state") == "training" and (told["pass"], told["batch"]) >= (number, batch)
+            progress = self.progress(rank)
+            return progress.get("state") == "training" and (progress["pass"], progress["batch"]) >= (
+                number,
+                batch,
+            )
 
         self.until(there, f"rank {rank} in pass {number}, batch {batch}", seconds)
 
@@ -103,8 +106,10 @@ class FaultyRun:
         assert broken_at is not None
 
         def first() -> float | None:
-            told = [one.progress().get("marks", {}).get("first_batch") for one in self.processes("trainer")]
-            marks = [mark for mark in told if mark is not None and mark > broken_at]
+            batches = [
+                one.progress().get("marks", {}).get("first_batch") for one in self.processes("trainer")
+            ]
+            marks = [mark for mark in batches if mark is not None and mark > broken_at]
             return min(marks) if len(marks) == self.training.values["trainers"] else None
 
         self.seconds = self.until(first, "the first batches after the fault", seconds) - broken_at
@@ -113,17 +118,17 @@ class FaultyRun:
     def ends(self, seconds: float = 240) -> list[str]:
         """Wait until the Job completes; return the first line of the cause of each restart."""
         self.training.complete(seconds)
-        told = self.json("run.json")
-        assert told["state"] == "complete"
-        return [restart["cause"].partition("\n")[0] for restart in told["restarts"]]
+        record = self.json("run.json")
+        assert record["state"] == "complete"
+        return [restart["cause"].partition("\n")[0] for restart in record["restarts"]]
 
-    def ends_whole(self, *causes: str, seconds: float = 240, what: str = "") -> None:
+    def ends_complete(self, *causes: str, seconds: float = 240, what: str = "") -> None:
         """Check that the Job completes, lost nothing that was finished, and restarted only for these causes."""
         lines = self.ends(seconds)
         assert len(lines) == len(causes) and all(
             cause in line for cause, line in zip(causes, lines, strict=True)
         ), lines
-        self._whole()
+        self._check_nothing_lost()
         score = float(self.json("run.json")["score"]["error"])
         assert abs(score - self.undisturbed()) <= SCORE_WITHIN, (score, self.undisturbed())
         self.until(lambda: not self.processes(), f"no process of {self.name}", LATE)
@@ -137,7 +142,7 @@ class FaultyRun:
         seconds = None if self.seconds is None else round(self.seconds, 1)
         self.note({"seconds": seconds, "restarts": restarts, "outcome": outcome})
 
-    def _whole(self) -> None:
+    def _check_nothing_lost(self) -> None:
         """Check that every pass is complete and that what was finished before the fault is unchanged."""
         passes, trainers = self.training.values["training"]["passes"], self.training.values["trainers"]
         for number in range(passes):

@@ -30,7 +30,7 @@ def test_a_node_without_kubelet_and_containerd_continues_training(start_run: Sta
     with cluster_faults.stopped_daemons(*cluster_faults.kubelet_and_containerd(node)):
         run.reach(3, seconds=120)
         assert run.json("run.json")["restarts"] == []
-    run.ends_whole()
+    run.ends_complete()
 
 
 def test_a_network_failure_of_5_seconds_costs_at_most_one_restart(start_run: StartRun) -> None:
@@ -42,7 +42,7 @@ def test_a_network_failure_of_5_seconds_costs_at_most_one_restart(start_run: Sta
     if run.json("run.json")["restarts"]:
         run.recovered()
     restarts = run.ends()
-    run.ends_whole(*["rank" for _ in restarts])
+    run.ends_complete(*["rank" for _ in restarts])
     assert len(restarts) <= 1
 
 
@@ -55,7 +55,7 @@ def test_a_network_failure_of_60_seconds_ends_with_a_restart_in_the_same_pods(st
     cluster_faults.disconnect_node(node, 60)
     run.recovered(240)
     restarts = run.ends()
-    run.ends_whole(*["rank" for _ in restarts])
+    run.ends_complete(*["rank" for _ in restarts])
     assert 1 <= len(restarts) <= 2, "Kubernetes may end the pod of a node that was lost, later"
 
 
@@ -73,7 +73,7 @@ def test_two_ranks_that_reach_rank_0_but_not_each_other_are_restarted_until_they
         assert run.json("status.json")["state"] != "training", "no rank has had a batch"
     run.recovered(200)
     restarts = run.ends()
-    run.ends_whole(*["rank" for _ in restarts])
+    run.ends_complete(*["rank" for _ in restarts])
     assert 1 <= len(restarts) <= 2
 
 
@@ -87,7 +87,7 @@ def test_the_api_server_may_be_unavailable_while_ranks_look_up_rank_0(start_run:
         time.sleep(10)
         assert run.json("status.json")["state"] == "rendezvous", "nobody can know yet where rank 0 is"
     run.recovered()
-    run.ends_whole()
+    run.ends_complete()
 
 
 def test_a_restart_works_without_dns(start_run: StartRun) -> None:
@@ -96,7 +96,7 @@ def test_a_restart_works_without_dns(start_run: StartRun) -> None:
     with cluster_faults.stopped_daemons("coredns"):
         run.kill("trainer", rank=1)
         run.recovered()
-    run.ends_whole("trainer exited with signal SIGKILL")
+    run.ends_complete("trainer exited with signal SIGKILL")
 
 
 def test_a_new_pod_waits_until_dns_is_available_again(start_run: StartRun) -> None:
@@ -108,4 +108,4 @@ def test_a_new_pod_waits_until_dns_is_available_again(start_run: StartRun) -> No
         time.sleep(10)
         assert run.json("status.json")["state"] == "rendezvous", "it cannot know yet where rank 0 is"
     run.recovered()
-    run.ends_whole("rank 1")
+    run.ends_complete("rank 1")

@@ -46,7 +46,7 @@ def test_a_deleted_pod_is_replaced_and_the_other_ranks_wait_with_their_staged_da
     run.broken()
     delete(run.training, 2)
     run.recovered()
-    run.ends_whole("received SIGTERM")
+    run.ends_complete("received SIGTERM")
     assert {run.training.pod(rank) for rank in (0, 1)} == others, "no other pod was replaced for it"
 
 
@@ -57,7 +57,7 @@ def test_a_deleted_pod_of_rank_0_is_replaced_and_resumes_from_run_json(start_run
     delete(run.training, 0)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1, "it resumed and did not start from scratch"
-    run.ends_whole(*run.ends())
+    run.ends_complete(*run.ends())
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def test_a_second_rank_0_waits_until_the_first_one_has_exited(
             "the first pod must still hold the lease"
         )
     restarts = run.ends(300)
-    run.ends_whole(*restarts)
+    run.ends_complete(*restarts)
     assert len(restarts) <= 2, (
         "the first one's node removes its disk, then its processes: at most two restarts"
     )
@@ -107,7 +107,7 @@ def test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues(
         forget(run.training, 1)
         run.until(lambda: len(run.processes("launcher", 1)) == 2, "two launchers of rank 1", 90)
         run.ends(300)
-    run.ends_whole()
+    run.ends_complete()
 
 
 @contextlib.contextmanager
@@ -148,7 +148,7 @@ def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again
         assert run.training.ended(240) == "Failed"
         assert any("did not join within 82 s" in message for message in run.training.messages())
     run.cluster.launcher("resume", *there)
-    run.ends_whole(
+    run.ends_complete(
         "received SIGTERM", "received SIGTERM", what="failed at the end of the 2nd wait; after `resume` "
     )
 
@@ -181,17 +181,17 @@ def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_r
 
     suspend(True)
     run.until(lambda: not run.processes(), "no process", 60)
-    told = run.json("run.json")
-    assert told["state"] == "stopped"
-    assert "SIGTERM" in told["cause"]
+    record = run.json("run.json")
+    assert record["state"] == "stopped"
+    assert "SIGTERM" in record["cause"]
     assert not (run.output / "run.lock").exists(), "the output lease was released"
-    stopped_at = told["resume"], sorted(path.name for path in run.output.glob("pass-*"))
+    stopped_at = record["resume"], sorted(path.name for path in run.output.glob("pass-*"))
     assert stopped_at[1]
     run.broken()
     suspend(False)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it resumed from the newest checkpoint"
-    run.ends_whole(*run.ends())
+    run.ends_complete(*run.ends())
 
 
 def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: StartRun) -> None:
@@ -246,7 +246,7 @@ def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: St
     job_processes.signal_all(run.processes("launcher"), signal.SIGTERM)
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(*run.ends())
+    run.ends_complete(*run.ends())
 
 
 def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_interval(
@@ -276,7 +276,7 @@ def test_a_killed_data_job_starts_again_and_the_training_waits_for_it(start_run:
     run.broken()
     job_processes.signal_all(at_work, signal.SIGKILL)
     run.recovered(180)
-    run.ends_whole()
+    run.ends_complete()
 
 
 def caught(run: FaultyRun) -> list[job_processes.JobProcess]:

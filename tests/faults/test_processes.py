@@ -19,7 +19,7 @@ def test_a_killed_pserver_restarts_the_gang_from_the_newest_checkpoint(start_run
     run.reach(1, batch=100)
     run.kill("pserver", rank=1)
     run.recovered()
-    run.ends_whole("pserver 0 exited with signal SIGKILL")
+    run.ends_complete("pserver 0 exited with signal SIGKILL")
 
 
 def test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint(start_run: StartRun) -> None:
@@ -28,7 +28,7 @@ def test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint(start_run
     pods = {run.training.pod(rank) for rank in range(3)}
     run.kill("trainer", rank=2)
     run.recovered()
-    run.ends_whole("trainer exited with signal SIGKILL")
+    run.ends_complete("trainer exited with signal SIGKILL")
     assert {run.training.pod(rank) for rank in range(3)} == pods, "no pod was replaced for it"
 
 
@@ -37,7 +37,7 @@ def test_a_stopped_trainer_counts_as_hung_after_progress_deadline_seconds(start_
     run.reach(1, batch=100)
     run.kill("trainer", 1, signal.SIGSTOP)
     run.recovered()
-    run.ends_whole("trainer hangs: no batch for 10 s (training.progressDeadlineSeconds)")
+    run.ends_complete("trainer hangs: no batch for 10 s (training.progressDeadlineSeconds)")
 
 
 def test_a_stopped_launcher_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
@@ -46,7 +46,7 @@ def test_a_stopped_launcher_is_restarted_by_its_liveness_probe(start_run: StartR
     run.reach(1, batch=100)
     run.kill("launcher", 1, signal.SIGSTOP)
     run.recovered(240)
-    run.ends_whole("rank 1")
+    run.ends_complete("rank 1")
 
 
 def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
@@ -55,7 +55,7 @@ def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_r
     run.reach(1, batch=100)
     run.kill("launcher", 0, signal.SIGSTOP)
     run.recovered(240)
-    run.ends_whole("rank 0's launcher was lost")
+    run.ends_complete("rank 0's launcher was lost")
 
 
 def test_a_killed_launcher_of_rank_0_is_restarted_and_resumes_from_run_json(start_run: StartRun) -> None:
@@ -63,7 +63,7 @@ def test_a_killed_launcher_of_rank_0_is_restarted_and_resumes_from_run_json(star
     run.reach(1, batch=100)
     run.kill("launcher", rank=0)
     run.recovered()
-    run.ends_whole("rank 0's launcher was lost")
+    run.ends_complete("rank 0's launcher was lost")
 
 
 def test_three_faults_in_a_row_cause_three_restarts(start_run: StartRun) -> None:
@@ -75,4 +75,4 @@ def test_three_faults_in_a_row_cause_three_restarts(start_run: StartRun) -> None
     run.recovered()
     run.kill("launcher", rank=1)
     run.recovered()
-    run.ends_whole("pserver 0 exited", "trainer exited", "rank 1")
+    run.ends_complete("pserver 0 exited", "trainer exited", "rank 1")

@@ -49,14 +49,14 @@ def test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restor
     flip(files[-1])
     job_processes.signal_all(trainers[:1], signal.SIGKILL)
     run.recovered()
-    assert (newest / "refused.json").exists()
+    assert (newest / "rejected.json").exists()
     before = int(newest.name.removeprefix("pass-"))  # pass-00001 is behind two passes
     assert run.json("run.json")["resume"] == [before, 0]
     causes = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
     assert len(causes) == 2
     assert "SIGKILL" in causes[0]
     del run.saves[newest.name]  # that pass is trained again
-    run.ends_whole(*causes)
+    run.ends_complete(*causes)
 
 
 def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(start_run: StartRun) -> None:
@@ -71,7 +71,7 @@ def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(sta
     shard.write_bytes(whole)
     run.training.upgrade({"runId": "again"})
     run.recovered()
-    run.ends_whole(what="rejected with the shard's name (65); repaired and started again: ")
+    run.ends_complete(what="rejected with the shard's name (65); repaired and started again: ")
 
 
 def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart(
@@ -88,7 +88,7 @@ def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart
         time.sleep(15)
     run.reach(2)
     restarts = run.ends()
-    run.ends_whole(*["rank" for _ in restarts])
+    run.ends_complete(*["rank" for _ in restarts])
     assert len(restarts) <= 1
 
 
@@ -104,7 +104,7 @@ def test_a_full_volume_fails_the_run_which_resumes_once_there_is_space(
     run.training.upgrade({"runId": "again"})
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(what="rejected with the reason (75); freed and started again: ")
+    run.ends_complete(what="rejected with the reason (75); freed and started again: ")
 
 
 def test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable(
@@ -119,4 +119,4 @@ def test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable(
     run.training.upgrade({"runId": "again"})
     run.recovered()
     assert run.json("run.json")["resume"][0] >= 1
-    run.ends_whole(what="rejected with the reason (75); made writable and started again: ")
+    run.ends_complete(what="rejected with the reason (75); made writable and started again: ")

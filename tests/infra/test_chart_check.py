@@ -73,12 +73,12 @@ def test_chart_check_reports_all_rejections() -> None:
 @pytest.mark.slow
 def test_chart_check_schema_rejection_has_value_and_description() -> None:
     found = _asked(values={"jobName": "UPPER", "training": {"progressDeadlineSeconds": 1}})
-    told = {problem.key: problem for problem in found}  # helm reports them in random order
-    assert {key: problem.value for key, problem in told.items()} == {
+    by_key = {problem.key: problem for problem in found}  # helm reports them in random order
+    assert {key: problem.value for key, problem in by_key.items()} == {
         "training.progressDeadlineSeconds": 1,
         "jobName": "UPPER",
     }
-    assert "DNS label of at most 45 characters" in told["jobName"].reason
+    assert "DNS label of at most 45 characters" in by_key["jobName"].reason
 
 
 @pytest.mark.slow

@@ -61,10 +61,10 @@ def test_preview_works_with_stock_tools(tmp_path: Path) -> None:
     assert "5 to create" in preview.stdout
 
     config.write_text(config.read_text().replace(str(KUBECONFIG), str(tmp_path / "none")))
-    refused = _pulumi(project, tmp_path, "preview", "-s", "local")
-    assert refused.returncode != 0
-    assert "paddle-training:kubeconfig.path" in refused.stdout + refused.stderr
-    assert "Traceback" not in refused.stdout + refused.stderr
+    rejected = _pulumi(project, tmp_path, "preview", "-s", "local")
+    assert rejected.returncode != 0
+    assert "paddle-training:kubeconfig.path" in rejected.stdout + rejected.stderr
+    assert "Traceback" not in rejected.stdout + rejected.stderr
 
 
 @pytest.mark.e2e

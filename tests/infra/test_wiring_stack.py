@@ -80,8 +80,8 @@ def test_budget_counts_stack_tag_and_has_two_alarms() -> None:
     assert budget["costFilters"] == [
         {"name": "TagKeyValue", "values": ["user:KubernetesCluster$paddle-training-dev"]}
     ]
-    assert [told["threshold"] for told in budget["notifications"]] == [80, 100]
-    assert {mail for told in budget["notifications"] for mail in told["subscriberEmailAddresses"]} == {
+    assert [alarm["threshold"] for alarm in budget["notifications"]] == [80, 100]
+    assert {mail for alarm in budget["notifications"] for mail in alarm["subscriberEmailAddresses"]} == {
         "owner@example.com"
     }
 

@@ -60,8 +60,8 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account) -> None:
     assert broken.code != 0
     assert "NodeCreationFailure: injected" in broken.text
     made = _ids(account, VPC, CLUSTER, FILES)
-    mended = engine.up()
-    assert mended.code == 0, mended.text
+    repaired = engine.up()
+    assert repaired.code == 0, repaired.text
     assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must continue, not start from scratch"
     order = _order(account, "create")
     _before(order, "cluster", "vpc-cni", "kube-proxy", "eks-pod-identity-agent")
@@ -90,8 +90,8 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account) -> None:
         ("update", VPC),
         ("create", RULE),
     }, drifted.text
-    mended = engine.up("--refresh")
-    assert mended.code == 0, mended.text
+    repaired = engine.up("--refresh")
+    assert repaired.code == 0, repaired.text
     assert [record.inputs["scalingConfig"]["desiredSize"] for record in account.all(NODES)] == [3]
 
     kept = _ids(account, *KEPT_WITHOUT_COMPUTE)

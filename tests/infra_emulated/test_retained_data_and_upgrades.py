@@ -48,8 +48,8 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
     cloud.client("s3").put_object(Bucket=bucket, Key="models/trained", Body=b"weights")
     other = cloud.client("kms").create_key(Description="the company's")["KeyMetadata"]["Arn"]
     engine.config(f"paddle-training:kms.keyArn={other}")
-    refused = engine.preview()
-    assert "would replace it by an empty one" in refused.text, refused.text
+    rejected = engine.preview()
+    assert "would replace it by an empty one" in rejected.text, rejected.text
     engine.config("paddle-training:kms.keyArn=")
 
     kept = engine.outputs()["kept"]

@@ -134,9 +134,9 @@ def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Accoun
         "nodes.capacity=SPOT",
         "nodes.sshKeyName=mine",
     )
-    refused = engine.up()
-    assert "mine" in refused.text, f"AWS must reject a missing key pair:\n{refused.text}"
-    assert "does not exist" in refused.text
+    rejected = engine.up()
+    assert "mine" in rejected.text, f"AWS must reject a missing key pair:\n{rejected.text}"
+    assert "does not exist" in rejected.text
     ec2.create_key_pair(KeyName="mine")
     up = engine.up()
     assert up.code == 0, up.text

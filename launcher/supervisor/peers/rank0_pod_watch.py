@@ -19,7 +19,7 @@ from launcher.settings import TrainSettings
 
 RETRY_SECONDS = 2.0  # after a failed request; doubled after further failures up to 8 times
 WATCH_SECONDS = 3600.0
-REFUSED_SECONDS = 30.0  # an API server that has just started rejects requests until it has read its roles
+REJECTED_SECONDS = 30.0  # an API server that has just started rejects requests until it has read its roles
 
 
 def find_pod_address(pod: Mapping[str, Any]) -> str | None:
@@ -72,11 +72,11 @@ class Rank0PodWatch:
 
         Raises:
             OSError: rank 0's pod does not run; the message contains the reason.
-            ApiRejectedError: the API server has rejected the requests for `REFUSED_SECONDS`.
+            ApiRejectedError: the API server has rejected the requests for `REJECTED_SECONDS`.
         """
         if self._address:
             return self._address
-        if self._rejected is not None and time.monotonic() - self._rejected[0] >= REFUSED_SECONDS:
+        if self._rejected is not None and time.monotonic() - self._rejected[0] >= REJECTED_SECONDS:
             raise self._rejected[1]
         raise OSError(
             f"the pod of rank 0 of Job {self._job} does not run: {self._describe_pods()}{self._api_error}"

@@ -12,7 +12,7 @@ pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   contents.json            position, seed, sums of the unfinished pass, size and sha256 of every file, rows for
                            the comparison after a restore, the checkpoints that an incremental one continues
   done                     the checkpoint is complete
-  refused.json             a restore found other values than were saved; the checkpoint is never used again
+  rejected.json             a restore found other values than were saved; the checkpoint is never used again
 """
 
 from __future__ import annotations
@@ -224,17 +224,17 @@ def check_files(folder: Path, names: list[str], contents: CheckpointContents) ->
 
 
 def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
-    """Mark a checkpoint as unusable forever, by writing `refused.json` with the reason into its folder.
+    """Mark a checkpoint as unusable forever, by writing `rejected.json` with the reason into its folder.
 
     Returns:
         The error, which the caller must raise. It ends this attempt; the next attempt resumes from the checkpoint
         before this one.
     """
     about = {"reason": reason, "attempt": attempt, "time": time.time()}
-    files.write_json(folder / contents_file.REFUSED, about)
+    files.write_json(folder / contents_file.REJECTED, about)
     return StorageFailedError(
         f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
-        f"{folder.name}/{contents_file.REFUSED}; the next attempt resumes from the checkpoint before it. Fix: if "
+        f"{folder.name}/{contents_file.REJECTED}; the next attempt resumes from the checkpoint before it. Fix: if "
         "this repeats, look for I/O errors of the shared storage's server."
     )
 

@@ -21,7 +21,7 @@ VERSION = 3
 INCREMENTAL_VERSION = 4
 """Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
 reject it, because they would take the checkpoint for a full one."""
-REFUSED = "refused.json"
+REJECTED = "rejected.json"
 
 
 def read_contents(folder: Path) -> CheckpointContents:
@@ -139,11 +139,11 @@ def chain_link(folder: Path) -> ChainLink:
 def broken_chain_reason(folder: Path, contents: CheckpointContents) -> str | None:
     """Return why an incremental checkpoint cannot be applied to the checkpoints that it continues, or None.
 
-    Of those checkpoints, only `done`, `refused.json` and `contents.json` are read.
+    Of those checkpoints, only `done`, `rejected.json` and `contents.json` are read.
     """
     for member, link in zip(chain_folders(folder, contents), contents.chain, strict=True):
         with files.storage_errors(member):
-            usable = (member / "done").is_file() and not (member / REFUSED).exists()
+            usable = (member / "done").is_file() and not (member / REJECTED).exists()
         if not usable:
             return f"it continues {member.name}, which is missing, unfinished or rejected"
         if chain_link(member) != link:
@@ -157,10 +157,10 @@ def rejection_reason(folder: Path) -> str | None:
         with files.storage_errors(folder):
             if folder.is_symlink():
                 return "it is a symbolic link"
-        refused = files.read_json(folder / REFUSED)
+        rejection = files.read_json(folder / REJECTED)
     except files.UnreadableError as error:
         return f"rejected by an earlier load, and {error}"
-    return None if refused is None else f"rejected by an earlier load: {refused.get('reason')}"
+    return None if rejection is None else f"rejected by an earlier load: {rejection.get('reason')}"
 
 
 def read_output_id(output_dir: Path) -> str | None:

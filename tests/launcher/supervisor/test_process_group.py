@@ -143,10 +143,10 @@ def test_a_binary_that_cannot_be_executed_is_not_a_storage_error(build_group: Bu
     binary = tmp_path / "paddle"
     binary.write_text("no program")
     binary.chmod(0o644)
-    with pytest.raises(ProcessError, match="Permission denied") as refused:
+    with pytest.raises(ProcessError, match="Permission denied") as rejected:
         build_group(ScriptRuntime([str(binary)]))
-    assert not isinstance(refused.value, StorageError)
-    assert refused.value.exit_code == EXIT_GANG
+    assert not isinstance(rejected.value, StorageError)
+    assert rejected.value.exit_code == EXIT_GANG
 
 
 def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build) -> None:

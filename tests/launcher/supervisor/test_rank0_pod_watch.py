@@ -212,7 +212,7 @@ def test_temporary_errors_of_the_api_server_are_retried(server: FakeApiServer) -
 def test_a_permanent_403_is_reported_with_the_missing_role(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank0_pod_watch, "REFUSED_SECONDS", 0.2)
+    monkeypatch.setattr(rank0_pod_watch, "REJECTED_SECONDS", 0.2)
     server.answers = [403] * 1000
     with pytest.raises(ApiRejectedError, match=r"403.*pods is forbidden.*list and watch on pods"):
         wait_for_rank_0(build_settings(), server.api())

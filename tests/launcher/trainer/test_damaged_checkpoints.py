@@ -97,10 +97,10 @@ def test_every_changed_key_and_value_of_contents_json_is_rejected_with_a_reason(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["contents.json", "refused.json"])
+@pytest.mark.parametrize("name", ["contents.json", "rejected.json"])
 def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: Path, name: str) -> None:
     base, first, second, third = write_chain(output)
-    if name == "refused.json":
+    if name == "rejected.json":
         checkpoint_folder.reject(output / second.folder, "other bytes", 1)
     path = output / second.folder / name
     for content in flips(path):
@@ -122,7 +122,7 @@ def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: P
 def test_a_rejected_checkpoint_stays_rejected_when_refused_json_is_damaged(output: Path) -> None:
     write(output, OLDER)
     write(output, NEWEST)
-    path = output / NEWEST.folder / contents_file.REFUSED
+    path = output / NEWEST.folder / contents_file.REJECTED
     for content in (b"", b"\xff\xfe", b"[]", b"{}", b'{"reason": 1}'):
         path.write_bytes(content)
         assert selection.newest_checkpoint(output) == OLDER

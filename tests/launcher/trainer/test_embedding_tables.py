@@ -252,7 +252,7 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
     errors = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
     assert len(errors) == 1
     assert f"training cannot resume from {Position(1).folder}: {difference}" in errors[0]
-    assert not (resumed.output.checkpoint(Position(1)) / "refused.json").exists(), (
+    assert not (resumed.output.checkpoint(Position(1)) / "rejected.json").exists(), (
         "with the old options it is good"
     )
 

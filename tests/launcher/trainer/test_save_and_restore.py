@@ -167,7 +167,7 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
         gang = gang.next_attempt(newest, PASSES="2")
         assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
         assert reason in gang.log()
-        rejection = json.loads((gang.output.checkpoint(newest) / "refused.json").read_text())
+        rejection = json.loads((gang.output.checkpoint(newest) / "rejected.json").read_text())
         assert reason in rejection["reason"]
         assert selection.newest_checkpoint(root) == older
         shutil.rmtree(root)
