@@ -24,6 +24,10 @@ class ApiRejectedError(GangError):
     """The API server denied a request (401 or 403)."""
 
 
+class ObjectExistsError(OSError):
+    """The API server has an object with this name already (409)."""
+
+
 class PodApi:
     """Lists and watches the pods of rank 0, and creates objects such as Events, in one namespace."""
 
@@ -95,7 +99,8 @@ class PodApi:
                 "watch on pods (for rendezvous 'api') and create on events (for notify.events)."
             )
         if response.status >= 300:
-            raise OSError(f"the API server answered {response.status}: {_message(response.read())}")
+            kind = ObjectExistsError if response.status == 409 else OSError
+            raise kind(f"the API server answered {response.status}: {_message(response.read())}")
 
     def list(self, job: str) -> tuple[list[dict[str, Any]], str]:
         """Return the Pod objects of rank 0 (completion index 0) of the Job named `job`.
@@ -132,12 +137,8 @@ class PodApi:
             kind: plural name of the resource in the API, such as `events`.
             body: the object.
         """
-        try:
-            with self._ask("POST", kind, {}, body) as response:
-                response.read()
-        except OSError as error:
-            if "answered 409" not in str(error):
-                raise
+        with contextlib.suppress(ObjectExistsError), self._ask("POST", kind, {}, body) as response:
+            response.read()
 
     def close(self) -> None:
         """Abort the request that another thread is waiting for, and make all later requests fail."""
