@@ -18,7 +18,8 @@ training pod copies its shard to its own disk.
     ├── output/                          the present run's output
     │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, curve.png, report.html,
     │   ├── model/
-    │   ├── node_<i>/{server.log,server-<k>.log,train.log,attempt-<k>/}
+    │   ├── checkpoints/                 a script's own files (runtime collective); the launcher only creates it
+    │   ├── node_<i>/{server.log,server-<k>.log,train.log,train-<k>.log,attempt-<k>/}
     │   ├── pass-<NNNNN>/{…,done}                    a finished pass
     │   └── pass-<NNNNN>-batch-<NNNNNNN>/{…,done}    a checkpoint inside a pass
     └── runs/<run id>/                   earlier outputs
@@ -28,8 +29,9 @@ training pod copies its shard to its own disk.
 │                                        test.txt where this rank needs it
 ├── program/                             staged program
 ├── records/{train,test}/                the shard's rows, parsed
-├── logs/{server.log,server-<k>.log,train.log}    logs of the children, which the launcher copies to node_<i>/
-├── progress.json                        the trainer's progress
+├── logs/{server.log,server-<k>.log,train.log,train-<k>.log}    logs of the children, which the launcher copies to
+│                                        node_<i>/
+├── progress.json, progress-<k>.json     progress of trainer 0, and of trainer k (runtime collective)
 └── <helper>.answer.json                 result of a helper process (a short-lived child of the launcher), whose
                                          log is logs/<helper>.log
 """
@@ -212,6 +214,11 @@ class OutputPaths:
     def model(self) -> Path:
         return self.root / "model"
 
+    @property
+    def script_checkpoints(self) -> Path:
+        """Folder in which a script of runtime collective may keep files of its own; the launcher only creates it."""
+        return self.root / "checkpoints"
+
     def node(self, rank: int) -> Path:
         return self.root / f"node_{rank}"
 
@@ -222,8 +229,9 @@ class OutputPaths:
         """
         return self.node(rank) / (f"server-{server}.log" if server else "server.log")
 
-    def train_log(self, rank: int) -> Path:
-        return self.node(rank) / "train.log"
+    def train_log(self, rank: int, trainer: int = 0) -> Path:
+        """Return the log file of trainer number `trainer` of `rank`: `train.log`, or `train-<k>.log`."""
+        return self.node(rank) / (f"train-{trainer}.log" if trainer else "train.log")
 
     def attempt(self, rank: int, attempt: int) -> Path:
         return self.node(rank) / f"attempt-{attempt}"
@@ -284,7 +292,11 @@ class WorkPaths:
 
     @property
     def progress(self) -> Path:
-        return self.root / "progress.json"
+        return self.trainer_progress(0)
+
+    def trainer_progress(self, trainer: int) -> Path:
+        """Return the progress file of trainer number `trainer` of this pod: `progress.json`, or `progress-<k>.json`."""
+        return self.root / (f"progress-{trainer}.json" if trainer else "progress.json")
 
     def helper_answer(self, name: str) -> Path:
         """Return the file to which helper process `name` writes its result (launcher/io/helper_protocol.py)."""

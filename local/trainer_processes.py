@@ -168,7 +168,7 @@ class TrainerProcesses:
         server.trainer_store.open(rank0.store)
         for rank in range(len(self.data)):
             gang = self.gang(rank)
-            for spec in (*runtime.pservers(gang), runtime.trainer(gang)):
+            for spec in (*runtime.pservers(gang), *runtime.trainers(gang)):
                 if f"{rank}/{spec.name}" not in without:
                     running[f"{rank}/{spec.name}"] = self.start_process(spec)
         deadline = time.monotonic() + seconds * self.patience

@@ -60,6 +60,11 @@ def describe_exit(returncode: int) -> str:
     return f"exit code {returncode}"
 
 
+def describe_early_exit(who: str, failure: str) -> str:
+    """Return the message about a failure after the trainers `who` had exited with code 0, which may be its cause."""
+    return f"{who} exited with code 0 before the other trainers had finished. Then: {failure}"
+
+
 def last_lines(path: Path, lines: int = 20, limit: int = 2500) -> str:
     """Return the last lines of a file: at most `lines` and at most `limit` bytes; empty if it cannot be read."""
     try:

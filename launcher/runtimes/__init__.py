@@ -7,7 +7,7 @@ from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 
 __all__ = ["RUNTIMES", "ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
 
-RUNTIMES = ("fleet", "v1")
+RUNTIMES = ("fleet", "v1", "collective")
 
 
 def load_runtime(name: str) -> Runtime:
@@ -20,6 +20,10 @@ def load_runtime(name: str) -> Runtime:
         from launcher.runtimes.fleet import FleetRuntime
 
         return FleetRuntime()
+    if name == "collective":
+        from launcher.runtimes.collective import CollectiveRuntime
+
+        return CollectiveRuntime()
     raise setting_error(
         "runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them"
     )

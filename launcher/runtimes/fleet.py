@@ -63,6 +63,7 @@ class FleetRuntime:
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
     fatal_lines: tuple[str, ...] = FATAL
+    log_shows_progress = False  # its trainers always write progress.json
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` for an arm64 node, and for `training.patience` without `training.keepBest`."""
@@ -129,23 +130,25 @@ class FleetRuntime:
             ready_ports=(port,),
         )
 
-    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer process of this rank."""
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the one trainer process of this rank."""
         own = TRAINER | {
             "PADDLE_TRAINER_ID": str(attempt.rank),
             # Paddle requires a port, but a trainer does not listen on it.
             "PADDLE_PORT": str(attempt.settings.peer_port),
         }
         copy = OutputPaths(attempt.output_dir).train_log(attempt.rank)
-        return ProcessSpec(
-            name="trainer",
-            role="trainer",
-            argv=trainer_command(),
-            env=process_environment(attempt, -1) | own,
-            cwd=attempt.work_dir,
-            log=attempt.settings.work.log(copy.name),
-            copy=copy,
-        )
+        return [
+            ProcessSpec(
+                name="trainer",
+                role="trainer",
+                argv=trainer_command(),
+                env=process_environment(attempt, -1) | own,
+                cwd=attempt.work_dir,
+                log=attempt.settings.work.log(copy.name),
+                copy=copy,
+            )
+        ]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest complete and intact checkpoint; None if there is no checkpoint.

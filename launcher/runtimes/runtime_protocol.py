@@ -4,7 +4,7 @@ The supervisor does everything else in the same way for all runtimes: staging, r
 and stopping of processes, restarts. To add a runtime, write a class with the members of `Runtime` in a module
 of this folder and add it to `load_runtime` and RUNTIMES in __init__.py.
 
-    check ─▶ fork_server ─▶ conversion ─▶ (rendezvous) ─▶ pservers, trainer ─▶ is_complete
+    check ─▶ fork_server ─▶ conversion ─▶ (rendezvous) ─▶ pservers, trainers ─▶ is_complete
 """
 
 from __future__ import annotations
@@ -84,6 +84,9 @@ class Runtime(Protocol):
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
     fatal_lines: tuple[str, ...]
     """Texts in a process's log after which it cannot continue, although it does not exit."""
+    log_shows_progress: bool
+    """Whether trainers without a progress.json count as hung once none of their logs grows for
+    training.progressDeadlineSeconds."""
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
@@ -100,8 +103,11 @@ class Runtime(Protocol):
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the parameter server (pserver) processes of this rank for `attempt`, sorted by port."""
 
-    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer process of this rank for `attempt`."""
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the trainer processes of this rank for `attempt`, at least one.
+
+        Trainer k writes its progress to `WorkPaths.trainer_progress(k)`. The pod's log shows the log of trainer 0.
+        """
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest usable checkpoint; None if there is no checkpoint.

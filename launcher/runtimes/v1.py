@@ -8,10 +8,10 @@ import subprocess
 from pathlib import Path
 
 from launcher.errors import SettingsError, setting_error
+from launcher.io import checkpoint_checks
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import TrainSettings
-from launcher.trainer.checkpoint import selection
 
 BINARY = "paddle"
 COMMENT = "paddle_process_by_paddle"  # as in the tutorial; `ps` shows it
@@ -32,6 +32,9 @@ class V1Runtime:
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()
+    log_shows_progress = (
+        False  # a pass may be longer than any deadline, and only its end is in the log for sure
+    )
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` for settings that the old binary cannot fulfil, or an image without the binary.
@@ -105,8 +108,8 @@ class V1Runtime:
             )
         ]
 
-    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        """Return the trainer process: the tutorial's flags, `--num_gradient_servers`, and `--start_pass` to resume."""
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the one trainer: the tutorial's flags, `--num_gradient_servers`, and `--start_pass` to resume."""
         s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes
@@ -133,19 +136,21 @@ class V1Runtime:
         ]
         if start_pass:
             argv.append(f"--start_pass={start_pass}")
-        return ProcessSpec(
-            name="trainer",
-            role="trainer",
-            argv=(*argv, *s.extra_args),
-            env=s.environ,
-            cwd=attempt.program_dir,
-            log=s.work.log("train.log"),
-            copy=OutputPaths(attempt.output_dir).train_log(attempt.rank),
-        )
+        return [
+            ProcessSpec(
+                name="trainer",
+                role="trainer",
+                argv=(*argv, *s.extra_args),
+                env=s.environ,
+                cwd=attempt.program_dir,
+                log=s.work.log("train.log"),
+                copy=OutputPaths(attempt.output_dir).train_log(attempt.rank),
+            )
+        ]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest pass folder with the file `done`; its content is not verified."""
-        return next((at for at in selection.finished_checkpoints(output_dir) if not at.batches), None)
+        return next((at for at in checkpoint_checks.finished_checkpoints(output_dir) if not at.batches), None)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether `output_dir` has a checkpoint of the last pass."""

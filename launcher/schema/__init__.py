@@ -14,6 +14,7 @@ from launcher.schema.checkpoint_files import (
     CheckpointScores,
     CheckpointTable,
     RankFiles,
+    ScriptCheckpoint,
 )
 from launcher.schema.data_files import (
     DataFailure,
@@ -66,6 +67,7 @@ __all__ = [
     "RankStatus",
     "RestartRecord",
     "RunFile",
+    "ScriptCheckpoint",
     "Shard",
     "ShardFileEntry",
     "ShardFiles",

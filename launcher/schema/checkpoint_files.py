@@ -102,3 +102,15 @@ class CheckpointContents:
     files: dict[str, CheckpointFile]
     rows: dict[str, CheckpointRows]
     """Sample rows by table name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCheckpoint:
+    """`contents.json` of a checkpoint that a user's script saved (runtime collective)."""
+
+    script: int
+    """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
+    position: CheckpointPosition
+    attempt: int
+    files: dict[str, CheckpointFile]
+    """All files of the script, by their paths in the checkpoint's folder."""

@@ -19,10 +19,12 @@ from launcher.settings import consistency
 from launcher.settings import parsers as p
 from launcher.settings.variables import read_variables, secret_names, variable
 
-__all__ = ["PREVIOUS", "DataSettings", "PodSettings", "TrainSettings", "termination_log"]
+__all__ = ["NO_DATA", "PREVIOUS", "DataSettings", "PodSettings", "TrainSettings", "termination_log"]
 
 PREVIOUS = "previous"
 """Value of `training.initModelPath` that means the model of the newest complete run of this job."""
+NO_DATA = "none"
+"""Data digest of a run without data of the launcher: its script reads its own (data.enabled false)."""
 
 
 _MINUTES = p.number(
@@ -112,8 +114,21 @@ class TrainSettings(PodSettings):
     """A new text discards the output and starts from scratch (startFromScratch)."""
     program_sha256: str = variable("PADDLE_LAUNCHER_PROGRAM_SHA256", p.sha256, "", "training.programSha256")
     """sha256 that the program must have; empty: any program."""
-    runtime: str = variable("PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1"), "fleet", "runtime")
-    """`fleet` or `v1`."""
+    runtime: str = variable(
+        "PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1", "collective"), "fleet", "runtime"
+    )
+    """`fleet`, `v1` or `collective`."""
+    processes_per_pod: int = variable(
+        "PADDLE_LAUNCHER_PROCESSES_PER_POD",
+        p.integer(1, 64, "each one is a trainer process of a pod"),
+        1,
+        "training.processesPerPod",
+    )
+    """Trainer processes of each pod; more than 1 with runtime collective only."""
+    gpus_per_pod: int = variable(
+        "PADDLE_LAUNCHER_GPUS_PER_POD", p.integer(0, 64), 0, "resources.limits (nvidia.com/gpu)"
+    )
+    """GPUs of each pod, for runtime collective."""
     rendezvous: str = variable("PADDLE_LAUNCHER_RENDEZVOUS", p.choice("dns", "api"), "dns", "rendezvous")
     """`dns` or `api`: how ranks find rank 0."""
     rendezvous_seconds: int = variable(
@@ -200,6 +215,11 @@ class TrainSettings(PodSettings):
     def run_id(self) -> str:
         """Return the Kubernetes Job's name; it ends with a digest of the Job's spec, which includes runId."""
         return self.k8s_job
+
+    @property
+    def has_data(self) -> bool:
+        """Return whether the run trains on shards of the data Job; False: its script reads its own data."""
+        return self.data_digest != NO_DATA
 
     @property
     def join_seconds(self) -> float:

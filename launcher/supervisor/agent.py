@@ -137,7 +137,7 @@ class Agent:
         else:
             self._start_link()
         self._start_fork_server()
-        manifest = wait_for_manifest(s, self.pause, timings=t)
+        manifest = wait_for_manifest(s, self.pause, timings=t) if s.has_data else None
         with files.storage_errors(s.layout.job):
             staged = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank)
@@ -203,7 +203,7 @@ class Agent:
         raise_if_run_is_over(self.output, self.settings, self.runtime, credential, states)
 
     def _start_processes(self, order: Order) -> ProcessGroup:
-        """Start this rank's parameter servers and trainer for the attempt of `order`; return them as a group.
+        """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
 
         Raises:
             LauncherError: the order has expired, the output lease is lost, or a process cannot start.

@@ -13,7 +13,7 @@ from launcher.supervisor.peers.messages import Failure, Order
 
 
 class AttemptProcesses(Protocol):
-    """Interface of the parameter servers (pservers) and trainer of one rank in one attempt.
+    """Interface of the parameter servers (pservers) and trainers of one rank in one attempt.
 
     `process_group.ProcessGroup` implements it; tests use a fake.
     """
@@ -35,7 +35,7 @@ class AttemptProcesses(Protocol):
         """
 
     def train(self) -> None:
-        """Begin the phase `training`, once all pservers of the job accept connections; start the trainer if needed."""
+        """Begin the phase `training`, once all pservers of the job accept connections; start the trainers if needed."""
 
     def finish(self, now: float) -> None:
         """Let the pservers exit, because all trainers of the job are done."""

@@ -1,4 +1,4 @@
-"""Starts one rank's parameter servers (pservers) and trainer for one attempt, watches and stops them."""
+"""Starts one rank's parameter servers (pservers) and trainers for one attempt, watches and stops them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
 from launcher.io import cgroup_memory
 from launcher.log import log
-from launcher.reporting.failure_messages import describe_exit, quote_log
+from launcher.reporting.failure_messages import describe_early_exit, describe_exit, quote_log
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
 from launcher.supervisor.log_follower import LogFollower
@@ -22,7 +22,7 @@ from launcher.supervisor.timings import Timings
 
 
 class ProcessGroup:
-    """The pservers and the trainer of one rank in one attempt.
+    """The pservers and the trainers of one rank in one attempt.
 
     Phases: serving → ready → training → done → ended; `stop` is possible in each of them. Nothing here waits:
     the agent calls `poll` again and again.
@@ -39,7 +39,7 @@ class ProcessGroup:
         longest_stays: dict[str, float],
         forks: ForkServer | None = None,
     ) -> None:
-        """Start the pservers, and the trainer if it waits for them itself.
+        """Start the pservers, and the trainers if they wait for the pservers themselves.
 
         Args:
             runtime: describes the processes.
@@ -59,7 +59,7 @@ class ProcessGroup:
         self._timings, self._wake = timings, wake
         self.attempt, self.phase = gang.attempt, "serving"
         self.failure: Failure | None = None
-        self._trainer: ChildProcess | None = None
+        self._trainers: list[ChildProcess] = []
         self._servers: list[ChildProcess] = []
         self._follows: list[LogFollower] = []
         self._stop: GroupTermination | None = None
@@ -72,12 +72,14 @@ class ProcessGroup:
         self._oom_kills = cgroup_memory.oom_kills()
         self._longest_stays = longest_stays
         self._place: tuple[float, Any] = (0.0, None)
-        """(monotonic time of its last change, pass and batch and state of the trainer)."""
+        """(monotonic time of its last change, pass and batch and state of the slowest trainer, and size of the logs
+        if these show the progress)."""
         self._state: tuple[float, Any] = (0.0, None)
         """(monotonic time of its last change, state of the trainer)."""
         self._training_since: float | None = None
         """Monotonic time at which this rank received the order to train; None before that."""
-        gang.settings.work.progress.unlink(missing_ok=True)
+        for trainer in range(gang.settings.processes_per_pod):
+            gang.settings.work.trainer_progress(trainer).unlink(missing_ok=True)
         specs = runtime.pservers(gang)
         self._check_ports(specs)
         self._waiting = [port for spec in specs for port in spec.ready_ports]
@@ -87,7 +89,7 @@ class ProcessGroup:
                 self._servers.append(self._start(spec))
             log.info("started %s", ", ".join(spec.name for spec in specs) or "no pserver")
             if runtime.trainer_waits:
-                self._start_trainer()
+                self._start_trainers()
         except LauncherError:
             self._stop_and_wait()
             raise
@@ -111,19 +113,22 @@ class ProcessGroup:
                 self._fatal = spec, text, time.monotonic()
                 self._wake()
 
-        shown = spec.role == "trainer"
+        shown = spec.role == "trainer" and not self._trainers
         self._follows.append(
             LogFollower(spec.log, copy=spec.copy, shown=shown, judge=judge if texts else None)
         )
         return child
 
-    def _start_trainer(self) -> None:
-        self._trainer = self._start(self._runtime.trainer(self._gang))
-        log.info("started trainer (pid %d)", self._trainer.pid)
+    def _start_trainers(self) -> None:
+        specs = self._runtime.trainers(self._gang)
+        self._check_ports(specs)
+        for spec in specs:
+            self._trainers.append(self._start(spec))
+            log.info("started %s (pid %d)", spec.name, self._trainers[-1].pid)
 
     @property
     def _children(self) -> list[ChildProcess]:
-        return [*self._servers, *([self._trainer] if self._trainer is not None else [])]
+        return [*self._servers, *self._trainers]
 
     @property
     def running(self) -> bool:
@@ -161,6 +166,10 @@ class ProcessGroup:
 
     def _fail(self, error: LauncherError, now: float) -> None:
         exited = [c.ended_at for c in self._children if c.done.is_set() and c.returncode]
+        early = [c.spec.name for c in self._trainers if c.done.is_set() and c.returncode == 0]
+        if early and isinstance(error, ProcessError):
+            text = describe_early_exit(" and ".join(early), str(error))
+            error = ProcessError(text, error.returncode, error.process)
         progress = read_progress(self._gang.settings)
         place = progress.get("pass"), progress.get("batch")
         self.failure = Failure.from_error(
@@ -203,7 +212,7 @@ class ProcessGroup:
                 )
         elif self.phase == "training":
             self._check_progress(now)
-            if self._trainer is not None and self._trainer.done.is_set():
+            if self._trainers and all(trainer.done.is_set() for trainer in self._trainers):
                 self.phase = "done"
         elif self.phase == "done" and self._finish_by is not None:
             self._await_servers(now)
@@ -240,11 +249,16 @@ class ProcessGroup:
         )
 
     def _check_progress(self, now: float) -> None:
-        """Raise `ProcessError` if the trainer hangs: its pass, batch and state have not changed for too long."""
+        """Raise `ProcessError` if the trainers hang: their pass, batch and state have not changed for too long.
+
+        Without a state, that is without progress.json, their logs must grow if the runtime says so.
+        """
         settings = self._gang.settings
         progress = read_progress(settings)
         state = progress.get("state")
-        place = progress.get("pass"), progress.get("batch"), state
+        follows_log = not isinstance(state, str) and self._runtime.log_shows_progress
+        logged = sum(c.spec.log.stat().st_size for c in self._trainers) if follows_log else None
+        place = progress.get("pass"), progress.get("batch"), state, logged
         if place != self._place[1]:
             self._place = now, place
         self._training_since = self._training_since or now
@@ -253,7 +267,10 @@ class ProcessGroup:
             if isinstance(before, str) and before != "training":
                 self._longest_stays[before] = max(self._longest_stays.get(before, 0.0), now - entered)
             self._state = now, state
-        if not isinstance(state, str):  # runtime v1: the old binary writes no progress.json
+        if not isinstance(state, str):
+            silent = settings.progress_deadline_seconds
+            if follows_log and now - self._place[0] >= silent:
+                raise ProcessError(f"{describe_silent_log(silent)}{self._quote_trainer()}", process="trainer")
             return
         limit, source = find_state_deadline(
             state,
@@ -267,21 +284,25 @@ class ProcessGroup:
             return
         what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
         fix = FIXES.get(state, "see the last lines of its log")
-        quote = quote_log(self._trainer.spec.log) if self._trainer is not None else ""
         raise ProcessError(
             f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
-            f"batch {place[1]}{quote}\nFix: {fix}",
+            f"batch {place[1]}{self._quote_trainer()}\nFix: {fix}",
             process="trainer",
         )
 
+    def _quote_trainer(self) -> str:
+        """Return the last lines of the log of the first trainer that still runs, for a message."""
+        running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
+        return quote_log(running[0].spec.log) if running else ""
+
     def train(self) -> None:
-        """Begin the phase `training`, once all pservers of the job accept connections; start the trainer if needed."""
+        """Begin the phase `training`, once all pservers of the job accept connections; start the trainers if needed."""
         if self.phase != "ready":
             return
         self.phase = "training"
-        if self._trainer is None:
+        if not self._trainers:
             try:
-                self._start_trainer()
+                self._start_trainers()
             except LauncherError as error:
                 self._fail(error, time.monotonic())
 
@@ -341,6 +362,15 @@ class ProcessGroup:
         deadline = time.monotonic() + seconds
         for follow in self._follows:
             follow.join(max(0.0, deadline - time.monotonic()))
+
+
+def describe_silent_log(seconds: float) -> str:
+    """Return the message about a script that reports no progress and has logged nothing for `seconds`."""
+    return (
+        f"trainer hangs: its log has not grown for {seconds:.0f} s (training.progressDeadlineSeconds), and the script "
+        "reports no progress. Fix: let the script log a line, or better report its steps (launcher.program.ScriptRun), "
+        "at shorter intervals; or increase training.progressDeadlineSeconds"
+    )
 
 
 def _describe_out_of_memory(name: str) -> str:

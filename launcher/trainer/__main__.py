@@ -11,10 +11,11 @@ from pathlib import Path
 
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
 from launcher.io import files
+from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, WorkPaths
 from launcher.trainer import fork_server
 from launcher.trainer.process_settings import ProcessSettings
-from launcher.trainer.training_log import ProgressFile, TrainerLog
+from launcher.trainer.training_log import TrainerLog
 
 
 def run_pserver(settings: ProcessSettings) -> None:

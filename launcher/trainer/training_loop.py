@@ -11,6 +11,8 @@ import numpy as np
 from launcher import metrics
 from launcher.errors import DataError
 from launcher.io import files
+from launcher.io.metrics_file import write_metrics
+from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.trainer import requested_checkpoints
 from launcher.trainer.checkpoint import selection
@@ -27,7 +29,7 @@ from launcher.trainer.pserver_client import PserverClient
 from launcher.trainer.records import conversion
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays
-from launcher.trainer.training_log import PassMeter, PassTotals, ProgressFile, TrainerLog, write_metrics
+from launcher.trainer.training_log import PassMeter, PassTotals, TrainerLog
 
 
 class TrainingLoop:

@@ -29,6 +29,7 @@ from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
 from launcher.paths import Position
+from launcher.reporting.failure_messages import describe_early_exit
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, describe_missing, find_missing
 from launcher.supervisor.coordinator.save_before_stop import SaveRequest, decide_save, find_leaving
 from launcher.supervisor.peers.messages import (
@@ -254,7 +255,14 @@ def _first_failure(
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
-    return min(found, key=lambda failure: failure.at, default=None)
+    first = min(found, key=lambda failure: failure.at, default=None)
+    early = [
+        m for m in members if m.phase == "done" and m.state is not None and m.state.attempt == plan.attempt
+    ]
+    if first is None or plan.do != "train" or not early or first.process == "":
+        return first
+    who = " and ".join(f"the script of {m.label}" for m in early)
+    return replace(first, text=describe_early_exit(who, first.text))
 
 
 def _find_member_failure(

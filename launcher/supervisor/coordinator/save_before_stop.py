@@ -55,7 +55,7 @@ def decide_save(
         The request; or, if the ranks must stop now, what became of the checkpoint, for messages.
     """
     deadline = min(_deadline(m) for m in members if _leaves(m))
-    saved = min(_read_saved(m.state) for m in members)
+    saved = min(filter(None, (_read_saved(m.state) for m in members)), default=Position(0))
     if request is None:
         return _request_checkpoint(members, batch_size, now, deadline, saved)
     if saved > request.after:
@@ -117,8 +117,13 @@ def _can_save(member: Member) -> bool:
     )
 
 
-def _read_saved(state: MemberState | None) -> Position:
-    """Return the newest checkpoint that a rank's trainer reported; Position(0) if there is none."""
+def _read_saved(state: MemberState | None) -> Position | None:
+    """Return the newest checkpoint that a rank's trainer reported; Position(0) if there is none.
+
+    Return None for a rank that takes no part in saving: with runtime collective that is every rank but 0.
+    """
+    if state is not None and state.progress and "saved" not in state.progress:
+        return None
     saved = state.progress.get("saved") if state is not None else None
     if not isinstance(saved, dict):
         return Position(0)
@@ -144,10 +149,11 @@ def _estimate_reach_seconds(members: Sequence[Member], batch_size: int) -> float
     for member in members:
         progress = member.state.progress if member.state is not None else {}
         keys = ("pass", "batches", "batch", "samples_per_second")
+        batch_rows = finite_number(progress.get("batch_size")) or batch_size
         number, batches, batch, rows = (finite_number(progress.get(key)) for key in keys)
         if number is None or not batches or batch is None or rows is None or rows <= 0:
             return None
         done.append(number * batches + batch)
-        speeds.append(rows / batch_size)
+        speeds.append(rows / batch_rows)
     target = max(done) + max(1.0, ASK_SECONDS * max(speeds))
     return max((target - at) / speed for at, speed in zip(done, speeds, strict=True))

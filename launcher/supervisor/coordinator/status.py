@@ -46,8 +46,9 @@ def estimate_seconds_left(progress: Mapping[str, Any], settings: TrainSettings) 
     speed = finite_number(progress.get("samples_per_second"))
     if done is None or batch is None or not batches or not speed or speed < 0:
         return None
-    left = (settings.passes - done) * batches - batch
-    return max(0.0, left * settings.batch_size / speed)
+    passes = finite_number(progress.get("passes")) or settings.passes
+    left = (passes - done) * batches - batch
+    return max(0.0, left * (finite_number(progress.get("batch_size")) or settings.batch_size) / speed)
 
 
 def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float, silence: float) -> str | None:
@@ -160,7 +161,9 @@ def build_status(
         waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
         join_seconds=settings.join_seconds,
         trainers=settings.trainers,
-        passes=settings.passes,
+        passes=max(
+            filter(None, (whole_number(one.get("passes")) for one in progresses)), default=settings.passes
+        ),
         number=slowest[0],
         batch=slowest[1],
         batches=max(batches, default=None),

@@ -81,7 +81,7 @@ def _own_programs(layout: JobPaths) -> list[str]:
 def stage_inputs(
     settings: TrainSettings,
     rank: int,
-    manifest: dict[str, Any],
+    manifest: dict[str, Any] | None,
     program: Path,
     check: Callable[[], None] = lambda: None,
 ) -> StagedInputs:
@@ -92,7 +92,7 @@ def stage_inputs(
     Args:
         settings: the settings of the run.
         rank: this pod's rank.
-        manifest: the parsed manifest.json.
+        manifest: the parsed manifest.json; None: the run has no data (`TrainSettings.has_data`).
         program: the program's folder.
         check: called often; it may raise to stop a long copy.
 
@@ -103,13 +103,15 @@ def stage_inputs(
         UnfitError: the pod's own disk does not return what was written.
     """
     work = settings.work
-    _check_space(settings, rank, manifest)
+    if manifest is not None:
+        _check_space(settings, rank, manifest)
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
         work.tables.mkdir(parents=True)
         work.progress.unlink(missing_ok=True)
-    _stage_data(settings, rank, manifest, check)
+    if manifest is not None:
+        _stage_data(settings, rank, manifest, check)
     digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
     # The data providers of runtime v1 read ./data/train.txt, as in the tutorial's container.
     link = work.program / "data"
@@ -192,9 +194,9 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
 
 
 def _needs_test_set(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
-    """Return whether this rank needs the test set: rank 0, or all if it is large or the runtime is v1."""
+    """Return whether this rank needs the test set: rank 0, or all if it is large or the runtime is not fleet."""
     lines = (manifest.get("test") or {}).get("lines", 0)
-    return rank == 0 or settings.runtime == "v1" or lines > TEST_ALONE
+    return rank == 0 or settings.runtime != "fleet" or lines > TEST_ALONE
 
 
 def _stage_data(

@@ -17,12 +17,10 @@ pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -31,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import schema
-from launcher.errors import CheckpointError, LauncherError, StorageFailedError
+from launcher.errors import CheckpointError, StorageFailedError
 from launcher.io import disk_space, files
+from launcher.io.checkpoint_checks import CONTENTS, finished_checkpoints
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointRows, RankFiles
 from launcher.trainer.checkpoint import contents_file
-from launcher.trainer.checkpoint.selection import finished_checkpoints
 
 PARAMETERS = "params.npz"
 TABLES = "tables"
@@ -145,7 +143,7 @@ class CheckpointFolder:
         """Write contents.json, give the folder its final name, and write `done`."""
         with files.storage_errors(self.folder):
             value = files.with_checksum(schema.to_json(contents))
-            files.write_json(self.folder / contents_file.CONTENTS, value)
+            files.write_json(self.folder / CONTENTS, value)
             # What is there is rejected or unfinished: training would have resumed from a usable checkpoint.
             if self.final.is_dir() and not self.final.is_symlink():
                 (self.final / "done").unlink(missing_ok=True)
@@ -206,37 +204,6 @@ def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
     if contents_file.broken_chain_reason(folder, contents):
         return None
     return contents_file.chain_folders(folder, contents)
-
-
-def check_files(folder: Path, names: list[str], contents: CheckpointContents) -> str | None:
-    """Return what is wrong with the files `names` of a checkpoint; None if all have their recorded sha256."""
-    for name in names:
-        entry = contents.files.get(name)
-        if entry is None:
-            return f"{name} is not listed in {contents_file.CONTENTS}"
-        try:
-            found = files.retry_storage(folder / name, functools.partial(files.sha256_file, folder / name))
-        except FileNotFoundError:
-            return f"{name} is missing"
-        if found != entry.sha256:
-            return f"the content of {name} has changed since it was saved (its sha256 differs)"
-    return None
-
-
-def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
-    """Mark a checkpoint as unusable forever, by writing `rejected.json` with the reason into its folder.
-
-    Returns:
-        The error, which the caller must raise. It ends this attempt; the next attempt resumes from the checkpoint
-        before this one.
-    """
-    about = {"reason": reason, "attempt": attempt, "time": time.time()}
-    files.write_json(folder / contents_file.REJECTED, about)
-    return StorageFailedError(
-        f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
-        f"{folder.name}/{contents_file.REJECTED}; the next attempt resumes from the checkpoint before it. Fix: if "
-        "this repeats, look for I/O errors of the shared storage's server."
-    )
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:

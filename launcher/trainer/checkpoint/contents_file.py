@@ -12,16 +12,15 @@ from pathlib import Path
 from launcher import schema
 from launcher.errors import CheckpointError
 from launcher.io import files, run_record
+from launcher.io.checkpoint_checks import CONTENTS, REJECTED, check_sizes, rejection_reason
 from launcher.paths import OutputPaths, Position, position
 from launcher.schema import ChainLink, CheckpointContents
 
-CONTENTS = "contents.json"
 VERSION = 3
 """Version of contents.json. Version 2 had a number of shards that depended on the number of servers."""
 INCREMENTAL_VERSION = 4
 """Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
 reject it, because they would take the checkpoint for a full one."""
-REJECTED = "rejected.json"
 
 
 def read_contents(folder: Path) -> CheckpointContents:
@@ -86,14 +85,7 @@ def read_checked_contents(folder: Path) -> CheckpointContents:
             f"{CONTENTS} has outputId {recorded}, but run.json next to the folder has {present}: the checkpoint "
             "was copied from another run, whose parameters may differ"
         )
-    with files.storage_errors(folder):
-        for name, entry in contents.files.items():
-            try:
-                size = (folder / name).stat().st_size
-            except files.NOT_FOUND:
-                raise CheckpointError(f"{name} is missing") from None
-            if size != entry.bytes:
-                raise CheckpointError(f"{name} has {size} bytes, but was saved with {entry.bytes}")
+    check_sizes(folder, contents.files)
     return contents
 
 
@@ -149,18 +141,6 @@ def broken_chain_reason(folder: Path, contents: CheckpointContents) -> str | Non
         if chain_link(member) != link:
             return f"it continues {member.name}, but another checkpoint has replaced it"
     return None
-
-
-def rejection_reason(folder: Path) -> str | None:
-    """Return why no file of a checkpoint may be used (a symbolic link, or rejected earlier), or None."""
-    try:
-        with files.storage_errors(folder):
-            if folder.is_symlink():
-                return "it is a symbolic link"
-        rejection = files.read_json(folder / REJECTED)
-    except files.UnreadableError as error:
-        return f"rejected by an earlier load, and {error}"
-    return None if rejection is None else f"rejected by an earlier load: {rejection.get('reason')}"
 
 
 def read_output_id(output_dir: Path) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import DataError, GangError, SettingsError, setting_error
-from launcher.io import files, s3
+from launcher.io import checkpoint_checks, files, s3
 from launcher.paths import OutputPaths
 from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.serving import download
@@ -214,7 +214,7 @@ def _overlay(members: list[InitialTable]) -> InitialTable:
 
 
 def _require_unchanged(folder: Path, names: list[str], contents: CheckpointContents) -> None:
-    if reason := checkpoint_folder.check_files(folder, names, contents):
+    if reason := checkpoint_checks.check_files(folder, names, contents.files):
         raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
 
 

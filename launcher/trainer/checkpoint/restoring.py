@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from launcher.errors import CheckpointError, SettingsError
-from launcher.io import files
+from launcher.io import checkpoint_checks, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointContents
 from launcher.trainer.checkpoint import checkpoint_folder, contents_file, initial_model, table_files
@@ -115,7 +115,7 @@ class CheckpointRestorer:
         if not self.geo:
             self._load_servers(folder, contents)
         elif reason := self._dense_mismatch(folder, contents):
-            raise checkpoint_folder.reject(folder, reason, self.settings.attempt)
+            raise checkpoint_checks.reject(folder, reason, self.settings.attempt)
         self.trainer.barrier()
         self.log.line(f"resumed from {folder.name}; the servers' values are verified")
         return RestoredState(
@@ -150,8 +150,8 @@ class CheckpointRestorer:
                 tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
                 names = tables[self.settings.rank :: self.settings.trainers]
                 names += [PARAMETERS] if self.first else []
-            if reason := checkpoint_folder.check_files(member, names, listed):
-                raise checkpoint_folder.reject(member, reason, self.settings.attempt)
+            if reason := checkpoint_checks.check_files(member, names, listed.files):
+                raise checkpoint_checks.reject(member, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
         """Return how the program's tables differ from those of the checkpoint, or None."""
@@ -186,7 +186,7 @@ class CheckpointRestorer:
             if reason is None:
                 return
             self.log.line(f"load {number} of at most {LOAD_TRIES} of {folder.name} failed: {reason}")
-        raise checkpoint_folder.reject(folder, reason or "", self.settings.attempt)
+        raise checkpoint_checks.reject(folder, reason or "", self.settings.attempt)
 
     def _load_tables(self, folder: Path, saved_by: int) -> None:
         """Load embedding tables and the dense table of a checkpoint.

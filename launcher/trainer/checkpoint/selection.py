@@ -8,22 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher import metrics
-from launcher.errors import DataError
 from launcher.io import files
-from launcher.paths import OutputPaths, Position, position
+from launcher.io.checkpoint_checks import find_newest_usable, finished_checkpoints
+from launcher.paths import OutputPaths, Position
 from launcher.trainer.checkpoint.contents_file import unusable_reason
 
 MODEL_FILES = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
-
-
-def finished_checkpoints(output_dir: Path) -> list[Position]:
-    """Return the positions of all checkpoints that have the file `done`, the newest first."""
-    with files.storage_errors(output_dir):
-        if not output_dir.is_dir():
-            return []
-        found = {at for path in output_dir.iterdir() if (at := position(path.name))}
-        output = OutputPaths(output_dir)
-        return [at for at in sorted(found, reverse=True) if (output.checkpoint(at) / "done").is_file()]
 
 
 def newest_checkpoint(output_dir: Path) -> Position | None:
@@ -32,20 +22,7 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
     Raises:
         DataError: there are finished checkpoints, but training can resume from none of them.
     """
-    reasons = []
-    for at in finished_checkpoints(output_dir):
-        folder = OutputPaths(output_dir).checkpoint(at)
-        reason = unusable_reason(folder)
-        if reason is None:
-            return at
-        reasons.append(f"{folder.name}: {reason}")
-    if reasons:
-        raise DataError(
-            f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
-            + "\n  ".join(reasons)
-            + "\nFix: restore one of these folders from a copy; or, to start from scratch, remove them."
-        )
-    return None
+    return find_newest_usable(output_dir, unusable_reason)
 
 
 def is_model_complete(folder: Path) -> bool:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from launcher.io import checkpoint_checks
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served.model import table_folder
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file
+from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.export import table_writer
 from launcher.trainer.export.model_writer import ModelWriter, ScoreModel, export_from_memory
@@ -114,8 +115,8 @@ class ModelExporter:
         }
         every = [name for own in names.values() for name in own]
         own_share = every[settings.rank :: settings.trainers]  # each rank verifies a share of the files
-        if reason := checkpoint_folder.check_files(folder, own_share, contents):
-            raise checkpoint_folder.reject(folder, reason, settings.attempt)
+        if reason := checkpoint_checks.check_files(folder, own_share, contents.files):
+            raise checkpoint_checks.reject(folder, reason, settings.attempt)
         return {
             table.name: [_map_array(folder / name) for name in names[table.name]]
             for table in self.trainer.network.tables

@@ -40,7 +40,7 @@ def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself
     for rank in (0, 1):
         here = gang(tmp_path, rank, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="2")
         servers = RUNTIME.pservers(here)
-        lists |= {spec.env["PADDLE_PSERVERS_IP_PORT_LIST"] for spec in [*servers, RUNTIME.trainer(here)]}
+        lists |= {spec.env["PADDLE_PSERVERS_IP_PORT_LIST"] for spec in [*servers, *RUNTIME.trainers(here)]}
         for spec in servers:
             own = f"{spec.env['POD_IP']}:{spec.env['PADDLE_PORT']}"
             assert own in spec.env["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
@@ -51,14 +51,14 @@ def test_every_trainer_receives_the_store_of_rank_0_and_its_secret_path(tmp_path
     attempts = [gang(tmp_path, rank, CONF_PADDLE_PORTS_NUM_SPARSE="0") for rank in (0, 1)]
     for attempt in attempts:
         RUNTIME.check(attempt.settings)
-        settings = ProcessSettings.from_environ(RUNTIME.trainer(attempt).env)
+        settings = ProcessSettings.from_environ(RUNTIME.trainers(attempt)[0].env)
         assert (settings.hosts[0], settings.store) == ("127.0.0.1", attempts[0].store)
 
 
 def test_every_process_receives_the_model_that_rank_0_found_for_previous(tmp_path: Path) -> None:
     attempt = gang(tmp_path, PADDLE_LAUNCHER_INIT_MODEL_PATH="previous")
     found = replace(attempt, settings=replace(attempt.settings, init_model="job/runs/a"))
-    for spec in (RUNTIME.trainer(found), *RUNTIME.pservers(found)):
+    for spec in (*RUNTIME.trainers(found), *RUNTIME.pservers(found)):
         assert ProcessSettings.from_environ(spec.env).init_model == "job/runs/a"
 
 
@@ -74,7 +74,7 @@ def test_node_of_another_architecture_is_rejected(tmp_path: Path, monkeypatch: p
 
 def test_gradient_num_must_be_the_number_of_trainers(tmp_path: Path) -> None:
     here = gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="3")
-    assert RUNTIME.trainer(here).env["PADDLE_TRAINERS_NUM"] == "3"
+    assert RUNTIME.trainers(here)[0].env["PADDLE_TRAINERS_NUM"] == "3"
     with pytest.raises(SettingsError, match=r"gradientNum .* 2, but must be the number of trainers, 3"):
         gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="2")
 
@@ -95,7 +95,7 @@ def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:
 def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> None:
     extra = json.dumps(["--learning_rate=0.1"])
     here = gang(tmp_path, 1, TRAINER_COUNT="3", PADDLE_LAUNCHER_EXTRA_ARGS=extra)
-    settings = ProcessSettings.from_environ(RUNTIME.trainer(here).env)
+    settings = ProcessSettings.from_environ(RUNTIME.trainers(here)[0].env)
     assert (settings.rank, settings.trainers, settings.server, settings.trainer_count) == (1, 2, -1, 3)
     assert settings.extra_args == ("--learning_rate=0.1",)
     assert (settings.resume, settings.attempt, settings.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))

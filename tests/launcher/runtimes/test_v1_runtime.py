@@ -31,7 +31,7 @@ def gang(rank: int = 0, resume: Position | None = None, **env: str) -> RankAttem
 
 def test_the_trainer_command_is_that_of_the_tutorial_with_num_gradient_servers() -> None:
     here = gang()
-    spec = V1Runtime().trainer(here)
+    spec = V1Runtime().trainers(here)[0]
     assert spec.argv == (
         "paddle", "train",
         "--nics=eth0", "--port=7164",
@@ -63,13 +63,13 @@ def test_the_pserver_is_one_process_that_listens_on_dense_and_sparse_ports() -> 
 
 
 def test_a_resume_starts_after_the_saved_pass_and_trains_the_remaining_ones() -> None:
-    argv = V1Runtime().trainer(gang(resume=Position(7))).argv
+    argv = V1Runtime().trainers(gang(resume=Position(7)))[0].argv
     assert "--start_pass=7" in argv
     assert "--num_passes=3" in argv
 
 
 def test_extra_arguments_are_passed_on_at_the_end() -> None:
-    argv = V1Runtime().trainer(gang(PADDLE_LAUNCHER_EXTRA_ARGS='["--parallel_nn=1", "--seed=a b"]')).argv
+    argv = V1Runtime().trainers(gang(PADDLE_LAUNCHER_EXTRA_ARGS='["--parallel_nn=1", "--seed=a b"]'))[0].argv
     assert argv[-2:] == ("--parallel_nn=1", "--seed=a b")
 
 

@@ -51,9 +51,9 @@ class InitialModelV1(V1Runtime):
     def check(self, settings: TrainSettings) -> None:
         super().check(replace(settings, init_model=""))
 
-    def trainer(self, gang: RankAttempt) -> ProcessSpec:
-        spec = super().trainer(gang)
-        return replace(spec, env={**spec.env, "FAKE_INITIAL_MODEL": gang.settings.init_model})
+    def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
+        [spec] = super().trainers(gang)
+        return [replace(spec, env={**spec.env, "FAKE_INITIAL_MODEL": gang.settings.init_model})]
 
 
 FORKS = """
@@ -78,8 +78,8 @@ class ForkedV1(SelfExitingV1):
     def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
         return [_with_argv(spec) for spec in super().pservers(gang)]
 
-    def trainer(self, gang: RankAttempt) -> ProcessSpec:
-        return _with_argv(super().trainer(gang))
+    def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
+        return [_with_argv(spec) for spec in super().trainers(gang)]
 
 
 def _with_argv(spec: ProcessSpec) -> ProcessSpec:

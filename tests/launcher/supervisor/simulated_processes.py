@@ -43,8 +43,8 @@ class SimulatedRuntime(V1Runtime):
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         return [_spec("pserver", attempt)]
 
-    def trainer(self, attempt: RankAttempt) -> ProcessSpec:
-        return _spec("trainer", attempt)
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        return [_spec("trainer", attempt)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         return selection.newest_checkpoint(output_dir)

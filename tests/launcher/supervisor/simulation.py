@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_GANG, FINAL
+from launcher.io import checkpoint_checks
 from launcher.paths import JobPaths, OutputPaths, Position
 from launcher.supervisor.coordinator.coordinator import RUN_ENDS
 from launcher.supervisor.coordinator.decisions import AttemptPlan
@@ -305,7 +306,7 @@ class World:
             return
         self._restarted += 1
         newest = max(
-            (self.points.index(at) for at in selection.finished_checkpoints(self.output)), default=-1
+            (self.points.index(at) for at in checkpoint_checks.finished_checkpoints(self.output)), default=-1
         )
         if newest > self._newest_checkpoint:
             self._newest_checkpoint, self._restarts_since_checkpoint = newest, 0
@@ -373,5 +374,7 @@ class World:
             if child.resume is None or self.points.index(child.resume) < granted:
                 self.report_broken_invariant(f"the requested checkpoint at {self.points[granted]} was lost")
         self.newest_attempt = child.attempt
-        if child.resume is not None and child.resume not in selection.finished_checkpoints(self.output):
+        if child.resume is not None and child.resume not in checkpoint_checks.finished_checkpoints(
+            self.output
+        ):
             self.report_broken_invariant(f"there is no checkpoint at {child.resume} to resume from")

@@ -38,6 +38,7 @@ class ScriptRuntime:
 
     trainer_waits = False
     fatal_lines = ("pull failed",)
+    log_shows_progress = False
 
     def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
         self._servers, self._trainer, self._port = servers, trainer, port
@@ -56,8 +57,8 @@ class ScriptRuntime:
         ports = () if self._port is None else (self._port,)
         return [self._spec(gang, f"pserver {i}", "pserver", c, ports) for i, c in enumerate(self._servers)]
 
-    def trainer(self, gang: RankAttempt) -> ProcessSpec:
-        return self._spec(gang, "trainer", "trainer", self._trainer)
+    def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
+        return [self._spec(gang, "trainer", "trainer", self._trainer)]
 
     def fork_server(self, settings: TrainSettings) -> None: ...
 
@@ -326,7 +327,7 @@ def test_a_trainer_killed_at_its_memory_limit_is_reported_with_the_limit_and_its
     monkeypatch.setattr(cgroup_memory, "limit", lambda: limit(tmp_path))
     group = start_training(build_group(ScriptRuntime([SLEEP], "print('step 1', flush=True); " + SLEEP)))
     control.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {3 + kills}\n")
-    trainer = group._trainer
+    [trainer] = group._trainers
     assert trainer is not None
     until(lambda: "step 1" in trainer.spec.log.read_text())
     os.kill(trainer.pid, signal.SIGKILL)

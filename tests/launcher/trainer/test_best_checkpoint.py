@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.io import checkpoint_checks
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
@@ -102,7 +103,7 @@ def contents(gang: LoopbackTraining) -> CheckpointContents:
 
 
 def checkpoints(gang: LoopbackTraining) -> list[Position]:
-    return selection.finished_checkpoints(gang.output.root)
+    return checkpoint_checks.finished_checkpoints(gang.output.root)
 
 
 def is_complete(gang: LoopbackTraining) -> bool:

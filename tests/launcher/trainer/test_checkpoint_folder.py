@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, StorageError, StorageFailedError
-from launcher.io import files
+from launcher.io import checkpoint_checks, files
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import (
@@ -108,7 +108,7 @@ def test_newest_checkpoint_returns_the_last_usable_position(output: Path) -> Non
     assert selection.newest_checkpoint(output) == Position(1, 500), (
         "a checkpoint with `done` but a truncated file is unusable"
     )
-    about = checkpoint_folder.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
+    about = checkpoint_checks.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
     assert isinstance(about, StorageFailedError)
     assert selection.newest_checkpoint(output) == Position(1)
     assert contents_file.checkpoint_bytes(output / "pass-00000") > 256
@@ -126,7 +126,7 @@ def test_newest_checkpoint_raises_when_no_finished_checkpoint_is_usable(output: 
     write(output, Position(1))
     write(output, Position(2))
     (output / "pass-00000" / "contents.json").write_text("{}")
-    checkpoint_folder.reject(output / "pass-00001", "rows differ", 0)
+    checkpoint_checks.reject(output / "pass-00001", "rows differ", 0)
     with pytest.raises(
         DataError,
         match=r"no usable checkpoint(.|\n)*rejected by an earlier load: rows differ(.|\n)*another version",
@@ -185,7 +185,7 @@ def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few(outpu
     for at in (Position(1), Position(2), Position(2, 5), Position(3), Position(4)):
         last = write(output, at)
     (output / "pass-00000" / "done").unlink()
-    checkpoint_folder.reject(output / "pass-00003", "rows differ", 0)
+    checkpoint_checks.reject(output / "pass-00003", "rows differ", 0)
     (output / "model").mkdir()
     assert prune(last, 2) == ["pass-00001"]
     assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
@@ -207,7 +207,7 @@ def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: P
     for broken in (
         (output / second.folder / "done").unlink,
         lambda: part.write_bytes(b"short"),
-        lambda: checkpoint_folder.reject(output / second.folder, "other bytes", 1),
+        lambda: checkpoint_checks.reject(output / second.folder, "other bytes", 1),
         lambda: shutil.rmtree(output / second.folder),
     ):
         broken()
@@ -255,7 +255,7 @@ def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(outp
 
 def test_a_rejected_checkpoint_is_replaced_by_a_new_one_at_the_same_position(output: Path) -> None:
     write(output, Position(1))
-    checkpoint_folder.reject(output / "pass-00000", "rows differ", 0)
+    checkpoint_checks.reject(output / "pass-00000", "rows differ", 0)
     write(output, Position(1), 1)
     assert selection.newest_checkpoint(output) == Position(1)
 
@@ -266,7 +266,7 @@ def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(o
     config.touch()
     with pytest.raises(StorageFailedError, match=r"rank-1.json is missing"):
         publish(folder, config, 2)
-    assert selection.finished_checkpoints(output) == []
+    assert checkpoint_checks.finished_checkpoints(output) == []
     folder = write(output, Position(2, 8), finish=False)
     rows = {"words": CheckpointRows([9], [[0.25]])}
     folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {}), rows))
@@ -284,7 +284,7 @@ def test_files_of_trainer_0_are_synced_to_disk_before_done_is_written(output: Pa
     config.write_text("LABEL = 'x'\n")
     done: list[bool] = []
     with fail_calls(
-        "fsync", f"*/{name}", then=lambda: done.append(bool(selection.finished_checkpoints(output)))
+        "fsync", f"*/{name}", then=lambda: done.append(bool(checkpoint_checks.finished_checkpoints(output)))
     ):
         folder = write(output, Position(1), finish=False)
         folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {"bias": np.ones(1)}), {}))
@@ -297,13 +297,13 @@ def test_check_files_finds_changed_bytes_of_the_same_length(output: Path) -> Non
     folder = output / "pass-00000"
     contents = contents_file.read_contents(folder)
     name = "tables/000/part-000-00000.gz"
-    assert checkpoint_folder.check_files(folder, [name], contents) is None
+    assert checkpoint_checks.check_files(folder, [name], contents.files) is None
     (folder / name).write_bytes(bytes(256))
     assert selection.newest_checkpoint(output) == Position(1), "its size is unchanged"
-    assert checkpoint_folder.check_files(folder, [name], contents) == (
+    assert checkpoint_checks.check_files(folder, [name], contents.files) == (
         f"the content of {name} has changed since it was saved (its sha256 differs)"
     )
-    assert checkpoint_folder.check_files(folder, ["params.npz"], contents) is not None, (
+    assert checkpoint_checks.check_files(folder, ["params.npz"], contents.files) is not None, (
         "a missing file is a fault"
     )
 
@@ -363,4 +363,4 @@ def test_pruning_keeps_the_best_checkpoint(output: Path) -> None:
     for number in range(1, 5):
         last = write(output, Position(number))
     assert prune(last, 1, [Position(2), Position(9)]) == ["pass-00002", "pass-00000"]
-    assert selection.finished_checkpoints(output) == [Position(4), Position(2)]
+    assert checkpoint_checks.finished_checkpoints(output) == [Position(4), Position(2)]

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from launcher.errors import EXIT_UNFIT, DataError, LauncherError
-from launcher.io import files
+from launcher.io import checkpoint_checks, files
 from launcher.paths import OutputPaths, Position
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, selection
+from launcher.trainer.checkpoint import contents_file, selection
 
 from .test_checkpoint_folder import prune, write, write_chain
 
@@ -101,7 +101,7 @@ def test_every_changed_key_and_value_of_contents_json_is_rejected_with_a_reason(
 def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: Path, name: str) -> None:
     base, first, second, third = write_chain(output)
     if name == "rejected.json":
-        checkpoint_folder.reject(output / second.folder, "other bytes", 1)
+        checkpoint_checks.reject(output / second.folder, "other bytes", 1)
     path = output / second.folder / name
     for content in flips(path):
         path.write_bytes(content)
@@ -122,7 +122,7 @@ def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: P
 def test_a_rejected_checkpoint_stays_rejected_when_refused_json_is_damaged(output: Path) -> None:
     write(output, OLDER)
     write(output, NEWEST)
-    path = output / NEWEST.folder / contents_file.REJECTED
+    path = output / NEWEST.folder / checkpoint_checks.REJECTED
     for content in (b"", b"\xff\xfe", b"[]", b"{}", b'{"reason": 1}'):
         path.write_bytes(content)
         assert selection.newest_checkpoint(output) == OLDER

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, StorageFailedError
+from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
@@ -172,13 +173,13 @@ def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
 def test_the_state_is_writing_only_on_ranks_that_write_the_model(
     mode, rank, state, tmp_path: Path, monkeypatch
 ) -> None:
-    from launcher.trainer import training_log, training_loop
+    from launcher.trainer import training_loop
     from launcher.trainer.export.export_from_servers import ModelExporter
 
     monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
     here = SimpleNamespace(
         settings=SimpleNamespace(mode=mode, rank=rank),
-        progress=training_log.ProgressFile(tmp_path / "progress.json"),
+        progress=ProgressFile(tmp_path / "progress.json"),
         **dict.fromkeys(("program", "trainer", "config", "log")),
     )
     training_loop.TrainingLoop._export(here, Position(1))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.io.metrics_file import write_metrics
+from launcher.io.progress_file import ProgressFile
 from launcher.metrics import parse_metrics
-from launcher.trainer.training_log import ProgressFile, write_metrics
 
 from .test_damaged_checkpoints import flips
 
