@@ -1,6 +1,7 @@
 """Classes and functions for users' training programs; launcher/programs/README.md shows how to write one.
 
-This module does not import Paddle, so a program's columns and its parse() can be tested without Paddle.
+`ScriptRun` is for scripts of runtime collective (docs/how-to/own-script.md), everything else for programs of runtime
+fleet. This module does not import Paddle, so a program's columns and its parse() can be tested without Paddle.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-__all__ = ["Ids", "Job", "Real", "bucket", "choice", "hash64", "real_number", "whole_number"]
+from launcher.script_run import ScriptRun
+
+__all__ = ["Ids", "Job", "Real", "ScriptRun", "bucket", "choice", "hash64", "real_number", "whole_number"]
 
 T = TypeVar("T")
 

@@ -23,6 +23,8 @@ PACKAGES = (*PRODUCT, "local", "benchmarks", "testkit")
 LAYERS = (
     {"contracts"},
     {"io"},
+    {"script_run"},
+    {"program"},
     {"reporting", "dataprep", "serving"},
     {"trainer"},
     {"runtimes"},
@@ -30,8 +32,9 @@ LAYERS = (
     {"cli"},
     {"__main__"},
 )
-"""Folders of launcher/, from low to high. `contracts` are the modules directly in launcher/. A module imports
-from its own folder and from lower layers only. launcher/programs has its own rule."""
+"""Folders of launcher/, from low to high. `contracts` are the modules directly in launcher/, except `program`, the
+interface for users' programs, and `script_run`, its part for scripts. A module imports from its own folder and from
+lower layers only. launcher/programs has its own rule."""
 
 FORBIDDEN = (
     ("launcher", ("infra", "aws", "local", "benchmarks", "testkit", "tests")),

@@ -63,12 +63,13 @@ def read_contents(folder: Path) -> ScriptCheckpoint:
         contents = schema.from_json(ScriptCheckpoint, files.parse_json_object(CONTENTS, content))
     except (files.UnreadableError, ValueError) as error:
         raise CheckpointError(f"{CONTENTS} is not that of a script's checkpoint: {error}") from error
-    at = Position(contents.position.passes, contents.position.batch)
-    if contents.script != VERSION or at != position(folder.name):
+    if contents.script != VERSION:
         raise CheckpointError(
-            f"{CONTENTS} describes {at} in format {contents.script}, but this launcher reads format {VERSION}, and the "
-            "folder's name is that of another position"
+            f"{CONTENTS} has format {contents.script}, but this launcher reads format {VERSION}"
         )
+    at = Position(contents.position.passes, contents.position.batch)
+    if at != position(folder.name):
+        raise CheckpointError(f"{CONTENTS} describes {at}: the folder was copied or renamed")
     return contents
 
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from launcher import metrics
 from launcher.errors import DataError
-from launcher.io import files
+from launcher.io import files, requested_checkpoints
 from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
-from launcher.trainer import requested_checkpoints
 from launcher.trainer.checkpoint import selection
 from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule

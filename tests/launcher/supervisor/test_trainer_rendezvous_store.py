@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import DeadlineError
+from launcher.io import requested_checkpoints
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.trainer_store import MAX_BYTES, TrainerStore, build_store_prefix
-from launcher.trainer import requested_checkpoints
 from testkit.waiting import until
 
 HOST = "127.0.0.1"

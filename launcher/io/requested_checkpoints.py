@@ -35,7 +35,7 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
     deadline = time.monotonic() + ASK_SECONDS
     while True:
         try:
-            return _ask_once(host, port, path, proposed)
+            return ask_once(host, port, path, proposed)
         except (OSError, http.client.HTTPException, ValueError) as error:
             if time.monotonic() > deadline:
                 raise DeadlineError(
@@ -46,7 +46,12 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
             time.sleep(POLL_SECONDS)
 
 
-def _ask_once(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
+def ask_once(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
+    """Ask as `ask_checkpoint_decision` does, but only once.
+
+    Raises:
+        OSError, http.client.HTTPException, ValueError: no answer within ANSWER_SECONDS, or a wrong one.
+    """
     with contextlib.closing(http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)) as connection:
         connection.request("POST", path, str(proposed))
         answer = connection.getresponse()

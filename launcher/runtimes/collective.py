@@ -1,0 +1,213 @@
+"""Runtime `collective`: a user's own data-parallel script, with any PaddlePaddle or other library in the image.
+
+Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options
+`training.extraArgs`. A script that works with `python -m paddle.distributed.launch`, or with torchrun, works here
+unchanged, because it gets the same variables. Those of Paddle are set as in `CollectiveController` of
+paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x):
+
+    "PADDLE_MASTER": collective_master, "PADDLE_GLOBAL_SIZE": global_size, "PADDLE_LOCAL_SIZE": pod.replicas,
+    "PADDLE_GLOBAL_RANK": i + rank_offset, "PADDLE_LOCAL_RANK": i, "PADDLE_NNODES": job.replicas,
+    "PADDLE_CURRENT_ENDPOINT": endpoints[i], "PADDLE_TRAINER_ID": i + rank_offset,
+    "PADDLE_TRAINERS_NUM": global_size, "PADDLE_RANK_IN_NODE": i
+    if len(",".join(job_endpoints)) < 120 * 1024: "PADDLE_TRAINER_ENDPOINTS": job_endpoints
+    with devices: FLAGS_selected_gpus, all of them for a single process, else one for each;
+    without: PADDLE_DISTRI_BACKEND=gloo
+
+Paddle's `init_parallel_env` (paddle/distributed/parallel.py) connects to MASTER_ADDR:MASTER_PORT, torchrun's
+variables, and else to PADDLE_MASTER; here they are the same. Ports of each pod:
+
+port + k                    the endpoint of process k (gloo does not listen on it, NCCL's set-up may)
+port + portsNum             on rank 0: PADDLE_MASTER, on which process 0 listens for all others
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from launcher.errors import SettingsError, setting_error, setting_message
+from launcher.io import run_record, script_checkpoints
+from launcher.io.helper_protocol import python_environ
+from launcher.paths import OutputPaths, Position
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.schema import RunFile, read_fields
+from launcher.settings import TrainSettings
+
+SERVERS = "this runtime has no parameter servers"
+SCRIPT = "the script itself decides it"
+FLEET_ONLY = {
+    "mode": ("training.mode", "async", SERVERS),
+    "incremental_checkpoints": ("training.incrementalCheckpoints", 0, SCRIPT),
+    "init_model": ("training.initModelPath", "", SCRIPT),
+    "keep_best": ("training.keepBest", "", SCRIPT),
+    "patience": ("training.patience", 0, SCRIPT),
+    "saving_period": ("training.savingPeriod", 1, SCRIPT),
+    "log_period": ("training.logPeriod", 50, SCRIPT),
+    "dot_period": ("training.dotPeriod", 10, SCRIPT),
+    "trainer_count": ("trainerCount", 1, "the number of threads is OMP_NUM_THREADS in extraEnv"),
+}
+"""Field of TrainSettings → (chart value, its only value with this runtime: the default, why others are rejected)."""
+FOREIGN_VARIABLES = ("PADDLE_", "MASTER_", "FLAGS_selected_", "TRAINING_ROLE")
+"""Prefixes of variables that configure the distribution; those of the pod must not reach the script."""
+LONGEST_LIST = 120 * 1024
+"""As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
+
+
+class CollectiveRuntime:
+    """Runs a user's script with the environment of paddle.distributed and of torchrun."""
+
+    trainer_waits = False
+    fatal_lines: tuple[str, ...] = ()
+    log_shows_progress = True
+
+    def check(self, settings: TrainSettings) -> None:
+        """Raise `SettingsError`, with a line for each fault, for settings that have no meaning for a script."""
+        faults = [
+            setting_message(key, value, f"{only!r} with runtime collective", why, f"Remove {key}")
+            for field, (key, only, why) in FLEET_ONLY.items()
+            if (value := getattr(settings, field)) != only
+        ]
+        if faults:
+            raise SettingsError("\n".join(faults))
+        if not settings.config_file.endswith(".py"):
+            raise setting_error(
+                "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
+                settings.config_file,
+                "a Python script, FOLDER/SCRIPT.py",
+                "this runtime starts it with the image's Python",
+                "Set the part after the / to the script's name",
+            )
+        processes, gpus = settings.processes_per_pod, settings.gpus_per_pod
+        if gpus and processes > gpus:
+            raise setting_error(
+                "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)",
+                processes,
+                f"at most {gpus}, the GPUs of a pod",
+                "processes that share a GPU wait for each other",
+                "Set it to null, or request more GPUs in resources",
+            )
+        if settings.ports_num < processes or not settings.ports_num_sparse:
+            raise setting_error(
+                "portsNum (CONF_PADDLE_PORTS_NUM), portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)",
+                f"{settings.ports_num}, {settings.ports_num_sparse}",
+                f"at least {processes} and 1",
+                "each process of a pod has an endpoint, and the next port is PADDLE_MASTER",
+                "Use the chart, which sets them, or set them to these numbers",
+            )
+
+    def fork_server(self, settings: TrainSettings) -> None:
+        """Return None: it is unknown which libraries the script loads."""
+
+    def conversion(self, settings: TrainSettings, rank: int) -> None:
+        """Return None: the script reads the shard's text itself."""
+
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:  # noqa: ARG002 - the protocol has it
+        """Return no process: the parameters are in the trainers."""
+        return []
+
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        """Return the processes of the script on this rank."""
+        s, count = attempt.settings, attempt.settings.processes_per_pod
+        OutputPaths(attempt.output_dir).script_checkpoints.mkdir(parents=True, exist_ok=True)
+        specs = []
+        for local in range(count):
+            copy = OutputPaths(attempt.output_dir).train_log(attempt.rank, local)
+            first = attempt.rank == 0 and local == 0
+            specs.append(
+                ProcessSpec(
+                    name=f"trainer {local}" if count > 1 else "trainer",
+                    role="trainer",
+                    argv=(sys.executable, "-u", s.config_file, *s.extra_args),
+                    env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
+                    cwd=attempt.program_dir,
+                    log=s.work.log(copy.name),
+                    copy=copy,
+                    ready_ports=(master_port(s),) if first else (),
+                )
+            )
+        return specs
+
+    def newest_checkpoint(self, output_dir: Path) -> Position | None:
+        """Return the newest usable checkpoint that `ScriptRun.save` saved; None if there is none.
+
+        The launcher does not know the files that a script saves in another way.
+        """
+        return script_checkpoints.find_newest_checkpoint(output_dir)
+
+    def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
+        """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""
+        record = read_fields(RunFile, run_record.read(OutputPaths(output_dir))[0] or {})
+        return record.state == "complete" and record.passes >= settings.passes
+
+
+def master_port(settings: TrainSettings) -> int:
+    """Return the port on which process 0 listens for all others: the first one after the endpoints."""
+    return settings.sparse_ports[0]
+
+
+def base_environment(settings: TrainSettings) -> dict[str, str]:
+    """Return the pod's variables without those that configure a distribution; the launcher's own ones stay."""
+    return python_environ(
+        {
+            name: value
+            for name, value in settings.environ.items()
+            if name.startswith("PADDLE_LAUNCHER_") or not name.startswith(FOREIGN_VARIABLES)
+        }
+    )
+
+
+def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
+    """Return the variables of paddle.distributed and of torchrun for process `local` of this pod."""
+    s = attempt.settings
+    count = s.processes_per_pod
+    rank, world = attempt.rank * count + local, len(attempt.hosts) * count
+    endpoints = [f"{host}:{port}" for host in attempt.hosts for port in s.pserver_ports[:count]]
+    found = {
+        "PADDLE_MASTER": f"{attempt.hosts[0]}:{master_port(s)}",
+        "PADDLE_GLOBAL_SIZE": world,
+        "PADDLE_LOCAL_SIZE": count,
+        "PADDLE_GLOBAL_RANK": rank,
+        "PADDLE_LOCAL_RANK": local,
+        "PADDLE_NNODES": len(attempt.hosts),
+        "PADDLE_CURRENT_ENDPOINT": endpoints[rank],
+        "PADDLE_TRAINER_ID": rank,
+        "PADDLE_TRAINERS_NUM": world,
+        "PADDLE_RANK_IN_NODE": local,
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": count,
+        "GROUP_RANK": attempt.rank,
+        "MASTER_ADDR": attempt.hosts[0],
+        "MASTER_PORT": master_port(s),
+    }
+    if len(joined := ",".join(endpoints)) < LONGEST_LIST:
+        found["PADDLE_TRAINER_ENDPOINTS"] = joined
+    if s.gpus_per_pod:
+        devices = range(s.gpus_per_pod) if count == 1 else [local]
+        found["FLAGS_selected_gpus"] = ",".join(map(str, devices))
+    else:
+        found["PADDLE_DISTRI_BACKEND"] = "gloo"
+    return {name: str(value) for name, value in found.items()}
+
+
+def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
+    """Return the launcher's own variables for a script, which `launcher.script_run` reads; empty: there is none."""
+    s, output = attempt.settings, OutputPaths(attempt.output_dir)
+    train, test = s.work.data / "train.txt", s.work.data / "test.txt"
+    return {
+        "PADDLE_LAUNCHER_ATTEMPT": str(attempt.attempt),
+        "PADDLE_LAUNCHER_TRAIN_FILE": str(train) if s.has_data else "",
+        "PADDLE_LAUNCHER_TEST_FILE": str(test) if s.has_data and test.is_file() else "",
+        "PADDLE_LAUNCHER_TABLES_DIR": str(s.work.tables) if s.has_data else "",
+        "PADDLE_LAUNCHER_OUTPUT_DIR": str(output.root),
+        "PADDLE_LAUNCHER_CHECKPOINT_DIR": str(output.script_checkpoints),
+        "PADDLE_LAUNCHER_RESUME": attempt.resume.folder if attempt.resume else "",
+        "PADDLE_LAUNCHER_PROGRESS_FILE": str(s.work.trainer_progress(local)),
+        "PADDLE_LAUNCHER_REQUESTS": f"{attempt.hosts[0]}:{s.peer_port}{attempt.store}_checkpoint/",
+        "PADDLE_LAUNCHER_PASSES": str(s.passes),
+        "PADDLE_LAUNCHER_BATCH_SIZE": str(s.batch_size),
+        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": str(s.keep_checkpoints),
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": str(s.checkpoint_every_batches),
+        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES": f"{s.checkpoint_every_minutes:g}",
+    }

@@ -1,0 +1,261 @@
+"""The interface of a user's script (runtime collective) to the launcher: progress, checkpoints, metrics, the model.
+
+Scripts import it as `from launcher.program import ScriptRun`. It imports neither numpy nor Paddle, and it also works
+in a script that the launcher did not start. docs/how-to/own-script.md has an example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from launcher.errors import LauncherError
+from launcher.io import checkpoint_checks, files, metrics_file, requested_checkpoints, script_checkpoints
+from launcher.io.progress_file import ProgressFile
+from launcher.paths import OutputPaths, Position, position
+
+ASK_SECONDS = 5.0
+"""Seconds between two questions to the launcher whether somebody requested a checkpoint."""
+
+
+class ScriptRun:
+    """One process of a data-parallel script. Create one in every process, before the first step.
+
+    Epochs and steps of an epoch count from 0. A place (epoch, step) is where training continues: `step` steps of
+    `epoch` are done. An epoch is called pass, and a step batch, in the launcher's settings and files.
+
+    Attributes:
+        rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model.
+        world_size: number of all processes.
+        epochs: `training.passes`, the number of epochs to train.
+        batch_size: `training.batchSize`, the samples of one step of one process.
+        train_file: the pod's shard, which its processes share; None without data of the launcher.
+        test_file: the test set; None if there is none.
+        tables: folder of the side tables (`data.tables`); None if there are none.
+        output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
+        start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
+        checkpoint: the folder with the files that were saved at `start`; None at (0, 0). Its files were verified.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        """Read the settings of this process from `environ` (None: those of the process), and verify the checkpoint.
+
+        If a file of the checkpoint is damaged, the checkpoint is rejected, and the process exits with code 71: the
+        next attempt resumes from the one before it.
+        """
+        env = dict(os.environ if environ is None else environ)
+        self.rank = int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
+        self.world_size = int(env.get("PADDLE_TRAINERS_NUM") or env.get("WORLD_SIZE") or 1)
+        self.epochs = int(env.get("PADDLE_LAUNCHER_PASSES") or 10)
+        self.batch_size = int(env.get("PADDLE_LAUNCHER_BATCH_SIZE") or 256)
+        self.train_file = _path(env, "PADDLE_LAUNCHER_TRAIN_FILE")
+        self.test_file = _path(env, "PADDLE_LAUNCHER_TEST_FILE")
+        self.tables = _path(env, "PADDLE_LAUNCHER_TABLES_DIR")
+        self.output = Path(env.get("PADDLE_LAUNCHER_OUTPUT_DIR") or "output").absolute()
+        self._attempt = int(env.get("PADDLE_LAUNCHER_ATTEMPT") or 0)
+        self._keep = int(env.get("PADDLE_LAUNCHER_KEEP_CHECKPOINTS") or 3)
+        self._every_steps = int(env.get("PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES") or 0)
+        minutes = env.get("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES") or (0 if self._every_steps else 10)
+        self._every_seconds = float(minutes) * 60
+        self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
+        progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
+        self._progress = ProgressFile(progress, saves=self.rank == 0) if progress else None
+        self._saved_at = self._asked_at = time.monotonic()
+        self._steps_since_save = self._asked = 0
+        self._epoch_began: float | None = None
+        """Monotonic time at which the measured part of this epoch began, later by the time spent saving and testing."""
+        self._samples = self._measured = self._loss = 0.0
+        """Samples of this epoch; those of them after `_epoch_began`; the sum of all samples' losses."""
+        with _exit_on_error():
+            self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
+        at = position(self.checkpoint.name) if self.checkpoint else None
+        self.start = (at.passes, at.batches) if at else (0, 0)
+        self._write(state="starting")
+
+    def _find_checkpoint(self, name: str | None) -> Path | None:
+        """Return the verified checkpoint `name`: the same for all processes. None: without the launcher, the newest."""
+        if name is None:
+            found = script_checkpoints.find_newest_checkpoint(self.output)
+            name = found.folder if found else ""
+        if not name:
+            return None
+        folder = self.output / name
+        self._write(state="loading")
+        if (damage := script_checkpoints.find_damage(folder)) is not None:
+            raise checkpoint_checks.reject(folder, damage, self._attempt)
+        return folder
+
+    def report(
+        self,
+        epoch: int,
+        step: int,
+        steps: int | None = None,
+        *,
+        loss: float,
+        samples: int,
+        epochs: int | None = None,
+    ) -> None:
+        """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
+
+        Args:
+            epoch: the present epoch, from 0.
+            step: steps of this epoch that are done, so 1 after the first one.
+            steps: steps of the whole epoch, for the estimate of the remaining time; None if unknown.
+            loss: mean loss of the step's samples.
+            samples: samples of this step, of this process alone.
+            epochs: epochs to train, if that is not `training.passes`.
+        """
+        now = time.monotonic()
+        if self._epoch_began is None:
+            self._epoch_began = now  # the first step of a process is slow, so its time is not measured
+        else:
+            self._measured += samples
+        self._samples += samples
+        self._loss += loss * samples
+        self._steps_since_save += 1
+        values: dict[str, object] = {
+            "pass": epoch,
+            "batch": step,
+            "batches": steps or 0,
+            "batch_size": samples,
+        }
+        if epochs is not None:
+            values["passes"] = epochs
+        seconds = now - self._epoch_began
+        speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
+        mean = self._loss / self._samples if self._samples else loss
+        self._write(**values, state="training", samples_per_second=speed, loss=mean)
+
+    def should_save(self) -> bool:
+        """Return whether process 0 should save a checkpoint now; False in all other processes.
+
+        The reasons are `training.checkpointEvery`, a user's request (`launcher stop`), and a pod that must exit.
+        """
+        if self.rank:
+            return False
+        now = time.monotonic()
+        if 0 < self._every_steps <= self._steps_since_save or 0 < self._every_seconds <= now - self._saved_at:
+            return True
+        if not self._requests or now - self._asked_at < ASK_SECONDS:
+            return False
+        self._asked_at, self._asked = now, self._asked + 1
+        place, _, path = self._requests.partition("/")
+        host, _, port = place.rpartition(":")
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            return requested_checkpoints.ask_once(host, int(port), f"/{path}{self._asked}", 0)[0]
+        return False
+
+    @contextlib.contextmanager
+    def save(self, epoch: int, step: int) -> Iterator[Path]:
+        """Save a checkpoint: `with run.save(epoch, step) as folder:` and write any files into `folder`.
+
+        The checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older
+        than the newest `training.keepCheckpoints` are removed. Only process 0 may call this.
+
+        Args:
+            epoch: the place at which training will continue: this epoch …
+            step: … after so many of its steps. At the end of epoch 3 that is (4, 0).
+        """
+        at = Position(epoch, step)
+        if at <= Position(0):
+            raise ValueError(f"run.save({epoch}, {step}): there is nothing to save before the first step")
+        folder = script_checkpoints.temporary_folder(self.output, at)
+        with self._writing(folder, "saving"):
+            yield folder
+            size = script_checkpoints.publish_checkpoint(folder, self.output, at, self._attempt)
+            if self._requests:
+                OutputPaths(self.output).checkpoint_request.unlink(missing_ok=True)
+            removed = script_checkpoints.prune_checkpoints(self.output, self._keep)
+        self._saved_at, self._steps_since_save = time.monotonic(), 0
+        self._write(saved={"pass": at.passes, "batch": at.batches}, bytes=size)
+        gone = "".join(f", removed {name}" for name in removed)
+        print(f"saved {at.folder} ({size:,} bytes){gone}", flush=True)  # noqa: T201
+
+    @contextlib.contextmanager
+    def save_model(self) -> Iterator[Path]:
+        """Save the finished model: `with run.save_model() as folder:` and write any files into `folder`.
+
+        It becomes `output/model/`, which `training.exportTo` uploads. Only process 0 may call this.
+        """
+        folder, model = self.output / ".model.script.tmp", OutputPaths(self.output).model
+        with self._writing(folder, "writing"):
+            yield folder
+            files.fsync_tree(folder)
+            files.remove_path(model)
+            folder.rename(model)
+            files.fsync_dir(self.output)
+
+    @contextlib.contextmanager
+    def _writing(self, folder: Path, state: str) -> Iterator[None]:
+        """Create the empty folder `folder` for the block; report `state`; remove the folder after an error."""
+        if self.rank:
+            raise RuntimeError(
+                f"process {self.rank} must not save: all processes have the same parameters. Fix: call it in "
+                "process 0 only: if run.rank == 0"
+            )
+        with self._in_state(state), _exit_on_error():
+            try:
+                with files.storage_errors(self.output):
+                    files.remove_path(folder)
+                    folder.mkdir(parents=True)
+                    yield
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+
+    @contextlib.contextmanager
+    def testing(self) -> Iterator[None]:
+        """Report that the block tests the model: it may take longer than `training.progressDeadlineSeconds`."""
+        with self._in_state("testing"):
+            yield
+
+    @contextlib.contextmanager
+    def _in_state(self, state: str) -> Iterator[None]:
+        began = time.monotonic()
+        self._write(state=state)
+        yield
+        if self._epoch_began is not None:
+            self._epoch_began += time.monotonic() - began
+        self._write(state="training")
+
+    def end_epoch(self, epoch: int, **scores: float) -> None:
+        """Record the end of an epoch in metrics.csv, with test scores such as `accuracy=0.91`, and begin the next.
+
+        Every process calls it; process 0 writes. It counts its own samples once for each process.
+
+        Args:
+            epoch: the epoch that ended, from 0.
+            scores: process 0's scores on the test set, by metric name.
+        """
+        if self.rank == 0 and self._samples:
+            seconds = time.monotonic() - (self._epoch_began or 0.0)
+            row = (int(self._samples) * self.world_size, seconds, self._loss / self._samples)
+            with _exit_on_error():
+                self.output.mkdir(parents=True, exist_ok=True)
+                metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores)
+        self._samples = self._measured = self._loss = 0.0
+        self._epoch_began = time.monotonic()
+
+    def _write(self, **values: object) -> None:
+        if self._progress is not None:
+            self._progress.set(**values)
+
+
+def _path(env: Mapping[str, str], name: str) -> Path | None:
+    return Path(env[name]) if env.get(name) else None
+
+
+@contextlib.contextmanager
+def _exit_on_error() -> Iterator[None]:
+    """Exit with the launcher's exit code on its errors, so that it restarts the run, or ends it if it must."""
+    try:
+        yield
+    except LauncherError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        raise SystemExit(error.exit_code) from error
