@@ -40,10 +40,35 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end -}}
 {{- end -}}
 
-{{/* peerPort; by default the first port after those of the parameter servers. */}}
+{{/* Trainer processes per pod: training.processesPerPod, else with GPUs one for each, else 1. */}}
+{{- define "paddle-training.processesPerPod" -}}
+{{- .Values.training.processesPerPod | default (include "paddle-training.gpus" .) | int64 | max 1 -}}
+{{- end -}}
+
+{{/* GPUs per training pod. */}}
+{{- define "paddle-training.gpus" -}}
+{{- index .Values.resources.limits "nvidia.com/gpu" | default 0 | int64 -}}
+{{- end -}}
+
+{{/* Number of dense ports; with runtime collective one for each process. */}}
+{{- define "paddle-training.portsNum" -}}
+{{- if eq .Values.runtime "collective" }}{{ include "paddle-training.processesPerPod" . }}{{ else }}{{ .Values.portsNum | int64 }}{{ end -}}
+{{- end -}}
+
+{{/* Number of sparse ports; with runtime collective one, on which process 0 listens for all others. */}}
+{{- define "paddle-training.portsNumSparse" -}}
+{{- ternary 1 .Values.portsNumSparse (eq .Values.runtime "collective") | int64 -}}
+{{- end -}}
+
+{{/* Whether the training pods read data that the launcher prepared: "true", or "false" for a script that reads its own. */}}
+{{- define "paddle-training.readsData" -}}
+{{- or (ne .Values.runtime "collective") .Values.data.enabled (ne .Values.data.source "") -}}
+{{- end -}}
+
+{{/* peerPort; by default the first port after the dense and sparse ones. */}}
 {{- define "paddle-training.peerPort" -}}
 {{- if kindIs "invalid" .Values.peerPort -}}
-{{- add .Values.port .Values.portsNum .Values.portsNumSparse -}}
+{{- add .Values.port (include "paddle-training.portsNum" .) (include "paddle-training.portsNumSparse" .) -}}
 {{- else -}}
 {{- .Values.peerPort | int64 -}}
 {{- end -}}

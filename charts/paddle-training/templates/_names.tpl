@@ -3,8 +3,10 @@ Names, and the digests in them. A Job's pod template is immutable, so the Job's 
 immutable in it: other values make a new Job, the same values change nothing.
 */}}
 
-{{/* Digest (sha256, hex) of all values that decide the data, and of nothing else. manifest.json has it too. */}}
+{{/* Digest (sha256, hex) of all values that decide the data, and of nothing else. manifest.json has it too. `none` for a
+     script that reads its own data. */}}
 {{- define "paddle-training.dataDigest" -}}
+{{- if eq (include "paddle-training.readsData" .) "false" -}}none{{- else -}}
 {{- $data := .Values.data -}}
 {{- dict
   "jobName" .Values.jobName
@@ -23,6 +25,7 @@ immutable in it: other values make a new Job, the same values change nothing.
   "testRows" ($data.testRows | int64)
   "splitCount" (include "paddle-training.splitCount" .)
   | toJson | sha256sum -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Digest of a Job: of its parsed spec, so that comments and the order of keys do not matter, and of its queue, which

@@ -8,8 +8,8 @@
   "PADDLE_LAUNCHER_CONFIG_FILE" (include "paddle-training.configFile" .)
   "CONF_PADDLE_NIC" $v.nic
   "CONF_PADDLE_PORT" (int64 $v.port)
-  "CONF_PADDLE_PORTS_NUM" (int64 $v.portsNum)
-  "CONF_PADDLE_PORTS_NUM_SPARSE" (int64 $v.portsNumSparse)
+  "CONF_PADDLE_PORTS_NUM" (include "paddle-training.portsNum" .)
+  "CONF_PADDLE_PORTS_NUM_SPARSE" (include "paddle-training.portsNumSparse" .)
   "CONF_PADDLE_GRADIENT_NUM" (include "paddle-training.gradientNum" .)
   "TRAINER_COUNT" (int64 $v.trainerCount)
   "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
@@ -42,7 +42,10 @@
   value: {{ $value | toString | quote }}
 {{- end }}
 {{- /* Set only when used: an additional variable would rename every Job. */}}
+{{- $isScript := eq $v.runtime "collective" -}}
 {{- range $name, $value := dict
+  "PADDLE_LAUNCHER_PROCESSES_PER_POD" (ternary (include "paddle-training.processesPerPod" .) "" $isScript)
+  "PADDLE_LAUNCHER_GPUS_PER_POD" (ternary (include "paddle-training.gpus" . | int64) 0 $isScript)
   "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS" (int64 $v.training.incrementalCheckpoints)
   "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest
   "PADDLE_LAUNCHER_PATIENCE" (int64 $v.training.patience) }}
@@ -87,13 +90,15 @@ karpenter.sh/do-not-disrupt: "true"
 {{/* Ports of a training pod: dense, sparse, and peerPort. */}}
 {{- define "paddle-training.ports" -}}
 {{- $root := . -}}
-{{- range $i := until (int .Values.portsNum) }}
+{{- $isScript := eq .Values.runtime "collective" -}}
+{{- $dense := include "paddle-training.portsNum" . -}}
+{{- range $i := until (int $dense) }}
 {{- $port := add $root.Values.port $i }}
-- {name: pserver-{{ $i }}, containerPort: {{ $port }}, protocol: TCP{{ if $root.Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
+- {name: {{ ternary "process" "pserver" $isScript }}-{{ $i }}, containerPort: {{ $port }}, protocol: TCP{{ if $root.Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
 {{- end }}
-{{- range $i := until (int .Values.portsNumSparse) }}
-{{- $port := add $root.Values.port $root.Values.portsNum $i }}
-- {name: sparse-{{ $i }}, containerPort: {{ $port }}, protocol: TCP{{ if $root.Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
+{{- range $i := until (include "paddle-training.portsNumSparse" . | int) }}
+{{- $port := add $root.Values.port $dense $i }}
+- {name: {{ ternary "master" "sparse" $isScript }}-{{ $i }}, containerPort: {{ $port }}, protocol: TCP{{ if $root.Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}
 {{- end }}
 {{- $port := include "paddle-training.peerPort" . }}
 - {name: peers, containerPort: {{ $port }}, protocol: TCP{{ if .Values.hostPorts }}, hostPort: {{ $port }}{{ end }}}

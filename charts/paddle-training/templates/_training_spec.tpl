@@ -23,6 +23,7 @@ template:
     {{- include "paddle-training.podCommon" . | nindent 4 }}
     {{- include "paddle-training.trainingTolerations" . | trim | nindent 4 }}
     {{- include "paddle-training.placement" . | trim | nindent 4 }}
+    {{- if eq (include "paddle-training.readsData" .) "true" }}
     initContainers:
       {{- if eq (include "paddle-training.dataPreparedBy" .) "trainingPods" }}
       # Like a pod of the data Job. With the requests of the training, it does not need another node.
@@ -46,6 +47,7 @@ template:
           - {name: work, mountPath: /work}
           {{- include "paddle-training.mounts" . | nindent 10 }}
       {{- end }}
+    {{- end }}
     containers:
       - name: train
         {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "train")) | nindent 8 }}

@@ -4,7 +4,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "names" "ports" "training" "data" "storage" "pods" "env" "cluster" -}}
+{{- range list "names" "ports" "training" "script" "data" "storage" "pods" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -43,11 +43,13 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{/* Ports: port … port+portsNum+portsNumSparse-1 and peerPort. */}}
 {{- define "paddle-training.validate.ports" -}}
 {{- $first := int64 .Values.port -}}
-{{- $last := add $first .Values.portsNum .Values.portsNumSparse -1 -}}
+{{- $dense := include "paddle-training.portsNum" . | int64 -}}
+{{- $sparse := include "paddle-training.portsNumSparse" . | int64 -}}
+{{- $last := add $first $dense $sparse -1 -}}
 {{- $peer := include "paddle-training.peerPort" . | int64 -}}
 {{- $highest := max $last (ternary $peer 0 (kindIs "invalid" .Values.peerPort)) -}}
 {{- if gt $highest 65535 -}}
-{{- include "paddle-training.fault" (list "port" $first (printf "at most %d" (sub 65535 (sub $highest $first))) (printf "the ports are %d to %d (portsNum %d, portsNumSparse %d, peerPort), and TCP ports end at 65535" $first $highest (int64 .Values.portsNum) (int64 .Values.portsNumSparse)) "Set a lower port, or fewer ports") -}}
+{{- include "paddle-training.fault" (list "port" $first (printf "at most %d" (sub 65535 (sub $highest $first))) (printf "the ports are %d to %d (portsNum %d, portsNumSparse %d, peerPort), and TCP ports end at 65535" $first $highest $dense $sparse) "Set a lower port, or fewer ports") -}}
 {{- end -}}
 {{- if and (ge $peer $first) (le $peer $last) -}}
 {{- include "paddle-training.fault" (list "peerPort" $peer (printf "outside %d to %d" $first $last) "the parameter servers use these ports" "Set peerPort to null or to another port") -}}
@@ -70,7 +72,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if or (has $folder $reserved) (regexMatch "^[0-9]+$" $folder) -}}
 {{- include "paddle-training.fault" (list "training.config" $training.config (printf "in a folder with a name other than %s or a number" (join ", " $reserved)) "the job's shards, tables and outputs use these folders" "Give the program's folder another name") -}}
 {{- end -}}
-{{- $managed := list "port" "ports_num" "ports_num_for_sparse" "nics" "pservers" "trainer_id" "trainer_count" "num_gradient_servers" "num_passes" "log_period" "dot_period" "saving_period" "local" "use_gpu" "config" "save_dir" "start_pass" "init_model_path" "comment" -}}
+{{- $managed := eq .Values.runtime "collective" | ternary list (list "port" "ports_num" "ports_num_for_sparse" "nics" "pservers" "trainer_id" "trainer_count" "num_gradient_servers" "num_passes" "log_period" "dot_period" "saving_period" "local" "use_gpu" "config" "save_dir" "start_pass" "init_model_path" "comment") -}}
 {{- $seen := list -}}
 {{- range $training.extraArgs -}}
 {{- $flag := regexReplaceAll "^--([^=]*)=.*$" . "${1}" -}}
@@ -126,8 +128,50 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- end -}}
 
+{{/* Check the values of a script: those that only the other runtimes have keep their defaults. */}}
+{{- define "paddle-training.validate.script" -}}
+{{- $training := .Values.training -}}
+{{- if ne .Values.runtime "collective" -}}
+{{- with $training.processesPerPod -}}
+{{- include "paddle-training.fault" (list "training.processesPerPod" . (printf "null with runtime %s" $.Values.runtime) "this runtime has one trainer in each pod (trainerCount sets the number of its threads)" "Set it to null, or set runtime to collective") -}}
+{{- end -}}
+{{- else -}}
+{{- $servers := "this runtime has no parameter servers" -}}
+{{- $script := "the script itself decides it" -}}
+{{- range $key, $found := dict
+  "training.mode" (list $training.mode "async" $servers)
+  "portsNum" (list .Values.portsNum 2 (printf "%s, and each process gets a port" $servers))
+  "portsNumSparse" (list .Values.portsNumSparse 2 $servers)
+  "training.incrementalCheckpoints" (list $training.incrementalCheckpoints 0 $script)
+  "training.initModelPath" (list $training.initModelPath "" $script)
+  "training.keepBest" (list $training.keepBest "" $script)
+  "training.patience" (list $training.patience 0 $script)
+  "training.savingPeriod" (list $training.savingPeriod 1 $script)
+  "training.logPeriod" (list $training.logPeriod 50 $script)
+  "training.dotPeriod" (list $training.dotPeriod 10 $script)
+  "trainerCount" (list .Values.trainerCount 1 "the number of threads is OMP_NUM_THREADS in extraEnv") -}}
+{{- if ne (index $found 0 | toString) (index $found 1 | toString) -}}
+{{- include "paddle-training.fault" (list $key (index $found 0) (printf "%s with runtime collective" (index $found 1 | toJson)) (index $found 2) (printf "Remove %s" $key)) -}}
+{{- end -}}
+{{- end -}}
+{{- if not (and (regexMatch "/.+\\.py$" $training.config) (ne $training.config "quick_start/trainer_config.py")) -}}
+{{- include "paddle-training.fault" (list "training.config" $training.config "FOLDER/SCRIPT.py with runtime collective" "the pods run this script, and the default is a program of runtime fleet" "Upload your folder with python -m launcher push, and set training.config to your script in it") -}}
+{{- end -}}
+{{- $gpus := include "paddle-training.gpus" . | int64 -}}
+{{- if and $gpus (gt (include "paddle-training.processesPerPod" . | int64) $gpus) -}}
+{{- include "paddle-training.fault" (list "training.processesPerPod" $training.processesPerPod (printf "at most %d, the GPUs of a pod" $gpus) "processes that share a GPU wait for each other" "Set it to null, or request more GPUs in resources") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Check the source of the data and how it is split. */}}
 {{- define "paddle-training.validate.data" -}}
+{{- if eq (include "paddle-training.readsData" .) "true" -}}
+{{- include "paddle-training.validate.source" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "paddle-training.validate.source" -}}
 {{- $data := .Values.data -}}
 {{- $source := $data.source -}}
 {{- range $key, $url := dict "data.source" $source "data.testSource" $data.testSource -}}
@@ -226,6 +270,8 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $managed := list "TRAIN_CONFIG_DIR" "TRAINER_COUNT" "TRAINING_ROLE" "OUT_DIR" "SPLIT_COUNT" "POD_IP" "HOME" "PATH" "PYTHONPATH" -}}
 {{- if eq .Values.runtime "fleet" -}}
 {{- $managed = concat $managed (list "OMP_NUM_THREADS" "MKL_NUM_THREADS" "OPENBLAS_NUM_THREADS") -}}
+{{- else if eq .Values.runtime "collective" -}}
+{{- $managed = concat $managed (list "MASTER_ADDR" "MASTER_PORT" "RANK" "WORLD_SIZE" "LOCAL_RANK" "LOCAL_WORLD_SIZE" "GROUP_RANK") -}}
 {{- end -}}
 {{- $seen := list -}}
 {{- range .Values.extraEnv -}}
