@@ -1,0 +1,78 @@
+"""A script for runtime collective whose processes only count their steps; it needs no library.
+
+The environment variable FAKE is JSON and selects faults of attempt 0: {"<rank>": {"do": "exit|signal|hang", "code": …,
+"signal": …, "at": [epoch, step]}}. With {"silent": true} the script does not use ScriptRun; {"every": …} selects the
+faults of all attempts.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from launcher.program import ScriptRun
+
+STEPS = 6
+FAKE = json.loads(os.environ["FAKE"])
+RANK = os.environ["PADDLE_TRAINER_ID"]
+
+
+def cause_fault(place):
+    """Cause the fault that FAKE selects for this process and place, if any."""
+    always = FAKE.get("every", {})
+    fault = always.get(RANK) or (FAKE.get(RANK, {}) if os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0" else {})
+    if tuple(fault.get("at", ())) != place:
+        return
+    print(f"about to {fault['do']}", flush=True)  # noqa: T201
+    if fault["do"] == "exit":
+        sys.exit(fault.get("code", 0))
+    if fault["do"] == "signal":
+        os.kill(os.getpid(), fault.get("signal", signal.SIGKILL))
+    time.sleep(600)
+
+
+def train():
+    """Count steps from the newest checkpoint on; save after every epoch, and the model at the end."""
+    run = ScriptRun()
+    (run.output / f"environment-{RANK}.json").write_text(json.dumps(dict(os.environ)))
+    count = json.loads((run.checkpoint / "count.json").read_text()) if run.checkpoint else 0
+    print(f"starts at {run.start} with {count}", flush=True)  # noqa: T201
+    for epoch in range(run.start[0], run.epochs):
+        for step in range(STEPS):
+            if (epoch, step) < run.start:
+                continue
+            cause_fault((epoch, step))
+            time.sleep(float(os.environ.get("FAKE_STEP_SECONDS", "0.03")))
+            count += 1
+            run.report(epoch, step + 1, STEPS, loss=1 / count, samples=8)
+            print(f"epoch {epoch} step {step}", flush=True)  # noqa: T201
+            if run.should_save():
+                save(run, epoch, step + 1, count)
+        run.end_epoch(epoch, accuracy=1 - 1 / count)
+        if run.rank == 0:
+            save(run, epoch + 1, 0, count)
+    if run.rank == 0:
+        with run.save_model() as folder:
+            (folder / "count.json").write_text(json.dumps(count))
+
+
+def save(run, epoch, step, count):
+    """Save the count of steps."""
+    with run.save(epoch, step) as folder:
+        (folder / "count.json").write_text(json.dumps(count))
+
+
+def train_silently():
+    """Do the same without ScriptRun: with lines in the log, and a file in the folder for own checkpoints."""
+    for epoch in range(int(os.environ["PADDLE_LAUNCHER_PASSES"])):
+        for step in range(STEPS):
+            cause_fault((epoch, step))
+            time.sleep(0.03)
+        print(f"epoch {epoch}", flush=True)  # noqa: T201
+    (Path(os.environ["PADDLE_LAUNCHER_CHECKPOINT_DIR"]) / f"{RANK}.txt").touch()
+
+
+if __name__ == "__main__":
+    train_silently() if FAKE.get("silent") else train()

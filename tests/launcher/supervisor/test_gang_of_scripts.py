@@ -1,0 +1,177 @@
+"""Tests of gangs on loopback that run a user's script (runtime collective)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.metrics import parse_metrics
+from launcher.paths import Position
+from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang
+
+pytestmark = pytest.mark.slow
+
+STEPS = 6
+
+
+def build_gang(root: Path, script: Path = HERE / "fake_script.py", **changes: Any) -> LoopbackGang:
+    """Return a gang of two pods that trains three epochs with a script and may restart three times."""
+    processes = changes.pop("processes", 1)
+    gang = LoopbackGang(
+        root,
+        **{
+            "trainers": 2,
+            "PADDLE_LAUNCHER_RUNTIME": "collective",
+            "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
+            "PADDLE_LAUNCHER_PROCESSES_PER_POD": str(processes),
+            "PADDLE_LAUNCHER_RESTARTS": "3",
+            "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "30",
+            **changes,
+        },
+    )
+    (gang.job / "mine" / "train.py").write_text(script.read_text())
+    return gang
+
+
+def read_model(gang: LoopbackGang) -> int:
+    """Return the number of steps that the model was trained for."""
+    return int(json.loads((gang.output / "model" / "count.json").read_text()))
+
+
+def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> None:
+    with build_gang(tmp_path, processes=2) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["restarts"], run["fingerprint"]["runtime"]) == ("complete", [], "collective")
+        seen = [gang.read_json(f"environment-{rank}.json") for rank in range(4)]
+        assert [one["LOCAL_RANK"] for one in seen] == ["0", "1", "0", "1"]
+        assert {one["PADDLE_MASTER"] for one in seen} == {f"{gang.addresses[0]}:7166"}
+        assert [Path(one["PADDLE_LAUNCHER_TRAIN_FILE"]).read_text() for one in seen] == [
+            f"line of d1 shard {shard}\n" for shard in (0, 0, 1, 1)
+        ]
+        assert all(Path(one["PADDLE_LAUNCHER_TEST_FILE"]).is_file() for one in seen), "every pod has the test set"
+        assert read_model(gang) == 3 * STEPS
+        assert [p.name for p in sorted(gang.output.glob("pass-*"))] == [Position(n).folder for n in (1, 2, 3)]
+        rows = parse_metrics((gang.output / "metrics.csv").read_text())
+        assert [(row.number, row.samples, sorted(row.tests)) for row in rows] == [
+            (number, STEPS * 8 * 4, ["accuracy"]) for number in range(3)
+        ]
+        assert (gang.output / "curve.png").is_file()
+        assert (gang.output / "report.html").is_file()
+        for rank in range(2):
+            for name in ("train.log", "train-1.log"):
+                assert "epoch 2 step 5" in (gang.output / f"node_{rank}" / name).read_text()
+        assert gang.pod_log(1).count("epoch 2 step 5\n") == 1, "a pod's log shows its first process only"
+
+
+def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Path) -> None:
+    with build_gang(tmp_path) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        (gang.output / "environment-0.json").unlink()
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "nothing to start" in gang.pod_log(0)
+        assert not (gang.output / "environment-0.json").exists()
+        assert gang.start(PADDLE_LAUNCHER_PASSES="4").wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert "starts at (3, 0) with 18" in gang.read_log(1)
+        assert read_model(gang) == 4 * STEPS
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_path: Path, processes: int) -> None:
+    fault = {str(2 * processes - 1): {"do": "signal", "signal": int(signal.SIGKILL), "at": [1, 4]}}
+    with build_gang(tmp_path, processes=processes, fake=fault, FAKE_STEP_SECONDS="0.1") as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, [1, 0])
+        assert "exited with signal SIGKILL" in run["restarts"][0]["cause"]
+        for rank in range(2):
+            assert f"starts at (1, 0) with {STEPS}" in gang.read_log(rank)
+            assert "starts at (0, 0)" in (gang.output / f"node_{rank}" / "attempt-0" / "train.log").read_text()
+        assert read_model(gang) == 3 * STEPS, "no step was counted twice"
+        assert gang.running_pids() == []
+
+
+def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+    with build_gang(tmp_path, FAKE_STEP_SECONDS="0.1") as gang:
+        gang.start().wait_until(lambda: "epoch 2 step 1" in gang.read_log(1))
+        path = gang.output / Position(2).folder / "count.json"
+        path.write_text("99")  # as long as before: only the sha256 differs
+        os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 2)
+        assert "its sha256 differs" in run["restarts"][1]["cause"]
+        assert f"starts at (1, 0) with {STEPS}" in gang.read_log(0)
+        assert read_model(gang) == 3 * STEPS
+
+
+def test_a_rank_that_exits_with_0_too_early_is_the_cause_in_the_message(tmp_path: Path) -> None:
+    faults = {"every": {"1": {"do": "exit", "at": [0, 2]}, "0": {"do": "exit", "code": 5, "at": [2, 0]}}}
+    with build_gang(tmp_path, fake=faults, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+        assert gang.start().wait_for_exit() == [70, 70]
+        cause = gang.read_json("run.json")["cause"]
+        assert f"the script of rank 1 (pod {gang.run}-1-x on node node-1) exited with code 0 before" in cause
+        assert "Then: rank 0" in cause
+        assert "trainer exited with exit code 5" in cause
+
+
+def test_a_process_that_exits_with_0_too_early_in_a_pod_is_the_cause_in_the_message(tmp_path: Path) -> None:
+    faults = {"every": {"1": {"do": "exit", "at": [0, 2]}, "0": {"do": "exit", "code": 5, "at": [2, 0]}}}
+    with build_gang(tmp_path, processes=2, trainers=1, fake=faults, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+        assert gang.start().wait_for_exit() == [70]
+        cause = gang.read_json("run.json")["cause"]
+        assert "trainer 1 exited with code 0 before the other trainers had finished. Then: trainer 0" in cause
+
+
+@pytest.mark.parametrize(
+    ("silent", "message"),
+    [
+        (False, "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass "),
+        (True, "trainer hangs: its log has not grown for 10 s (training.progressDeadlineSeconds)"),
+    ],
+)
+def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path, silent: bool, message: str) -> None:
+    fault = {"1": {"do": "hang", "at": [1, 2]}, "silent": silent}
+    with build_gang(tmp_path, fake=fault, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 1)
+        assert message in run["restarts"][0]["cause"]
+        if silent:
+            assert sorted(p.name for p in (gang.output / "checkpoints").iterdir()) == ["0.txt", "1.txt"]
+
+
+def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:
+    changes = {"FAKE_STEP_SECONDS": "2.4", "PADDLE_LAUNCHER_PASSES": "2", "PADDLE_LAUNCHER_RESTARTS": "0"}
+    with build_gang(tmp_path, **changes) as gang:
+        gang.start().wait_until(lambda: "epoch 1 step 4" in gang.read_log(1))  # a younger checkpoint is good enough
+        gang.processes[1].send_signal(signal.SIGTERM)
+        assert gang.processes[1].wait(60) == 143, gang.pod_log(1)
+        gang.start(1)
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert "SIGTERM: saved a checkpoint at pass 2, batch" in run["restarts"][0]["cause"]
+        assert (run["state"], run["resume"][0]) == ("complete", 1)
+        assert run["resume"][1] >= 5
+        assert read_model(gang) == 2 * STEPS
+
+
+def test_a_script_without_data_of_the_launcher_needs_no_manifest(tmp_path: Path) -> None:
+    with build_gang(tmp_path, PADDLE_LAUNCHER_DATA_DIGEST="none") as gang:
+        (gang.job / "manifest.json").unlink()
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        seen = gang.read_json("environment-1.json")
+        assert seen["PADDLE_LAUNCHER_TRAIN_FILE"] == seen["PADDLE_LAUNCHER_TEST_FILE"] == ""
+        assert read_model(gang) == 3 * STEPS
+
+
+def test_a_script_that_does_not_exist_fails_the_run_before_its_start(tmp_path: Path) -> None:
+    with build_gang(tmp_path, PADDLE_LAUNCHER_CONFIG_FILE="other.py") as gang:
+        assert gang.start().wait_for_exit() == [64, 64]
+        assert "training.config" in gang.termination_message(0)
+        assert "train.py, trainer_config.py" in gang.termination_message(0)
