@@ -1,7 +1,8 @@
 """Classes and functions for users' training programs; launcher/programs/README.md shows how to write one.
 
 `ScriptRun` is for scripts of runtime collective (docs/how-to/own-script.md), everything else for programs of runtime
-fleet. This module does not import Paddle, so a program's columns and its parse() can be tested without Paddle.
+fleet. This module does not import Paddle, so a program's columns and its parse() can be tested without Paddle. Every
+exported model contains a copy of it, which must work without the launcher.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from launcher.script_run import ScriptRun
+if TYPE_CHECKING:
+    from launcher.script_run import ScriptRun as ScriptRun  # noqa: PLC0414 - an export, for type checkers
 
-__all__ = ["Ids", "Job", "Real", "ScriptRun", "bucket", "choice", "hash64", "real_number", "whole_number"]
+__all__ = ["Ids", "Job", "Real", "bucket", "choice", "hash64", "real_number", "whole_number"]
 
 T = TypeVar("T")
 
@@ -173,3 +175,12 @@ def choice(row: Mapping[str, str], column: str, values: Sequence[str] | Mapping[
     if value not in values:
         raise ValueError(f"column {column} is {value!r}, but must be one of {', '.join(values)}")
     return value
+
+
+def __getattr__(name: str) -> Any:
+    """Import `ScriptRun` only when a script asks for it."""
+    if name == "ScriptRun":
+        from launcher.script_run import ScriptRun
+
+        return ScriptRun
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ fields have defaults, and keys that newer versions added are missing in older fi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from launcher.schema.json_conversion import ALWAYS, KEY
 
@@ -21,9 +21,11 @@ TrainerProgress = TypedDict(
         "samples_per_second": float,
         "loss": float | None,
         "state": str,
-        "saved": dict[str, int] | None,
+        "saved": NotRequired[dict[str, int] | None],
         "bytes": int | None,
         "marks": dict[str, float],
+        "batch_size": NotRequired[int],
+        "passes": NotRequired[int],
     },
 )
 """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.

@@ -102,7 +102,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if and $training.keepBest (eq .Values.runtime "v1") -}}
 {{- include "paddle-training.fault" (list "training.keepBest" $training.keepBest "empty with runtime v1" "paddle train reports no test metric that the launcher could compare" "Set it to an empty text, or set runtime to fleet") -}}
 {{- end -}}
-{{- if and $training.patience (not $training.keepBest) -}}
+{{- if and $training.patience (not $training.keepBest) (ne .Values.runtime "collective") -}}
 {{- include "paddle-training.fault" (list "training.patience" $training.patience "0 without training.keepBest" "it counts the passes that do not improve this metric" "Set training.keepBest to a test metric of the program, or training.patience to 0") -}}
 {{- end -}}
 {{- with $training.schedule -}}

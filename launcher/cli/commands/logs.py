@@ -55,7 +55,13 @@ class LogRequest:
             "pods prepare the data. Default: the launcher's."
         ),
     ] = None
-    server: Annotated[int, typer.Option(min=0, help="Which pserver of the rank, with --role pserver.")] = 0
+    server: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Which pserver of the rank, with --role pserver, or which trainer (runtime collective).",
+        ),
+    ] = 0
     attempt: Annotated[
         int | None,
         typer.Option(
@@ -75,7 +81,7 @@ class LogRequest:
         """The path, relative to the job's folder, of the log of the rank's newest attempt."""
         if self.role is LogRole.pserver:
             return OUTPUT.server_log(self.rank, self.server).as_posix()
-        return OUTPUT.train_log(self.rank).as_posix()
+        return OUTPUT.train_log(self.rank, self.server).as_posix()
 
     def attempt_path(self, attempt: int) -> str:
         """Return the path, relative to the job's folder, to which an attempt's log moves at the next attempt."""

@@ -33,6 +33,8 @@ from launcher.io.program_folders import find_program_folder
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
 RENAME_FIX = "rename your folder or file"
+SCRIPT_RUNTIME = "collective"
+"""The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
 Report = Callable[[str], None]
 
@@ -107,8 +109,12 @@ def plan_trainings(
     plans: list[TrainingPlan] = []
     for settings in grid:
         chosen = training_values.apply_settings(values, settings, defaults)
-        if options.check:
-            complete = training_values.merge_values(defaults, chosen)
+        complete = training_values.merge_values(defaults, chosen)
+        if complete["runtime"] == SCRIPT_RUNTIME:
+            report(
+                f"program {folder}: {complete['training']['config']} is a script, which is not run before the upload"
+            )
+        elif options.check:
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
             checked = check_program(config, complete["training"], file, complete["data"], options.by)
@@ -140,7 +146,9 @@ def _compute_values(
     given |= {"training.passes": options.passes} if options.passes else {}
     values = training_values.merge_values(values, training_values.nest_keys(given))
     values = training_values.apply_settings(values, options.settings or (), defaults)
-    if not training_values.merge_values(defaults, values)["data"]["source"]:
+    complete = training_values.merge_values(defaults, values)
+    own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
+    if not (complete["data"]["source"] or own_data):
         raise UsageError(
             "there is no data to train on",
             "give --data FILE, --data s3://…, or data.source in a values file (-f)",

@@ -21,6 +21,8 @@ from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
 RENAME_FIX = "choose another name with --as NAME"
+SCRIPT = "train.py"
+"""Name of the main file in a folder with several .py files and without a trainer_config.py."""
 
 
 class OtherContentError(CliError):
@@ -52,7 +54,8 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
     Args:
         folder: the program.
         name: its name on the storage; None: that of the folder.
-        check: whether the program must define what the trainer needs.
+        check: whether the program must define what the trainer of runtime fleet needs. A file with another name than
+            trainer_config.py that defines nothing of it is a script for runtime collective.
         fix: how the user can choose another name, as text after `Fix:`.
 
     Raises:
@@ -83,14 +86,16 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
     if not scripts:
         raise UsageError(f"{folder} has no .py file", f"write the program to {folder / CONFIG}")
     defined = {name: _defined_names(file) for name, file in entries if file.suffix == ".py"}
-    config = CONFIG if CONFIG in scripts or len(scripts) > 1 else scripts[0]
-    if config not in scripts:
+    config = next((known for known in (CONFIG, SCRIPT) if known in scripts), scripts[0])
+    if config not in (CONFIG, SCRIPT) and len(scripts) > 1:
         raise UsageError(
             f"{folder} has several .py files and none with the name {CONFIG}: {', '.join(scripts)}",
-            f"rename the program to {CONFIG}",
+            f"rename the program to {CONFIG}, or a script for runtime collective to {SCRIPT}",
         )
-    lacks = [text for name, text in {**VALUES, **FUNCTIONS}.items() if name not in defined[config]]
-    if check and lacks and "*" not in defined[config]:
+    required = {**VALUES, **FUNCTIONS}
+    lacks = [text for name, text in required.items() if name not in defined[config]]
+    is_script = config != CONFIG and len(lacks) == len(required)
+    if check and lacks and not is_script and "*" not in defined[config]:
         raise UsageError(
             "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])
             + "\nNothing was sent",

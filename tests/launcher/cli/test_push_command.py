@@ -88,6 +88,20 @@ def test_push_rejects_an_incomplete_program_unless_no_check_is_given(cli, job_fo
     assert cli("push", program, "--no-check", "--path", job_folder)[0] == 0
 
 
+@pytest.mark.parametrize("files", [("fit.py",), ("train.py", "network.py")])
+def test_push_accepts_a_script_for_runtime_collective(cli, job_folder, tmp_path, files):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text("import sys\nprint(sys.argv)\n")
+    code, out, _ = cli("push", folder, "--path", job_folder)
+    assert (code, f"training.config=mine/{files[0]}" in out) == (0, True)
+    (folder / "other.py").write_text("")
+    (folder / "train.py").unlink(missing_ok=True)
+    code, _, err = cli("push", folder, "--path", job_folder)
+    assert (code, "a script for runtime collective to train.py" in err) == (64, True)
+
+
 def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
     empty, broken = tmp_path / "empty", make_program(tmp_path / "broken")
     empty.mkdir()

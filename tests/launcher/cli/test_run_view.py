@@ -337,3 +337,18 @@ def test_complete_checkpoints_are_those_with_a_done_file(job_folder):
         file.write_text("")
     found = read_job_files(folder_storage(job_folder))
     assert found.checkpoints == ["pass-00001"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "status", "is_noted"),
+    [
+        ("collective", {"state": "training"}, True),
+        ("collective", {"state": "training", "pass": 0}, False),
+        ("collective", {"state": "starting"}, False),
+        ("v1", {"state": "training"}, False),
+    ],
+)
+def test_a_script_that_reports_no_step_is_noted(api, runtime, status, is_noted):
+    files = api.files(status=api.idle(**status), run={"runId": "r", "fingerprint": {"runtime": runtime}})
+    view = run_view_builder.build_folder_view("here", files)
+    assert any("has not reported a step yet" in note for note in view.notes) is is_noted

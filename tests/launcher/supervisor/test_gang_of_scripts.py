@@ -47,14 +47,20 @@ def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> 
     with build_gang(tmp_path, processes=2) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert (run["state"], run["restarts"], run["fingerprint"]["runtime"]) == ("complete", [], "collective")
+        assert (run["state"], run["restarts"], run["fingerprint"]["runtime"]) == (
+            "complete",
+            [],
+            "collective",
+        )
         seen = [gang.read_json(f"environment-{rank}.json") for rank in range(4)]
         assert [one["LOCAL_RANK"] for one in seen] == ["0", "1", "0", "1"]
         assert {one["PADDLE_MASTER"] for one in seen} == {f"{gang.addresses[0]}:7166"}
         assert [Path(one["PADDLE_LAUNCHER_TRAIN_FILE"]).read_text() for one in seen] == [
             f"line of d1 shard {shard}\n" for shard in (0, 0, 1, 1)
         ]
-        assert all(Path(one["PADDLE_LAUNCHER_TEST_FILE"]).is_file() for one in seen), "every pod has the test set"
+        assert all(Path(one["PADDLE_LAUNCHER_TEST_FILE"]).is_file() for one in seen), (
+            "every pod has the test set"
+        )
         assert read_model(gang) == 3 * STEPS
         assert [p.name for p in sorted(gang.output.glob("pass-*"))] == [Position(n).folder for n in (1, 2, 3)]
         rows = parse_metrics((gang.output / "metrics.csv").read_text())
@@ -82,7 +88,9 @@ def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_path: Path, processes: int) -> None:
+def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(
+    tmp_path: Path, processes: int
+) -> None:
     fault = {str(2 * processes - 1): {"do": "signal", "signal": int(signal.SIGKILL), "at": [1, 4]}}
     with build_gang(tmp_path, processes=processes, fake=fault, FAKE_STEP_SECONDS="0.1") as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
@@ -91,7 +99,9 @@ def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_pa
         assert "exited with signal SIGKILL" in run["restarts"][0]["cause"]
         for rank in range(2):
             assert f"starts at (1, 0) with {STEPS}" in gang.read_log(rank)
-            assert "starts at (0, 0)" in (gang.output / f"node_{rank}" / "attempt-0" / "train.log").read_text()
+            assert (
+                "starts at (0, 0)" in (gang.output / f"node_{rank}" / "attempt-0" / "train.log").read_text()
+            )
         assert read_model(gang) == 3 * STEPS, "no step was counted twice"
         assert gang.running_pids() == []
 
@@ -149,7 +159,9 @@ def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path, silent: bool,
 def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:
     changes = {"FAKE_STEP_SECONDS": "2.4", "PADDLE_LAUNCHER_PASSES": "2", "PADDLE_LAUNCHER_RESTARTS": "0"}
     with build_gang(tmp_path, **changes) as gang:
-        gang.start().wait_until(lambda: "epoch 1 step 4" in gang.read_log(1))  # a younger checkpoint is good enough
+        gang.start().wait_until(
+            lambda: "epoch 1 step 4" in gang.read_log(1)
+        )  # a younger checkpoint is good enough
         gang.processes[1].send_signal(signal.SIGTERM)
         assert gang.processes[1].wait(60) == 143, gang.pod_log(1)
         gang.start(1)

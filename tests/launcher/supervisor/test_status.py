@@ -111,3 +111,13 @@ def test_status_has_what_a_run_waits_for_and_no_progress_of_an_earlier_attempt(t
         settings, build_members("serving", {}), AttemptPlan(1, "serve"), now=100.0, silence=10, wall=0.0
     )
     assert value.waiting_for == "the pservers of rank 0 to accept connections"
+
+
+def test_a_script_reports_its_own_batch_size_and_passes(tmp_path: Path) -> None:
+    progress = {"pass": 1, "batch": 10, "batches": 20, "samples_per_second": 8.0, "state": "training"}
+    settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="2", PADDLE_LAUNCHER_PASSES="10")
+    members = build_members("training", {**progress, "batch_size": 4, "passes": 3}, {})
+    present = replace(plan("train"), attempt=1)
+    found = build_status(settings, members, present, now=NOW, silence=10, wall=NOW)
+    assert (found.passes, found.number, found.batch) == (3, 1, 10)
+    assert found.eta == (20 + 10) * 4 / 8

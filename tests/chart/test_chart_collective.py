@@ -1,0 +1,124 @@
+"""Tests of the chart with runtime collective: ports, processes, GPUs, data, and values that are rejected."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from chart_tools import CHART, ONE_MACHINE, env, helm_template, one, render, run_json
+
+SCRIPT = CHART / "ci" / "collective.yaml"
+GPUS = {kind: {"cpu": 1, "memory": "2Gi", "nvidia.com/gpu": 4} for kind in ("requests", "limits")}
+FLEET_ONLY = {
+    "trainerCount": 2,
+    "portsNum": 3,
+    "portsNumSparse": 1,
+    "training.mode": "sync",
+    "training.savingPeriod": 2,
+    "training.logPeriod": 10,
+    "training.dotPeriod": 1,
+    "training.incrementalCheckpoints": 1,
+    "training.keepBest": "auc",
+    "training.patience": 1,
+    "training.initModelPath": "previous",
+}
+"""Values that only other runtimes have → a value other than the default."""
+
+
+def pod(**values):
+    """Return the spec of the training pod of a script."""
+    return one(render(SCRIPT, values=values), "Job", "training")["spec"]["template"]["spec"]
+
+
+def nest(key, value):
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def test_each_process_has_a_port_and_the_next_ones_are_master_and_peers():
+    [train] = pod()["containers"]
+    assert [(port["name"], port["containerPort"]) for port in train["ports"]] == [
+        ("process-0", 7164),
+        ("process-1", 7165),
+        ("master-0", 7166),
+        ("peers", 7167),
+    ]
+    found = env(train)
+    assert (found["CONF_PADDLE_PORTS_NUM"], found["CONF_PADDLE_PORTS_NUM_SPARSE"]) == ("2", "1")
+    assert found["PADDLE_LAUNCHER_PEER_PORT"] == "7167"
+    assert found["PADDLE_LAUNCHER_PROCESSES_PER_POD"] == "2"
+    assert "PADDLE_LAUNCHER_GPUS_PER_POD" not in found
+
+
+@pytest.mark.parametrize(
+    ("processes", "resources", "expected"),
+    [(None, None, ("1", None)), (None, GPUS, ("4", "4")), (1, GPUS, ("1", "4"))],
+)
+def test_processes_are_by_default_as_many_as_gpus(processes, resources, expected):
+    values = {"training": {"processesPerPod": processes}, **({"resources": resources} if resources else {})}
+    found = env(pod(**values)["containers"][0])
+    names = ("PADDLE_LAUNCHER_PROCESSES_PER_POD", "PADDLE_LAUNCHER_GPUS_PER_POD")
+    assert tuple(map(found.get, names)) == expected
+
+
+def test_a_script_that_reads_its_own_data_has_neither_data_job_nor_init_container():
+    manifests = render(SCRIPT)
+    assert [item["kind"] for item in manifests].count("Job") == 1
+    assert "initContainers" not in pod()
+    assert env(pod()["containers"][0])["PADDLE_LAUNCHER_DATA_DIGEST"] == "none"
+    assert (run_json(manifests)["k8sDataJob"], run_json(manifests)["dataDigest"]) == ("", "none")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_script_with_a_source_waits_for_its_data(enabled):
+    data = {"enabled": enabled, "source": "file://lines.txt"}
+    assert [one["name"] for one in pod(data=data)["initContainers"]] == ["await-data"]
+    fleet = run_json(render(ONE_MACHINE, values={"jobName": "digits", "trainers": 2}))
+    assert run_json(render(SCRIPT, values={"data": data}))["dataDigest"] == fleet["dataDigest"], (
+        "the same data"
+    )
+
+
+@pytest.mark.parametrize("key", FLEET_ONLY)
+def test_values_of_other_runtimes_are_rejected(key):
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    default = defaults
+    for part in key.split("."):
+        default = default[part]
+    done = helm_template(SCRIPT, values=nest(key, FLEET_ONLY[key]))
+    assert done.returncode != 0
+    [fault] = [line for line in done.stderr.splitlines() if line.startswith(f"- {key} is ")]
+    shown = f'"{default}"' if isinstance(default, str) else default
+    assert f"but must be {shown} with runtime collective: " in fault
+    assert fault.endswith(f"Fix: Remove {key}.")
+
+
+@pytest.mark.parametrize(
+    ("values", "fault"),
+    [
+        (
+            {"training": {"config": "quick_start/trainer_config.py"}},
+            "must be FOLDER/SCRIPT.py with runtime collective",
+        ),
+        ({"training": {"config": "digits"}}, "must be FOLDER/SCRIPT.py with runtime collective"),
+        ({"training": {"processesPerPod": 5}, "resources": GPUS}, "must be at most 4, the GPUs of a pod"),
+        ({"training": {"processesPerPod": 0}}, "/training/processesPerPod"),
+        ({"data": {"enabled": True}}, "data.source"),
+        ({"extraEnv": [{"name": "MASTER_ADDR", "value": "x"}]}, "neither this chart nor the image"),
+        ({"port": 65533}, "must be at most 65532"),
+    ],
+)
+def test_invalid_values_of_a_script_are_rejected(values, fault):
+    done = helm_template(SCRIPT, values=values)
+    assert done.returncode != 0
+    assert fault in done.stderr
+
+
+def test_processes_are_rejected_with_other_runtimes():
+    done = helm_template(ONE_MACHINE, values={"training": {"processesPerPod": 2}})
+    assert "training.processesPerPod is 2, but must be null with runtime fleet" in done.stderr
+
+
+def test_options_with_names_of_old_flags_are_a_scripts_own():
+    found = env(pod(training={"extraArgs": ["--config=a.yaml", "--local=1"]})["containers"][0])
+    assert found["PADDLE_LAUNCHER_EXTRA_ARGS"] == '["--config=a.yaml","--local=1"]'

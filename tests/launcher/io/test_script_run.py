@@ -1,0 +1,208 @@
+"""Tests of `ScriptRun`: checkpoints of a script's own files, its progress, metrics and model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import DataError
+from launcher.io import checkpoint_checks, script_checkpoints
+from launcher.metrics import parse_metrics
+from launcher.paths import OutputPaths, Position
+from launcher.program import ScriptRun
+
+
+def build_run(root: Path, **env: str) -> ScriptRun:
+    """Return the run of process 0, or of another one, which writes to root/output and root/progress.json."""
+    base = {
+        "PADDLE_LAUNCHER_OUTPUT_DIR": str(root / "output"),
+        "PADDLE_LAUNCHER_PROGRESS_FILE": str(root / "progress.json"),
+        "PADDLE_LAUNCHER_RESUME": "",
+    }
+    return ScriptRun({**base, **env})
+
+
+def save(run: ScriptRun, epoch: int, step: int, text: str = "x") -> None:
+    """Save a checkpoint with one file in a folder."""
+    with run.save(epoch, step) as folder:
+        (folder / "part").mkdir()
+        (folder / "part" / "a.txt").write_text(text)
+
+
+def read_progress(root: Path) -> dict[str, object]:
+    return dict(json.loads((root / "progress.json").read_text()))
+
+
+def checkpoints(root: Path) -> list[Position]:
+    return checkpoint_checks.finished_checkpoints(root / "output")
+
+
+def test_a_saved_checkpoint_is_verified_and_continued(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    save(run, 0, 5)
+    save(run, 1, 0, "the end of epoch 0")
+    assert checkpoints(tmp_path) == [Position(1), Position(0, 5)]
+    assert script_checkpoints.find_newest_checkpoint(tmp_path / "output") == Position(1)
+    assert read_progress(tmp_path)["saved"] == {"pass": 1, "batch": 0}
+    again = build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder)
+    assert again.start == (1, 0)
+    assert again.checkpoint is not None
+    assert (again.checkpoint / "part" / "a.txt").read_text() == "the end of epoch 0"
+
+
+def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    with pytest.raises(KeyError), run.save(0, 5) as folder:
+        (folder / "a.txt").write_text("half")
+        raise KeyError
+    assert not list((tmp_path / "output").iterdir())
+    with pytest.raises(ValueError, match="no file was saved"), run.save(0, 5):
+        pass
+    assert checkpoints(tmp_path) == []
+    with pytest.raises(ValueError, match="nothing to save before the first step"), run.save(0, 0):
+        pass
+
+
+def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
+    save(build_run(tmp_path), 1, 0)
+    (tmp_path / "output" / Position(1).folder / "done").unlink()
+    assert script_checkpoints.find_newest_checkpoint(tmp_path / "output") is None
+
+
+@pytest.mark.parametrize("damage", ["size", "missing", "contents", "refused", "copied"])
+def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) -> None:
+    run, output = build_run(tmp_path), OutputPaths(tmp_path / "output")
+    save(run, 1, 0)
+    save(run, 2, 0)
+    newest = output.checkpoint(Position(2))
+    if damage == "size":
+        (newest / "part" / "a.txt").write_text("longer")
+    elif damage == "missing":
+        (newest / "part" / "a.txt").unlink()
+    elif damage == "contents":
+        text = (newest / "contents.json").read_text()
+        (newest / "contents.json").write_text(text.replace('"bytes": 1', '"bytes": 2'))
+    elif damage == "refused":
+        checkpoint_checks.reject(newest, "other bytes", 1)
+    else:
+        newest.rename(output.checkpoint(Position(3)))
+    assert script_checkpoints.find_newest_checkpoint(output.root) == Position(1)
+    (output.checkpoint(Position(1)) / "contents.json").unlink()
+    with pytest.raises(DataError, match="refusing to start from scratch"):
+        script_checkpoints.find_newest_checkpoint(output.root)
+
+
+def test_a_checkpoint_with_changed_bytes_is_rejected_and_the_process_exits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(build_run(tmp_path), 1, 0)
+    folder = tmp_path / "output" / Position(1).folder
+    (folder / "part" / "a.txt").write_text("y")  # of the same length
+    with pytest.raises(SystemExit) as caught:
+        build_run(tmp_path, PADDLE_LAUNCHER_RESUME=folder.name, RANK="1")
+    assert caught.value.code == 71
+    assert "error: training cannot resume from pass-00000" in capsys.readouterr().err
+    assert (folder / "refused.json").is_file()
+
+
+def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_path: Path) -> None:
+    run = build_run(tmp_path, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="2")
+    for epoch in (1, 2, 3):
+        save(run, epoch, 0)
+    assert checkpoints(tmp_path) == [Position(3), Position(2)]
+    checkpoint_checks.reject(tmp_path / "output" / Position(3).folder, "other bytes", 0)
+    save(run, 4, 0)
+    assert checkpoints(tmp_path) == [Position(4), Position(3), Position(2)]
+
+
+def test_a_checkpoint_that_was_saved_again_replaces_the_rejected_one(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    save(run, 1, 0, "first")
+    checkpoint_checks.reject(tmp_path / "output" / Position(1).folder, "other bytes", 0)
+    save(run, 1, 0, "second")
+    assert build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder).start == (1, 0)
+
+
+def test_only_process_0_saves(tmp_path: Path) -> None:
+    run = build_run(tmp_path, PADDLE_TRAINER_ID="1", PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES="1")
+    run.report(0, 1, 2, loss=1.0, samples=4)
+    assert not run.should_save()
+    with (
+        pytest.raises(RuntimeError, match=r"process 1 must not save.* Fix: call it in process 0 only"),
+        run.save(0, 1),
+    ):
+        pass
+    run.end_epoch(0, accuracy=1.0)
+    assert not (tmp_path / "output").exists()
+    assert "saved" not in read_progress(tmp_path), "the launcher waits for the checkpoint of process 0 only"
+
+
+def test_checkpoint_every_batches_or_minutes_decides_when_to_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = build_run(tmp_path, PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES="2")
+    decisions = []
+    for step in (1, 2, 3, 4):
+        run.report(0, step, 9, loss=1.0, samples=4)
+        decisions.append(run.should_save())
+        if decisions[-1]:
+            save(run, 0, step)
+    assert decisions == [False, True, False, True]
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    run = build_run(tmp_path, PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES="2")
+    now += 119
+    assert not run.should_save()
+    now += 1
+    assert run.should_save()
+
+
+def test_progress_and_metrics_have_loss_speed_and_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    run = build_run(tmp_path, PADDLE_TRAINERS_NUM="3")
+    for step, loss in enumerate((4.0, 2.0, 3.0), 1):
+        run.report(2, step, 3, loss=loss, samples=10, epochs=5)
+        with run.testing():
+            now += 100  # not counted
+        now += 2
+    progress = read_progress(tmp_path)
+    expected = {
+        "pass": 2,
+        "batch": 3,
+        "batches": 3,
+        "batch_size": 10,
+        "passes": 5,
+        "loss": 3.0,
+        "state": "training",
+    }
+    assert {key: progress[key] for key in expected} == expected
+    assert progress["samples_per_second"] == 5.0
+    run.end_epoch(2, accuracy=0.75)
+    [row] = parse_metrics((tmp_path / "output" / "metrics.csv").read_text())
+    assert (row.number, row.rank, row.samples, row.seconds, row.train_loss) == (2, 0, 90, 6.0, 3.0)
+    assert row.tests == {"accuracy": 0.75}
+
+
+def test_the_model_replaces_an_earlier_one(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    for text in ("old", "new"):
+        with run.save_model() as folder:
+            (folder / f"{text}.bin").write_text(text)
+    assert [path.name for path in (tmp_path / "output" / "model").iterdir()] == ["new.bin"]
+
+
+def test_without_the_launcher_a_script_works_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = ScriptRun({"RANK": "0", "WORLD_SIZE": "2"})
+    assert (run.world_size, run.start, run.train_file) == (2, (0, 0), None)
+    run.report(0, 1, loss=1.0, samples=4)
+    save(run, 1, 0)
+    again = ScriptRun({})
+    assert (again.start, again.checkpoint) == ((1, 0), tmp_path / "output" / Position(1).folder)

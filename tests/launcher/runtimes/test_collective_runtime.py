@@ -1,0 +1,193 @@
+"""Tests of runtime collective: the environment of a script's processes, and settings that are rejected."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import SettingsError
+from launcher.io import run_record
+from launcher.paths import OutputPaths, Position
+from launcher.program import ScriptRun
+from launcher.runtimes.collective import CollectiveRuntime
+from launcher.runtimes.runtime_protocol import RankAttempt
+from launcher.schema import RunFile
+from launcher.settings import TrainSettings
+from tests.launcher.supervisor.loopback_gang import REPO, pod_environ
+
+RUNTIME = CollectiveRuntime()
+
+
+def attempt(tmp_path: Path, rank: int = 0, resume: Position | None = None, **env: str) -> RankAttempt:
+    """Return an attempt of two pods with two processes each."""
+    values = {
+        "JOB_PATH": str(tmp_path),
+        "PADDLE_LAUNCHER_RUNTIME": "collective",
+        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
+        "PADDLE_LAUNCHER_TRAINERS": "2",
+        "PADDLE_LAUNCHER_PROCESSES_PER_POD": "2",
+        "PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work"),
+        "JOB_COMPLETION_INDEX": str(rank),
+        **env,
+    }
+    settings = TrainSettings.from_environ(pod_environ(**values))
+    return RankAttempt(rank, ("10.0.0.1", "10.0.0.2"), settings, 3, resume, "/trainers/3/secret")
+
+
+def test_the_processes_have_the_variables_of_paddle_distributed_and_torchrun(tmp_path: Path) -> None:
+    specs = [*RUNTIME.trainers(attempt(tmp_path)), *RUNTIME.trainers(attempt(tmp_path, 1))]
+    for rank, spec in enumerate(specs):
+        expected = {
+            "PADDLE_MASTER": "10.0.0.1:7166",
+            "PADDLE_GLOBAL_SIZE": "4",
+            "PADDLE_LOCAL_SIZE": "2",
+            "PADDLE_GLOBAL_RANK": str(rank),
+            "PADDLE_LOCAL_RANK": str(rank % 2),
+            "PADDLE_NNODES": "2",
+            "PADDLE_CURRENT_ENDPOINT": f"10.0.0.{1 + rank // 2}:{7164 + rank % 2}",
+            "PADDLE_TRAINER_ID": str(rank),
+            "PADDLE_TRAINERS_NUM": "4",
+            "PADDLE_RANK_IN_NODE": str(rank % 2),
+            "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:7164,10.0.0.1:7165,10.0.0.2:7164,10.0.0.2:7165",
+            "PADDLE_DISTRI_BACKEND": "gloo",
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": str(rank % 2),
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": str(rank // 2),
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "7166",
+        }
+        found = {name: spec.env.get(name) for name in expected}
+        assert found == expected
+        assert not {name for name in spec.env if name.startswith("FLAGS_selected")}
+    assert [spec.ready_ports for spec in specs] == [(7166,), (), (), ()], "only process 0 listens"
+    assert [spec.log.name for spec in specs[:2]] == ["train.log", "train-1.log"]
+    assert len({spec.env["PADDLE_LAUNCHER_PROGRESS_FILE"] for spec in specs[:2]}) == 2
+
+
+def test_the_command_line_is_the_script_with_the_extra_arguments(tmp_path: Path) -> None:
+    here = attempt(tmp_path, PADDLE_LAUNCHER_EXTRA_ARGS='["--lr=0.1"]')
+    spec = RUNTIME.trainers(here)[0]
+    assert spec.argv == (sys.executable, "-u", "train.py", "--lr=0.1")
+    assert spec.cwd == here.program_dir
+    assert RUNTIME.pservers(here) == []
+
+
+@pytest.mark.parametrize(("processes", "expected"), [("1", ["0,1,2"]), ("3", ["0", "1", "2"])])
+def test_gpus_are_assigned_to_processes_as_by_paddles_launcher(
+    tmp_path: Path, processes: str, expected: list[str]
+) -> None:
+    env = {"PADDLE_LAUNCHER_GPUS_PER_POD": "3", "PADDLE_LAUNCHER_PROCESSES_PER_POD": processes}
+    specs = RUNTIME.trainers(attempt(tmp_path, CONF_PADDLE_PORTS_NUM="3", **env))
+    assert [spec.env["FLAGS_selected_gpus"] for spec in specs] == expected
+    assert "PADDLE_DISTRI_BACKEND" not in specs[0].env
+
+
+def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tmp_path: Path) -> None:
+    dirty = {"PADDLE_PSERVERS_IP_PORT_LIST": "x", "FLAGS_selected_gpus": "7", "TRAINING_ROLE": "PSERVER"}
+    spec = RUNTIME.trainers(attempt(tmp_path, OMP_NUM_THREADS="4", FLAGS_use_mkldnn="1", **dirty))[0]
+    assert not set(dirty) & set(spec.env)
+    assert (spec.env["OMP_NUM_THREADS"], spec.env["FLAGS_use_mkldnn"]) == ("4", "1")
+
+
+def test_a_script_run_reads_the_variables_that_the_runtime_sets(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    env = {"PADDLE_LAUNCHER_PASSES": "7", "PADDLE_LAUNCHER_BATCH_SIZE": "64"}
+    run = ScriptRun(RUNTIME.trainers(attempt(tmp_path, 1, **env))[1].env)
+    assert (run.rank, run.world_size, run.epochs, run.batch_size) == (3, 4, 7, 64)
+    assert (run.train_file, run.test_file) == (tmp_path / "work" / "data" / "train.txt", None)
+    assert run.output == tmp_path / "quick-start" / "output"
+    assert (run.start, run.checkpoint) == ((0, 0), None)
+    assert json.loads((tmp_path / "work" / "progress-1.json").read_text())["state"] == "starting"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("MODE", "geo", r"training\.mode is 'geo', but must be 'async' with runtime collective"),
+        ("INCREMENTAL_CHECKPOINTS", "2", r"training\.incrementalCheckpoints is 2, but must be 0 with"),
+        ("INIT_MODEL_PATH", "other/output", r"training\.initModelPath is 'other/output'"),
+        ("KEEP_BEST", "auc", r"training\.keepBest is 'auc'"),
+        ("PATIENCE", "2", r"training\.patience is 2"),
+        ("SAVING_PERIOD", "2", r"training\.savingPeriod is 2"),
+        ("LOG_PERIOD", "2", r"training\.logPeriod is 2"),
+        ("DOT_PERIOD", "2", r"training\.dotPeriod is 2"),
+        ("CONFIG_FILE", "train.sh", r"training\.config .* 'train\.sh', but must be a Python script"),
+        ("PROCESSES_PER_POD", "3", r"portsNum .* is '2, 2', but must be at least 3 and 1"),
+        ("GPUS_PER_POD", "1", r"training\.processesPerPod .* is 2, but must be at most 1, the GPUs of a pod"),
+    ],
+)
+def test_settings_that_have_no_meaning_for_a_script_are_rejected(
+    tmp_path: Path, variable: str, value: str, message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        RUNTIME.check(attempt(tmp_path, **{f"PADDLE_LAUNCHER_{variable}": value}).settings)
+
+
+def test_several_wrong_settings_are_reported_together(tmp_path: Path) -> None:
+    RUNTIME.check(attempt(tmp_path).settings)
+    with pytest.raises(SettingsError) as caught:
+        RUNTIME.check(attempt(tmp_path, TRAINER_COUNT="4", PADDLE_LAUNCHER_MODE="sync").settings)
+    assert [line.partition(" is ")[0] for line in str(caught.value).split("\n")] == [
+        "training.mode",
+        "trainerCount",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        (
+            {"PROCESSES_PER_POD": "2"},
+            r"training\.processesPerPod .* is 2, but must be 1, except with runtime",
+        ),
+        ({"DATA_DIGEST": "none"}, r"data \(PADDLE_LAUNCHER_DATA_DIGEST\) is 'none', but must be a digest"),
+    ],
+)
+def test_settings_of_scripts_are_rejected_with_other_runtimes(env: dict[str, str], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        TrainSettings.from_environ(
+            pod_environ(**{f"PADDLE_LAUNCHER_{key}": value for key, value in env.items()})
+        )
+
+
+@pytest.mark.parametrize(
+    ("record", "is_complete"),
+    [
+        (None, False),
+        (RunFile(state="training", passes=10), False),
+        (RunFile(state="complete", passes=10), True),
+        (RunFile(state="complete", passes=9), False),
+    ],
+)
+def test_a_run_is_complete_by_its_record_unless_more_passes_are_wanted(
+    tmp_path: Path, record: RunFile | None, is_complete: bool
+) -> None:
+    settings = attempt(tmp_path).settings
+    if record is not None:
+        run_record.write(OutputPaths(tmp_path), record)
+    assert RUNTIME.is_complete(tmp_path, settings) is is_complete
+
+
+START = """
+import sys
+sys.modules.update(dict.fromkeys(("numpy", "paddle", "boto3", "pandas", "matplotlib")))  # their import fails
+import launcher.__main__, launcher.program, launcher.settings, launcher.supervisor.agent
+from launcher import runtimes
+runtimes.load_runtime("collective")
+heavy = [name for name in sys.modules if name.startswith(("launcher.trainer.graph", "launcher.trainer.records"))]
+assert not heavy, heavy
+"""
+
+
+@pytest.mark.slow
+def test_the_launcher_of_a_script_imports_neither_numpy_nor_paddle() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", START], cwd=REPO, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
