@@ -33,7 +33,7 @@ class ScriptRun:
     Attributes:
         rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model.
         world_size: number of all processes.
-        epochs: `training.passes`, the number of epochs to train.
+        epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
         train_file: the pod's shard, which its processes share; None without data of the launcher.
         test_file: the test set; None if there is none.
@@ -91,25 +91,15 @@ class ScriptRun:
             raise checkpoint_checks.reject(folder, damage, self._attempt)
         return folder
 
-    def report(
-        self,
-        epoch: int,
-        step: int,
-        steps: int | None = None,
-        *,
-        loss: float,
-        samples: int,
-        epochs: int | None = None,
-    ) -> None:
+    def report(self, epoch: int, step: int, steps: int = 0, *, loss: float, samples: int) -> None:
         """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
 
         Args:
             epoch: the present epoch, from 0.
             step: steps of this epoch that are done, so 1 after the first one.
-            steps: steps of the whole epoch, for the estimate of the remaining time; None if unknown.
+            steps: steps of the whole epoch, for the estimate of the remaining time; 0 if unknown.
             loss: mean loss of the step's samples.
             samples: samples of this step, of this process alone.
-            epochs: epochs to train, if that is not `training.passes`.
         """
         now = time.monotonic()
         if self._epoch_began is None:
@@ -119,18 +109,12 @@ class ScriptRun:
         self._samples += samples
         self._loss += loss * samples
         self._steps_since_save += 1
-        values: dict[str, object] = {
-            "pass": epoch,
-            "batch": step,
-            "batches": steps or 0,
-            "batch_size": samples,
-        }
-        if epochs is not None:
-            values["passes"] = epochs
         seconds = now - self._epoch_began
+        place = {"pass": epoch, "batch": step, "batches": steps, "passes": self.epochs, "batch_size": samples}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
-        mean = self._loss / self._samples if self._samples else loss
-        self._write(**values, state="training", samples_per_second=speed, loss=mean)
+        self._write(
+            **place, state="training", samples_per_second=speed, loss=self._loss / (self._samples or 1)
+        )
 
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.

@@ -13,6 +13,7 @@ pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -115,17 +116,18 @@ def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: in
 
 
 def prune_checkpoints(output_dir: Path, keep: int) -> list[str]:
-    """Remove all usable checkpoints but the newest `keep`; return the folder names of the removed ones."""
+    """Remove all usable checkpoints but the newest `keep`; return the folder names of the removed ones.
+
+    Temporary folders are removed too, so no checkpoint may be in preparation. What cannot be removed now is removed
+    by a later call.
+    """
     output = OutputPaths(output_dir)
     usable = [at for at in finished_checkpoints(output_dir) if unusable_reason(output.checkpoint(at)) is None]
-    for at in usable[keep:]:
-        with files.storage_errors(output.root):
-            doomed = temporary_folder(
-                output_dir, at
-            )  # an interrupted removal must not leave a partial checkpoint
-            files.remove_path(doomed)
-            output.checkpoint(at).rename(doomed)
-            shutil.rmtree(doomed)
+    with contextlib.suppress(OSError):
+        for at in usable[keep:]:  # an interrupted removal must not leave a partial checkpoint
+            output.checkpoint(at).rename(temporary_folder(output_dir, at))
+        for path in output_dir.glob(".*.script.tmp"):
+            shutil.rmtree(path)
     return [at.folder for at in usable[keep:]]
 
 

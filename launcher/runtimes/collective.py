@@ -192,7 +192,10 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
 
 
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
-    """Return the launcher's own variables for a script, which `launcher.script_run` reads; empty: there is none."""
+    """Return further variables of the launcher for a script, which `launcher.script_run` reads; empty: there is none.
+
+    The other ones that it reads, such as PADDLE_LAUNCHER_PASSES, are in the pod's environment.
+    """
     s, output = attempt.settings, OutputPaths(attempt.output_dir)
     train, test = s.work.data / "train.txt", s.work.data / "test.txt"
     return {
@@ -205,9 +208,4 @@ def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
         "PADDLE_LAUNCHER_RESUME": attempt.resume.folder if attempt.resume else "",
         "PADDLE_LAUNCHER_PROGRESS_FILE": str(s.work.trainer_progress(local)),
         "PADDLE_LAUNCHER_REQUESTS": f"{attempt.hosts[0]}:{s.peer_port}{attempt.store}_checkpoint/",
-        "PADDLE_LAUNCHER_PASSES": str(s.passes),
-        "PADDLE_LAUNCHER_BATCH_SIZE": str(s.batch_size),
-        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": str(s.keep_checkpoints),
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": str(s.checkpoint_every_batches),
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES": f"{s.checkpoint_every_minutes:g}",
     }

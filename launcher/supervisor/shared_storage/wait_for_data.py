@@ -151,9 +151,6 @@ def await_data(settings: TrainSettings) -> None:
                 received[0], "stopped while waiting for the data, which the data Job has not published yet"
             )
 
-    if not settings.has_data:
-        log.info("this run has no data to wait for: data.enabled is false, and its script reads its own")
-        return
     with handle_signals(stop):
         manifest = wait_for_manifest(settings, pause)
     log.info(

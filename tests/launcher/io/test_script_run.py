@@ -115,6 +115,7 @@ def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_pa
     checkpoint_checks.reject(tmp_path / "output" / Position(3).folder, "other bytes", 0)
     save(run, 4, 0)
     assert checkpoints(tmp_path) == [Position(4), Position(3), Position(2)]
+    assert not list((tmp_path / "output").glob(".*")), "no temporary folder is left"
 
 
 def test_a_checkpoint_that_was_saved_again_replaces_the_rejected_one(tmp_path: Path) -> None:
@@ -165,8 +166,9 @@ def test_progress_and_metrics_have_loss_speed_and_samples(
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     run = build_run(tmp_path, PADDLE_TRAINERS_NUM="3")
+    run.epochs = 5
     for step, loss in enumerate((4.0, 2.0, 3.0), 1):
-        run.report(2, step, 3, loss=loss, samples=10, epochs=5)
+        run.report(2, step, 3, loss=loss, samples=10)
         with run.testing():
             now += 100  # not counted
         now += 2
