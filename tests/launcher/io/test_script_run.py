@@ -71,7 +71,7 @@ def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
     assert script_checkpoints.find_newest_checkpoint(tmp_path / "output") is None
 
 
-@pytest.mark.parametrize("damage", ["size", "missing", "contents", "refused", "copied"])
+@pytest.mark.parametrize("damage", ["size", "missing", "contents", "rejected", "copied"])
 def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) -> None:
     run, output = build_run(tmp_path), OutputPaths(tmp_path / "output")
     save(run, 1, 0)
@@ -84,7 +84,7 @@ def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) 
     elif damage == "contents":
         text = (newest / "contents.json").read_text()
         (newest / "contents.json").write_text(text.replace('"bytes": 1', '"bytes": 2'))
-    elif damage == "refused":
+    elif damage == "rejected":
         checkpoint_checks.reject(newest, "other bytes", 1)
     else:
         newest.rename(output.checkpoint(Position(3)))
@@ -104,7 +104,7 @@ def test_a_checkpoint_with_changed_bytes_is_rejected_and_the_process_exits(
         build_run(tmp_path, PADDLE_LAUNCHER_RESUME=folder.name, RANK="1")
     assert caught.value.code == 71
     assert "error: training cannot resume from pass-00000" in capsys.readouterr().err
-    assert (folder / "refused.json").is_file()
+    assert (folder / "rejected.json").is_file()
 
 
 def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_path: Path) -> None:
