@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 
 from launcher.errors import SettingsError, setting_error, setting_message
-from launcher.io import run_record, script_checkpoints
+from launcher.io import files, run_record, script_checkpoints
 from launcher.io.helper_protocol import python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
@@ -108,7 +108,9 @@ class CollectiveRuntime:
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
         s, count = attempt.settings, attempt.settings.processes_per_pod
-        OutputPaths(attempt.output_dir).script_checkpoints.mkdir(parents=True, exist_ok=True)
+        folder = OutputPaths(attempt.output_dir).script_checkpoints
+        with files.storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         specs = []
         for local in range(count):
             copy = OutputPaths(attempt.output_dir).train_log(attempt.rank, local)
@@ -146,14 +148,16 @@ def master_port(settings: TrainSettings) -> int:
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
-    """Return the pod's variables without those that configure a distribution; the launcher's own ones stay."""
-    return python_environ(
-        {
-            name: value
-            for name, value in settings.environ.items()
-            if name.startswith("PADDLE_LAUNCHER_") or not name.startswith(FOREIGN_VARIABLES)
-        }
-    )
+    """Return the pod's variables without those that configure a distribution; the launcher's own ones stay.
+
+    gloo and NCCL connect over the network interface `nic`, unless the pod has variables that specify another.
+    """
+    passed = {
+        name: value
+        for name, value in settings.environ.items()
+        if name.startswith("PADDLE_LAUNCHER_") or not name.startswith(FOREIGN_VARIABLES)
+    }
+    return {"GLOO_SOCKET_IFNAME": settings.nic, "NCCL_SOCKET_IFNAME": settings.nic} | python_environ(passed)
 
 
 def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:

@@ -179,7 +179,7 @@ class Coordinator:
         s, at = self._settings, self._find_checkpoint()
         passes = "the only pass is" if s.passes == 1 else f"all {s.passes} passes are"
         done = f"{passes} done already"
-        if at is not None and at.passes < s.passes:
+        if at is not None and at.passes < s.passes and s.patience:
             done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
         log.info(
             "%s: nothing to start. A new runId resumes this output, but trains only with more training.passes or "

@@ -261,7 +261,7 @@ def _first_failure(
     ]
     if first is None or plan.do != "train" or not early or first.process == "":
         return first
-    who = " and ".join(f"the script of {m.label}" for m in early)
+    who = " and ".join(f"the trainer of {m.label}" for m in early)
     return replace(first, text=describe_early_exit(who, first.text))
 
 

@@ -88,6 +88,11 @@ def test_gpus_are_assigned_to_processes_as_by_paddles_launcher(
     assert "PADDLE_DISTRI_BACKEND" not in specs[0].env
 
 
+def test_gloo_and_nccl_use_the_network_interface_of_the_chart(tmp_path: Path) -> None:
+    spec = RUNTIME.trainers(attempt(tmp_path, CONF_PADDLE_NIC="net1", GLOO_SOCKET_IFNAME="net2"))[0]
+    assert (spec.env["NCCL_SOCKET_IFNAME"], spec.env["GLOO_SOCKET_IFNAME"]) == ("net1", "net2")
+
+
 def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tmp_path: Path) -> None:
     dirty = {"PADDLE_PSERVERS_IP_PORT_LIST": "x", "FLAGS_selected_gpus": "7", "TRAINING_ROLE": "PSERVER"}
     spec = RUNTIME.trainers(attempt(tmp_path, OMP_NUM_THREADS="4", FLAGS_use_mkldnn="1", **dirty))[0]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
 from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
 
@@ -38,6 +39,11 @@ def write_rows(path: Path, count: int, seed: int) -> None:
 def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
     """Return a gang of two pods that runs the page's script."""
     [script] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    step = "        optimizer.step()\n"
+    assert script.count(step) == 1
+    script = script.replace(
+        step, f"{step}        __import__('time').sleep(0.03)\n"
+    )  # or a kill would come too late
     gang = LoopbackGang(
         root,
         trainers=2,
@@ -50,6 +56,7 @@ def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
         PADDLE_LAUNCHER_RESTARTS="3",
         PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
         OMP_NUM_THREADS="1",
+        GLOO_SOCKET_IFNAME="lo",
     )
     (gang.job / "mine" / "train.py").write_text(script + DIGEST)
     manifest = json.loads((gang.job / "manifest.json").read_text())
@@ -60,8 +67,6 @@ def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
         *((manifest["shards"][n], gang.job / str(n) / "data" / "train.txt") for n in range(2)),
         (manifest["test"], gang.job / "test.txt"),
     ):
-        from launcher.io.files import sha256_file
-
         entry |= {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
     (gang.job / "manifest.json").write_text(json.dumps(manifest))
     return gang

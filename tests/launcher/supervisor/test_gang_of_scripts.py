@@ -125,7 +125,7 @@ def test_a_rank_that_exits_with_0_too_early_is_the_cause_in_the_message(tmp_path
     with build_gang(tmp_path, fake=faults, PADDLE_LAUNCHER_RESTARTS="0") as gang:
         assert gang.start().wait_for_exit() == [70, 70]
         cause = gang.read_json("run.json")["cause"]
-        assert f"the script of rank 1 (pod {gang.run}-1-x on node node-1) exited with code 0 before" in cause
+        assert f"the trainer of rank 1 (pod {gang.run}-1-x on node node-1) exited with code 0 before" in cause
         assert "Then: rank 0" in cause
         assert "trainer exited with exit code 5" in cause
 
