@@ -55,6 +55,8 @@ def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
         PADDLE_LAUNCHER_BATCH_SIZE="32",
         PADDLE_LAUNCHER_RESTARTS="3",
         PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
+        # Paddle's store listens on all addresses, so no other test may use these ports.
+        CONF_PADDLE_PORT=str(20_000 + os.getpid() % 1000 * 10),
         OMP_NUM_THREADS="1",
         GLOO_SOCKET_IFNAME="lo",
     )
