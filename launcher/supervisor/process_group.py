@@ -212,8 +212,12 @@ class ProcessGroup:
                 )
         elif self.phase == "training":
             self._check_progress(now)
-            if self._trainers and all(trainer.done.is_set() for trainer in self._trainers):
+            ended = [number for number, trainer in enumerate(self._trainers) if trainer.done.is_set()]
+            if self._trainers and len(ended) == len(self._trainers):
                 self.phase = "done"
+                return
+            for number in ended:  # those that still train decide the progress of this rank
+                self._gang.settings.work.trainer_progress(number).unlink(missing_ok=True)
         elif self.phase == "done" and self._finish_by is not None:
             self._await_servers(now)
 
@@ -270,7 +274,7 @@ class ProcessGroup:
         if not isinstance(state, str):
             silent = settings.progress_deadline_seconds
             if follows_log and now - self._place[0] >= silent:
-                raise ProcessError(f"{describe_silent_log(silent)}{self._quote_trainer()}", process="trainer")
+                raise ProcessError(_describe_silent_log(silent, self._quote_trainer()), process="trainer")
             return
         limit, source = find_state_deadline(
             state,
@@ -364,11 +368,11 @@ class ProcessGroup:
             follow.join(max(0.0, deadline - time.monotonic()))
 
 
-def describe_silent_log(seconds: float) -> str:
-    """Return the message about a script that reports no progress and has logged nothing for `seconds`."""
+def _describe_silent_log(seconds: float, quote: str) -> str:
+    """Return the message about a script that reports no progress, and whose log `quote` has not grown for `seconds`."""
     return (
         f"trainer hangs: its log has not grown for {seconds:.0f} s (training.progressDeadlineSeconds), and the script "
-        "reports no progress. Fix: let the script log a line, or better report its steps (launcher.program.ScriptRun), "
+        f"reports no progress{quote}\nFix: let the script report its steps (launcher.program.ScriptRun) or log a line "
         "at shorter intervals; or increase training.progressDeadlineSeconds"
     )
 

@@ -345,3 +345,53 @@ def test_cgroup_v2_files_are_read_with_and_without_a_limit(tmp_path: Path) -> No
     assert (cgroup_memory.oom_kills(tmp_path), cgroup_memory.limit(tmp_path)) == (2, None)
     (tmp_path / "memory.max").write_text("536870912\n")
     assert cgroup_memory.limit(tmp_path) == 512 << 20
+
+
+class TwoTrainers(ScriptRuntime):
+    """A runtime without pservers and with two trainers, of which the second one is `second`."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__([], first)
+        self._second = second
+
+    def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
+        codes = {"trainer 0": self._trainer, "trainer 1": self._second}
+        return [self._spec(gang, name, "trainer", code) for name, code in codes.items()]
+
+
+def test_a_rank_is_done_when_all_its_trainers_are_and_those_that_train_decide_its_progress(
+    build_group: Build, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    write = "import json; open('progress-1.json', 'w').write(json.dumps({'pass': 0, 'batch': 1}))"
+    wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
+    group = start_training(
+        build_group(
+            TwoTrainers(wait, write),
+            PADDLE_LAUNCHER_RUNTIME="collective",
+            PADDLE_LAUNCHER_PROCESSES_PER_POD="2",
+        )
+    )
+    poll_until(group, group._trainers[1].done.is_set)
+    poll_until(group, lambda: not (work / "progress-1.json").exists())
+    assert (group.phase, group.failure) == ("training", None)
+    (work / "go").touch()
+    poll_until(group, lambda: group.phase == "done")
+    assert group.failure is None
+
+
+def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(build_group: Build) -> None:
+    fail = "import time; time.sleep(1); raise SystemExit(4)"
+    group = start_training(
+        build_group(
+            TwoTrainers(fail, "pass"),
+            PADDLE_LAUNCHER_RUNTIME="collective",
+            PADDLE_LAUNCHER_PROCESSES_PER_POD="2",
+        )
+    )
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    early, _, failure = group.failure.text.partition(". Then: ")
+    assert early == "trainer 1 exited with code 0 before the other trainers had finished"
+    assert failure.startswith("trainer 0 exited with exit code 4")
+    assert group.failure.process == "trainer 0"
