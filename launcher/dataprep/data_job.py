@@ -102,12 +102,10 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
     try:
         write_json(settings.layout.data_failed, failed)
     except (LauncherError, OSError) as error:
-        failed_path = settings.layout.data_failed
         log.info(
             "could not write the reason of the failure to %s (%s), so the training pods wait until data.waitSeconds "
             "have passed. Fix: correct the error that follows, then start the run again with another runId",
-            failed_path,
-            error,
+            *(settings.layout.data_failed, error),
         )
 
 

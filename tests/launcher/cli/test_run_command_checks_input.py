@@ -189,6 +189,7 @@ def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
         launch_training.plan_trainings(launch_options(program=Path("output")), Helm(CHART, "paddle"), print)
 
 
+@pytest.mark.slow
 def test_a_values_file_that_is_not_utf_8_is_an_error_with_its_name(here: Path) -> None:
     (here / "my.yaml").write_bytes(b"jobName: \xff\n")
     with pytest.raises(UsageError, match=r"^-f my\.yaml cannot be read: .* Fix: give a YAML file, in UTF-8"):
