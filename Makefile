@@ -58,7 +58,7 @@ endif
 test: tools ## run all tests except those of test-faults
 	@$(RUN) -m tests.run
 
-test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (about 35 minutes)
+test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (35 to 52 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
 test-kueue: tools ## build the Kueue controller (about five minutes), and test scheduling.queue with it on the local cluster

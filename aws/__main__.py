@@ -269,8 +269,9 @@ def try_all(
     )
     if left:
         raise CommandError(
-            "these resources still exist after destroy and may cost money. Fix: delete them with the AWS "
-            "console or command:\n" + "\n".join(left)
+            "these resources still exist after destroy and may cost money:\n"
+            + "\n".join(left)
+            + "\nFix: delete each of them in the AWS console or with the `aws` command."
         )
     out.print(f"the smoke test passed; the results of its training are in {results}")
 

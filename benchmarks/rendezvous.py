@@ -97,7 +97,11 @@ class Launcher:
             )
             answer = json.loads(await reader.readexactly(size))
             if b" 200 " not in head.partition(b"\r\n")[0]:
-                raise RuntimeError(f"rank 0 rejected the request of rank {self.rank}: {answer}")
+                status = head.partition(b"\r\n")[0].decode()
+                raise RuntimeError(
+                    f"rank 0 rejected the request of simulated rank {self.rank} ({status}): {answer}. Fix: adapt "
+                    "Launcher in benchmarks/rendezvous.py to launcher/supervisor/peers/coordinator_link.py"
+                )
             if answer["version"] == self.seen:
                 continue
             self.seen, order = answer["version"], Order.from_json(answer["order"])

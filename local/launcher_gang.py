@@ -60,7 +60,7 @@ class LoopbackNetwork(PodNetwork):
         self.bind_host = address
 
     def resolve(self, name: str) -> list[str]:
-        """Return an address as it is; no host name resolves."""
+        """Return a list of only this address; an empty list for a host name."""
         return [name] if name[0].isdecimal() else []
 
     def interfaces(self) -> dict[str, list[str]]:

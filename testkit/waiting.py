@@ -1,4 +1,4 @@
-"""Wait for conditions in tests. One factor adapts all deadlines to slow machines."""
+"""Wait for conditions in tests. One constant factor multiplies all deadlines, for slow machines."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class S3RejectedError(Exception):
-    """S3 rejected a request for a reason that a retry does not change, such as a missing bucket.
+    """An S3 request failed for a reason that a retry does not change, such as a missing bucket.
 
     Attributes:
         code: S3's error code, such as NoSuchBucket; empty when S3 sent no answer.

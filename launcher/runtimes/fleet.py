@@ -59,7 +59,7 @@ TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}
 
 
 class FleetRuntime:
-    """Starts pservers and trainers of PaddlePaddle 2.6.2."""
+    """Describes the pserver and trainer processes of PaddlePaddle 2.6.2; the supervisor starts them."""
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
     fatal_lines: tuple[str, ...] = FATAL

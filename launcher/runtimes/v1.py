@@ -28,7 +28,7 @@ MANAGED = frozenset({
 
 
 class V1Runtime:
-    """Runs `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11."""
+    """Describes the processes `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11."""
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()

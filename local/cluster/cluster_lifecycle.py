@@ -19,9 +19,9 @@ from pathlib import Path
 
 from local.cluster import (
     certificates,
-    cgroups_and_mounts,
     daemon_configs,
     daemon_processes,
+    node_cgroups_and_unmounting,
     node_lifecycle,
     node_network,
 )
@@ -223,7 +223,7 @@ def _stop_everything(which: tuple[Node, ...]) -> None:
     )  # daemons whose record was lost
     for file in daemon_processes.RECORDS.glob("*.json"):
         file.unlink()
-    cgroups_and_mounts.unmount_below(STATE)
+    node_cgroups_and_unmounting.unmount_below(STATE)
 
 
 def stop_cluster(wipe: bool = False) -> list[str]:
@@ -243,7 +243,7 @@ def stop_cluster(wipe: bool = False) -> list[str]:
         node_network.remove_bridge()
         builds = cache() / "images"
         with hold_file_lock(builds / "lock", "the launcher image"):  # a killed image build leaves mounts
-            cgroups_and_mounts.unmount_below(builds)
+            node_cgroups_and_unmounting.unmount_below(builds)
         _PLAN.unlink(missing_ok=True)
         if wipe:
             # The Pulumi state is deleted too: it describes resources of the deleted cluster.
@@ -271,7 +271,7 @@ def find_leftovers() -> list[str]:
             for process in daemon_processes.find_marked_processes()
         ),
         *(line for n in all_possible_nodes() for line in node_lifecycle.find_pod_processes(n)),
-        *cgroups_and_mounts.find_cgroups_and_mounts(),
+        *node_cgroups_and_unmounting.find_cgroups_and_mounts(),
         *node_network.find_network_leftovers(),
     ]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from local.cluster import cgroups_and_mounts, daemon_configs, daemon_processes, node_network
+from local.cluster import daemon_configs, daemon_processes, node_cgroups_and_unmounting, node_network
 from local.cluster.node_addresses import Node
 from local.errors import LocalError
 from local.external_commands import command_succeeds, run_command
@@ -66,7 +66,7 @@ def start_runtime(node: Node, pause: Path) -> None:
     if changed or not node_network.is_node_network_complete(node):
         stop_node(node)  # daemons with old settings or in a lost namespace must be restarted
     node_network.ensure_node_network(node)
-    cgroups_and_mounts.ensure_cgroups(node)
+    node_cgroups_and_unmounting.ensure_cgroups(node)
     daemon_processes.start_daemon(
         name, daemon_configs.containerd_command(node)
     )  # removes a stale socket itself
@@ -94,8 +94,8 @@ def stop_node(node: Node) -> None:
         _remove_pods(node)
     daemon_processes.stop_daemons(containerd)
     daemon_processes.terminate_processes(_shim_processes(node), seconds=0)
-    cgroups_and_mounts.remove_cgroups(node)
-    cgroups_and_mounts.unmount_below(node.folder)
+    node_cgroups_and_unmounting.remove_cgroups(node)
+    node_cgroups_and_unmounting.unmount_below(node.folder)
     node_network.remove_node_network(node)
     # State that would disturb the next start: sandboxes, leased pod addresses, pod folders.
     for name in ("state", "ipam", "kubelet", "pod-logs"):
@@ -117,7 +117,7 @@ def _remove_pods(node: Node) -> None:
     containers = run_command(
         [*images_on_nodes.ctr_command(node), "containers", "ls", "-q"], why="listing containers"
     ).split()
-    kernel_pids = cgroups_and_mounts.pod_processes(node)
+    kernel_pids = node_cgroups_and_unmounting.pod_processes(node)
     daemon_processes.terminate_processes(kernel_pids, seconds=0)
     for container in containers:
         command_succeeds(
@@ -132,5 +132,6 @@ def _remove_pods(node: Node) -> None:
 def find_pod_processes(node: Node) -> list[str]:
     """Return a line for each running process of the node's pods."""
     return [
-        f"process {process.pid} in cgroup {node.cgroup}" for process in cgroups_and_mounts.pod_processes(node)
+        f"process {process.pid} in cgroup {node.cgroup}"
+        for process in node_cgroups_and_unmounting.pod_processes(node)
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +55,10 @@ def snake_case(name: str) -> str:
 def _root() -> Path:
     spec = importlib.util.find_spec("pulumi_aws")
     if spec is None or spec.origin is None:
-        raise UnknownTypeError("the package pulumi_aws is not installed")
+        raise UnknownTypeError(
+            f"the Python of the AWS emulator ({sys.executable}) has no package pulumi_aws. Fix: start the emulator "
+            "with the Python environment that runs the tests of infra/"
+        )
     return Path(spec.origin).parent
 
 

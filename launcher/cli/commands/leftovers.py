@@ -75,7 +75,7 @@ def leftovers(
             f"good.yaml; helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
         )
     elif not remove:
-        print("nothing was changed; --remove removes these objects")
+        print("nothing was changed; run the command again with --remove to do this")
 
 
 def select_leftovers(

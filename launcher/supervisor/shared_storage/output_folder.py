@@ -149,7 +149,7 @@ def _read_earlier_run(output: OutputPaths, pause: Callable[[float], None]) -> Ru
     try:
         found = read_run_record(output, pause)
     except files.UnreadableError as error:
-        found, why = None, f"cannot be used ({error})"
+        found, why = None, f"cannot be used ({str(error).rstrip('.')})"
     checkpoints = [name for name in files.list_names(output.root, pause) if name.startswith("pass-")]
     if found is None and checkpoints:
         raise DataError(

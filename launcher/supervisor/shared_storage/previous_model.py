@@ -1,4 +1,7 @@
-"""Find the model that `training.initModelPath: previous` refers to: that of the newest complete run of this job."""
+"""Find the model that `training.initModelPath: previous` refers to.
+
+That is the model of the job's newest complete run with the same program, or else its newest export.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,11 @@ def find_previous_model(
     fitting = [run for run in found if run[2] == program]
     if not fitting:
         raise _other_program(max(found)[1])
-    log.info("training.initModelPath is previous: the newest complete run is %s", max(fitting)[1])
+    log.info(
+        "training.initModelPath is previous: starting with the model of %s, the newest complete one of the same "
+        "program",
+        max(fitting)[1],
+    )
     return max(fitting)[1]
 
 

@@ -74,7 +74,13 @@ def wait_for_manifest(
                 "data Job's pod does not run, and correct that."
             )
         if now >= log_at:
-            log.info("waiting for data %s, up to %.0f s more: %s", settings.data_digest, deadline - now, seen)
+            log.info(
+                "waiting for data %s, for up to %.0f s more if the data Job shows no activity "
+                "(data.waitSeconds): %s",
+                settings.data_digest,
+                deadline - now,
+                seen,
+            )
             log_at = now + timings.log_again
         pause(min(timings.poll, deadline - now))
 

@@ -54,7 +54,7 @@ class CheckpointRestorer:
         self.geo = settings.mode == "geo"
 
     def size(self, at: Position) -> int:
-        """Return the bytes that a restore of this checkpoint reads."""
+        """Return the total bytes of a checkpoint's files, of all ranks, including the checkpoints it continues."""
         return sum(map(contents_file.checkpoint_bytes, _members(*self._open(at))))
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:

@@ -184,7 +184,9 @@ def parse_row(path: Path, line: bytes, width: int, rule: str = "adam") -> tuple[
         values[: len(found)] = np.array(found, np.float32)
         return int(columns[0]), values
     except (IndexError, ValueError) as error:
-        raise DataError(f"{path} has a line that is not a row of {width} values: {line[:80]!r}") from error
+        raise DataError(
+            f"{path} has a damaged line, which is not an id and the numbers of a row: {line[:80]!r}"
+        ) from error
 
 
 def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator[TableRows]:

@@ -1,4 +1,4 @@
-"""Write the exported model, which is used without any server (launcher/serving/paddle_served).
+"""Write the exported model, which `paddle_served` (launcher/serving) loads without parameter servers.
 
 model/
   network.pdmodel, .pdiparams   Paddle's inference program; vectors of looked-up ids are inputs of it

@@ -63,7 +63,7 @@ class Faults:
     _harsh_kinds = ("child_fails", "storage_full", "program_bug")
 
     def _child_killed(self, pod: SimulatedPod) -> None:
-        """Kill one process of the pod."""
+        """Kill a random process of the pod."""
         self._exit_child(pod, -9)
 
     def _child_fails(self, pod: SimulatedPod) -> None:

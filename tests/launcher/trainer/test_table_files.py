@@ -24,7 +24,9 @@ def test_parse_row_returns_the_servers_values_and_zeros_for_a_row_without_vector
     assert values.tolist() == np.array([-0.0846907, -0.105741, 0.25], np.float32).tolist()
     assert table_files.parse_row(FILE, WITHOUT_VECTOR, 3)[1].tolist() == [0.5, 0, 0]
     assert table_files.parse_row(FILE, WITHOUT_VECTOR, 1)[1].tolist() == [0.5]
-    with pytest.raises(DataError, match=r"^table\.gz has a line that is not a row of 3 values"):
+    with pytest.raises(
+        DataError, match=r"^table\.gz has a damaged line, which is not an id and the numbers of a row"
+    ):
         table_files.parse_row(FILE, b"16 0 0\n", 3)
 
 
