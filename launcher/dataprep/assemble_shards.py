@@ -39,7 +39,7 @@ def assemble_shards(
     parts = [marker for marker in markers if marker["lines"]]
     lines = [sum(counts) for counts in zip(*(part["lines"] for part in parts), strict=True)]
     held = sum(marker["test"]["lines"] for marker in markers)
-    _check_lines(settings, lines, held)
+    _check_lines(settings, lines, held, [sum(part["lines"]) for part in parts])
     _check_columns(settings, markers)
     test = _join_files([tmp / name for name in tests], tmp / "test.txt", progress)
     shards = []
@@ -111,20 +111,27 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _check_lines(settings: DataSettings, lines: list[int], held: int) -> None:
+def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
     """Raise `DataError` when a shard, or a required test set, would be empty.
 
     Args:
         settings: the settings of this pod.
         lines: train lines of each shard.
         held: lines of the test set.
+        parts: train lines of each part of the source that has some.
     """
     name, train = display_name(settings.source), sum(lines)
-    if train < settings.split_count or min(lines) == 0:
-        few = "fewer than" if train < settings.split_count else "too few for"
+    if train >= settings.split_count and min(lines) == 0:
+        raise DataError(
+            f"data.source {name} has {train} train lines in {len(parts)} parts, but shard {lines.index(0)} of "
+            f"{settings.split_count} got none: the lines of each part are distributed to the shards separately. "
+            f"Fix: set trainers (and data.splitCount) to at most {max(parts)}, the lines of the largest part, or set "
+            "data.source to a source with more rows."
+        )
+    if train < settings.split_count:
         fewer = f"set trainers (and data.splitCount) to at most {train}, or " if train else ""
         raise DataError(
-            f"data.source {name} has {train} train lines ({held} more are held out for the test), {few} "
+            f"data.source {name} has {train} train lines ({held} more are held out for the test), fewer than "
             f"the {settings.split_count} shards: a trainer without lines would hang. Fix: {fewer}set data.source "
             "to a source with more rows."
         )

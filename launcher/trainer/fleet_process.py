@@ -25,7 +25,11 @@ from paddle.distributed import fleet
 from launcher.errors import DeadlineError, setting_error
 from launcher.paths import OutputPaths
 from launcher.trainer.checkpoint import contents_file
-from launcher.trainer.checkpoint.table_files import choose_shard_count, every_server_has_shards
+from launcher.trainer.checkpoint.table_files import (
+    choose_shard_count,
+    every_server_has_shards,
+    usable_ports_nums,
+)
 from launcher.trainer.graph.network_builder import prepare_paddle
 from launcher.trainer.graph.training_graph import TrainingGraph
 from launcher.trainer.process_settings import ProcessSettings
@@ -123,15 +127,16 @@ class FleetProcess(TrainingGraph):
         folder = OutputPaths(self.settings.output_dir).checkpoint(at)
         found = contents_file.read_contents(folder).shards
         if not every_server_has_shards(found, servers) and self.settings.mode != "geo":
-            near = range(max(1, servers - 20), min(found, servers + 20) + 1)
-            fit = [n for n in near if every_server_has_shards(found, n)]
+            ports = servers // self.settings.trainers
+            fit = usable_ports_nums(found, self.settings.trainers)
+            nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - ports))[:2]))
             raise setting_error(
-                "the number of pservers (portsNum x trainers)",
-                servers,
-                "such as " + " or ".join(map(str, sorted(fit, key=lambda n: abs(n - servers))[:2])),
-                f"{folder.name} has {found} shards of each table; with {-(-found // servers)} for each "
-                "pserver, one pserver would have none",
-                "Set portsNum so that the product is one of these numbers",
+                "portsNum",
+                ports,
+                nearest,
+                f"the checkpoint {folder.name} has {found} shards of each table, and with {servers} pservers "
+                "(portsNum x trainers) one would have none",
+                f"Set portsNum to {nearest}",
             )
         return found
 

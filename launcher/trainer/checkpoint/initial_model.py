@@ -187,9 +187,17 @@ def _checkpoint_table(folder: Path, contents: CheckpointContents, table: Checkpo
         same_shards = shards == contents.shards
         names = [name for name in every if table_files.shard_of(name) in own] if same_shards else every
         _require_unchanged(folder, names, contents)
-        return table_files.read_rows((folder / name for name in names), table.width, table.rule)
+        return _read_rows([folder / name for name in names], table)
 
     return InitialTable(table.width, read)
+
+
+def _read_rows(paths: list[Path], table: CheckpointTable) -> Iterator[TableRows]:
+    """Yield the rows of a table's files. Raise `DataError` with the setting's name for a damaged file."""
+    try:
+        yield from table_files.read_rows(paths, table.width, table.rule)
+    except DataError as error:
+        raise DataError(f"training.initModelPath: {error}. Fix: specify another run.") from error
 
 
 def _overlay(members: list[InitialTable]) -> InitialTable:

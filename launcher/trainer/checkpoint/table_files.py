@@ -121,6 +121,11 @@ def every_server_has_shards(shards: int, servers: int) -> bool:
     return bool(shards_of_server(shards, servers, servers - 1))
 
 
+def usable_ports_nums(shards: int, trainers: int) -> list[int]:
+    """Return every portsNum with which all of the portsNum x trainers servers get a shard."""
+    return [n for n in range(1, shards // trainers + 1) if every_server_has_shards(shards, n * trainers)]
+
+
 def shards_of_server(shards: int, servers: int, server: int) -> range:
     """Return the shards that Paddle assigns to a server. The last server may get fewer than the others."""
     each = -(-shards // servers)

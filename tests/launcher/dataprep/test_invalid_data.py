@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from launcher.dataprep import data_job, text_lines
+from launcher.dataprep import assemble_shards, data_job, text_lines
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, DeadlineError, LauncherError, SettingsError, StorageError
+from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
 
 BAD = [
@@ -167,3 +170,12 @@ def test_an_unexpected_error_is_written_as_the_reason(pod: Pod, monkeypatch: pyt
     with pytest.raises(LauncherError, match="ZeroDivisionError: by design"):
         pod.prepare()
     assert "by design" in pod.failure()["reason"]
+
+
+def test_a_shard_that_no_part_fills_is_an_error_with_the_usable_number_of_trainers() -> None:
+    settings = cast(DataSettings, SimpleNamespace(source="file://in", split_count=4))
+    message = (
+        r"6 train lines in 3 parts, but shard 2 of 4 got none: .* to at most 2, the lines of the largest part"
+    )
+    with pytest.raises(DataError, match=message):
+        assemble_shards._check_lines(settings, [2, 2, 0, 2], 0, [2, 2, 2])

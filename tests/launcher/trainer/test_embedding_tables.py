@@ -229,8 +229,8 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
     assert rejected.run()["0/trainer"] == 64
     for part in (
         "portsNum x trainers",
-        "is 6, but must be such as 5 or 4",
-        "10 shards of each table; with 2 for each pserver",
+        "portsNum is 6, but must be 5 or 4",
+        "shards of each table, and with 6 pservers",
     ):
         assert part in rejected.log()
 

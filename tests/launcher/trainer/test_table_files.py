@@ -81,6 +81,12 @@ def test_every_shard_is_assigned_once_for_any_number_of_servers() -> None:
     assert not table_files.every_server_has_shards(60, 11)
 
 
+def test_usable_ports_nums_are_only_those_that_the_trainers_can_reach() -> None:
+    assert table_files.usable_ports_nums(60, 8) == [1]
+    assert table_files.usable_ports_nums(10, 1) == [1, 2, 3, 4, 5, 10]
+    assert table_files.usable_ports_nums(60, 61) == []
+
+
 def test_rows_from_an_array_exclude_padding_and_untrained_rows() -> None:
     table = np.array([[5, 5], [0, 0], [1, 0]], np.float32)
     found = table_files.TableRows.from_array(table)
