@@ -81,7 +81,7 @@ class ScriptRun:
     def _find_checkpoint(self, name: str | None) -> Path | None:
         """Return the verified checkpoint `name`: the same for all processes. None: without the launcher, the newest."""
         if name is None:
-            found = script_checkpoints.find_newest_checkpoint(self.output)
+            found = checkpoint_checks.find_newest_usable(self.output, script_checkpoints.unusable_reason)
             name = found.folder if found else ""
         if not name:
             return None

@@ -24,7 +24,6 @@ from launcher.io.checkpoint_checks import (
     CONTENTS,
     check_files,
     check_sizes,
-    find_newest_usable,
     finished_checkpoints,
     rejection_reason,
 )
@@ -32,16 +31,6 @@ from launcher.paths import OutputPaths, Position, position
 from launcher.schema import CheckpointFile, CheckpointPosition, ScriptCheckpoint
 
 VERSION = 1
-
-
-def find_newest_checkpoint(output_dir: Path) -> Position | None:
-    """Return the newest checkpoint whose files are listed and have their sizes; None if there is no checkpoint.
-
-    Raises:
-        DataError: there are checkpoints, but none is usable.
-        StorageError, StorageFailedError: the storage cannot be read.
-    """
-    return find_newest_usable(output_dir, unusable_reason)
 
 
 def unusable_reason(folder: Path) -> str | None:

@@ -25,8 +25,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.errors import SettingsError, setting_error, setting_message
+from launcher.errors import SettingsError, setting_message
 from launcher.io import files, run_record, script_checkpoints
+from launcher.io.checkpoint_checks import find_newest_usable
 from launcher.io.helper_protocol import python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
@@ -63,37 +64,35 @@ class CollectiveRuntime:
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError`, with a line for each fault, for settings that have no meaning for a script."""
         faults = [
-            setting_message(key, value, f"{only!r} with runtime collective", why, f"Remove {key}")
+            (key, value, f"{only!r} with runtime collective", why, f"Remove {key}")
             for field, (key, only, why) in FLEET_ONLY.items()
             if (value := getattr(settings, field)) != only
         ]
-        if faults:
-            raise SettingsError("\n".join(faults))
         if not settings.config_file.endswith(".py"):
-            raise setting_error(
-                "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
-                settings.config_file,
-                "a Python script, FOLDER/SCRIPT.py",
+            why, fix = (
                 "this runtime starts it with the image's Python",
                 "Set the part after the / to the script's name",
             )
+            key = "training.config (PADDLE_LAUNCHER_CONFIG_FILE)"
+            faults.append((key, settings.config_file, "a Python script, FOLDER/SCRIPT.py", why, fix))
         processes, gpus = settings.processes_per_pod, settings.gpus_per_pod
         if gpus and processes > gpus:
-            raise setting_error(
-                "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)",
-                processes,
-                f"at most {gpus}, the GPUs of a pod",
+            why, fix = (
                 "processes that share a GPU wait for each other",
-                "Set it to null, or request more GPUs in resources",
+                "Set it to null, or request more GPUs",
             )
+            key = "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)"
+            faults.append((key, processes, f"at most {gpus}, the GPUs of a pod", why, fix))
         if settings.ports_num < processes or not settings.ports_num_sparse:
-            raise setting_error(
-                "portsNum (CONF_PADDLE_PORTS_NUM), portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)",
-                f"{settings.ports_num}, {settings.ports_num_sparse}",
-                f"at least {processes} and 1",
-                "each process of a pod has an endpoint, and the next port is PADDLE_MASTER",
-                "Use the chart, which sets them, or set them to these numbers",
+            why, fix = (
+                "each process has an endpoint, and the next port is PADDLE_MASTER",
+                "Use the chart, which sets them",
             )
+            key = "portsNum (CONF_PADDLE_PORTS_NUM), portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)"
+            given = f"{settings.ports_num}, {settings.ports_num_sparse}"
+            faults.append((key, given, f"at least {processes} and 1", why, fix))
+        if faults:
+            raise SettingsError("\n".join(setting_message(*fault) for fault in faults))
 
     def fork_server(self, settings: TrainSettings) -> None:
         """Return None: it is unknown which libraries the script loads."""
@@ -134,7 +133,7 @@ class CollectiveRuntime:
 
         The launcher does not know the files that a script saves in another way.
         """
-        return script_checkpoints.find_newest_checkpoint(output_dir)
+        return find_newest_usable(output_dir, script_checkpoints.unusable_reason)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""

@@ -35,6 +35,10 @@ def read_progress(root: Path) -> dict[str, object]:
     return dict(json.loads((root / "progress.json").read_text()))
 
 
+def find_newest(output: Path) -> Position | None:
+    return checkpoint_checks.find_newest_usable(output, script_checkpoints.unusable_reason)
+
+
 def checkpoints(root: Path) -> list[Position]:
     return checkpoint_checks.finished_checkpoints(root / "output")
 
@@ -44,7 +48,7 @@ def test_a_saved_checkpoint_is_verified_and_continued(tmp_path: Path) -> None:
     save(run, 0, 5)
     save(run, 1, 0, "the end of epoch 0")
     assert checkpoints(tmp_path) == [Position(1), Position(0, 5)]
-    assert script_checkpoints.find_newest_checkpoint(tmp_path / "output") == Position(1)
+    assert find_newest(tmp_path / "output") == Position(1)
     assert read_progress(tmp_path)["saved"] == {"pass": 1, "batch": 0}
     again = build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder)
     assert again.start == (1, 0)
@@ -68,7 +72,7 @@ def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
 def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
     save(build_run(tmp_path), 1, 0)
     (tmp_path / "output" / Position(1).folder / "done").unlink()
-    assert script_checkpoints.find_newest_checkpoint(tmp_path / "output") is None
+    assert find_newest(tmp_path / "output") is None
 
 
 @pytest.mark.parametrize("damage", ["size", "missing", "contents", "rejected", "copied"])
@@ -88,10 +92,10 @@ def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) 
         checkpoint_checks.reject(newest, "other bytes", 1)
     else:
         newest.rename(output.checkpoint(Position(3)))
-    assert script_checkpoints.find_newest_checkpoint(output.root) == Position(1)
+    assert find_newest(output.root) == Position(1)
     (output.checkpoint(Position(1)) / "contents.json").unlink()
     with pytest.raises(DataError, match="refusing to start from scratch"):
-        script_checkpoints.find_newest_checkpoint(output.root)
+        find_newest(output.root)
 
 
 def test_a_checkpoint_with_changed_bytes_is_rejected_and_the_process_exits(
