@@ -92,3 +92,20 @@ def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, pr
         assert rows[-1].tests["accuracy"] > 0.9
         assert rows[-1].train_loss < rows[0].train_loss
         assert (gang.output / "model" / "model.pdmodel").is_file()
+
+
+def test_a_rank_that_exits_with_0_too_early_is_named_before_the_abort_of_the_other_one(
+    tmp_path: Path,
+) -> None:
+    with build_gang(tmp_path, 1, epochs=4) as gang:
+        script = gang.job / "mine" / "train.py"
+        leave = "        if run.rank == 1 and (epoch, step) == (1, 3):\n            raise SystemExit(0)\n"
+        step = "        optimizer.step()\n"
+        script.write_text(script.read_text().replace(step, step + leave))
+        gang.env["PADDLE_LAUNCHER_RESTARTS"] = "0"
+        assert gang.start().wait_for_exit(120) == [70, 70], gang.pod_log(0)
+        early, _, failure = gang.read_json("run.json")["cause"].partition(
+            " before the other trainers had finished. "
+        )
+        assert early.endswith("on node node-1) exited with code 0")
+        assert failure.startswith("Then: rank 0")
