@@ -3,6 +3,8 @@
 The environment variable FAKE is JSON and selects faults of attempt 0: {"<rank>": {"do": "exit|signal|hang", "code": …,
 "signal": …, "at": [epoch, step]}}. With {"silent": true} the script does not use ScriptRun; {"every": …} selects the
 faults of all attempts.
+
+FAKE_STEP_SECONDS is the duration of a step in attempt 0; steps of later attempts take 0.03 s.
 """
 
 import json
@@ -17,12 +19,14 @@ from launcher.program import ScriptRun
 STEPS = 6
 FAKE = json.loads(os.environ["FAKE"])
 RANK = os.environ["PADDLE_TRAINER_ID"]
+IS_FIRST = os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0"
+STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.03")) if IS_FIRST else 0.03
 
 
 def cause_fault(place):
     """Cause the fault that FAKE selects for this process and place, if any."""
     always = FAKE.get("every", {})
-    fault = always.get(RANK) or (FAKE.get(RANK, {}) if os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0" else {})
+    fault = always.get(RANK) or (FAKE.get(RANK, {}) if IS_FIRST else {})
     if tuple(fault.get("at", ())) != place:
         return
     print(f"about to {fault['do']}", flush=True)  # noqa: T201
@@ -44,7 +48,7 @@ def train():
             if (epoch, step) < run.start:
                 continue
             cause_fault((epoch, step))
-            time.sleep(float(os.environ.get("FAKE_STEP_SECONDS", "0.03")))
+            time.sleep(STEP_SECONDS)
             count += 1
             run.report(epoch, step + 1, STEPS, loss=1 / count, samples=8)
             print(f"epoch {epoch} step {step}", flush=True)  # noqa: T201
