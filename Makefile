@@ -55,7 +55,7 @@ else
 	@$(RUN) -m pytest $(TEST)
 endif
 
-test: tools ## run all tests except those of test-faults
+test: tools ## run all tests except those of test-faults and test-kueue
 	@$(RUN) -m tests.run
 
 test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (35 to 52 minutes)

@@ -1,4 +1,4 @@
-"""The lease on output/, the file run.lock: only the pod that holds it may write to the output.
+"""The lease on output/, the file run.lock: only the run whose rank 0 holds it may write to the output.
 
 States of run.lock, and what a pod that wants the lease does (lock_… are the fields of `Timings`):
 
