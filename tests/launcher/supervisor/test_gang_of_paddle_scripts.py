@@ -99,8 +99,15 @@ def test_a_rank_that_exits_with_0_too_early_is_named_before_the_abort_of_the_oth
 ) -> None:
     with build_gang(tmp_path, 1, epochs=4) as gang:
         script = gang.job / "mine" / "train.py"
-        leave = "        if run.rank == 1 and (epoch, step) == (1, 3):\n            raise SystemExit(0)\n"
         step = "        optimizer.step()\n"
+        # Rank 0 is slower, so that it aborts after rank 1 has reported its exit, also on a busy machine.
+        leave = (
+            "        if (epoch, step) == (1, 3):\n"
+            "            if run.rank == 1:\n"
+            "                raise SystemExit(0)\n"
+            "            import time\n"
+            "            time.sleep(10)\n"
+        )
         script.write_text(script.read_text().replace(step, step + leave))
         gang.env["PADDLE_LAUNCHER_RESTARTS"] = "0"
         assert gang.start().wait_for_exit(120) == [70, 70], gang.pod_log(0)
