@@ -181,7 +181,8 @@ def node_type(settings: Settings) -> hourly_cost.Instance:
     if known is None:
         other = 'SET="nodes.instanceTypes=[m6i.large]"'
         raise CommandError(
-            f"{kind} is not in aws/prices.yaml. Fix: add its size and price, or plan with {other}"
+            f"{kind} is not in aws/prices.yaml. Fix: add its price, memory, cores and bandwidth to `instances` "
+            f"there, or plan with {other}"
         )
     return known
 

@@ -181,7 +181,7 @@ def main() -> int:
             missed += report(name, "_cluster", first, lost, bare)
     if not clustered:
         print(
-            "# pods were not measured: no local cluster has this launcher's image. Fix: make cluster image",
+            "# pods were not measured: no local cluster runs with this launcher's image. Fix: make cluster image",
             flush=True,
         )
     print(f"# load {os.getloadavg()[0]:.1f}", flush=True)

@@ -93,7 +93,11 @@ def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
 
 
 def effective_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """Return `user_values` with the chart's defaults filled in, for checks before `up`; same errors."""
+    """Return `user_values` with the chart's defaults filled in, for checks before `pulumi up`.
+
+    Raises:
+        SettingsError: like `user_values`.
+    """
     chart = read_yaml(project_folder / CHART / "values.yaml", CHART)
     return merge_values(chart, user_values(settings, project_folder))
 

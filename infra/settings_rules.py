@@ -174,7 +174,9 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
         )
     if nodes.auto and settings.network.nat == "none" and settings.network.vpc_id == "":
         why = "the image of the cluster autoscaler is pulled from outside AWS"
-        yield problem(auto, True, "false with network.nat none", why, "set network.nat to single")
+        yield problem(
+            auto, True, "false with network.nat none", why, f"set network.nat to single, or {auto} to false"
+        )
 
 
 def _pairs(settings: Settings) -> Iterator[Problem]:

@@ -129,7 +129,7 @@ def ensure_environment() -> Path:
 
 
 def main(words: list[str]) -> None:
-    """Print the environment's folder, or run `python -m local` with `words` in the environment."""
+    """Create the environment if it is missing; then run `python -m local` with `words` in it, or print its folder."""
     folder = ensure_environment()
     if not words:
         print(folder)  # noqa: T201

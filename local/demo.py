@@ -147,7 +147,10 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
 
 
 def completion_time(job: Path) -> float | None:
-    """Return when the run in the job folder `job` completed (Unix seconds), or None if it has not."""
+    """Return when the run in the job folder `job` completed (Unix seconds).
+
+    None if it has not, or if run.json is unreadable.
+    """
     try:
         run = read_json(job / "output" / "run.json") or {}
     except LauncherError:  # the training reports unreadable files itself

@@ -61,7 +61,8 @@ def changelog_section(version: str, clone: Path = CLONE) -> str:
     if found is None or not found[1].strip():
         raise LocalError(
             f"CHANGELOG.md has no section with the heading `## [{version}] - YYYY-MM-DD` and text. "
-            "Fix: give the section Unreleased this heading, and start an empty one above it"
+            f"Fix: add the date or the text to the section [{version}] if there is one; else give the section "
+            "Unreleased this heading, and start an empty one above it"
         )
     return found[1].strip()
 

@@ -64,7 +64,10 @@ def _configuration(webhook_port: int, health: str, certificates: Path) -> dict[s
 
 
 def _manifests(cluster: Cluster, configuration: str, webhook_port: int) -> str:
-    """Return the objects of Kueue's chart that a controller outside of the cluster needs, as YAML."""
+    """Return, as YAML, what a controller outside of the cluster needs.
+
+    That is some objects of Kueue's chart, their namespace, and a Service for the webhooks that points to this machine.
+    """
     values = {"managerConfig": {"controllerManagerConfigYaml": configuration}}
     chart = str(kueue_folder() / "chart")
     argv = ["helm", "template", "kueue", chart, "--namespace", NAMESPACE, "-f", "-"]

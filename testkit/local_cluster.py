@@ -30,7 +30,10 @@ def run_checked(
     given: str | None = None,
     cwd: Path = ROOT,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command; if it fails, raise AssertionError with its output."""
+    """Run a command and return the finished process.
+
+    If `check` is true and the exit code is not 0, raise AssertionError with the end of the command's output.
+    """
     ended = subprocess.run(
         list(argv),
         env=dict(env),

@@ -66,8 +66,8 @@ class ArchiveStream:
 def damaged_error(name: str, error: BaseException) -> DataError:
     """Return the error for an archive that cannot be read to its end."""
     return DataError(
-        f"{name} is damaged or incomplete ({error or type(error).__name__}). Fix: upload it again, and set "
-        "data.sha256 to the sha256 of the complete file."
+        f"{name} is damaged or incomplete, or encrypted ({error or type(error).__name__}). Fix: replace it by the "
+        "complete file, and if data.sha256 is set, set it to the sha256 of that file."
     )
 
 

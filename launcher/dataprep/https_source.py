@@ -110,7 +110,8 @@ class HttpsOpener:
             if match is None or int(match[1]) != offset:
                 response.close()
                 raise TransientError(
-                    f"the server sent another range than requested: {headers.get('Content-Range')!r}"
+                    f"the server answered a request from byte {offset} on with Content-Range: "
+                    f"{headers.get('Content-Range')!r}"
                 )
             begin = offset
             total = None if match[2] == "*" else int(match[2])

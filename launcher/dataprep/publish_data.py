@@ -1,4 +1,8 @@
-"""Publish complete data: move it to its final names, the manifest last. Check what data is published."""
+"""Publish complete data: move it to its final names, the manifest last; check what data is published.
+
+Also make the job's folder, remove what killed data Jobs left, and find out whether another release replaced the
+data.
+"""
 
 from __future__ import annotations
 

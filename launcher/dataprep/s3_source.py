@@ -161,8 +161,8 @@ class S3Objects:
         if not texts:
             keys = ", ".join(o.key for o in (below or found)[:KEYS_SHOWN]) or "nothing"
             raise DataError(
-                f"data.source {self._source} has no text object ({', '.join(SUFFIXES)}); below it is {keys}. "
-                "Fix: correct bucket and prefix, upload the data, or set data.member for an archive."
+                f"data.source {self._source} has no text object that is not empty ({', '.join(SUFFIXES)}); below "
+                f"it is {keys}. Fix: correct bucket and prefix, upload the data, or set data.member for an archive."
             )
         if len(texts) < len(below):
             log.info("%d of %d objects are text; the others are ignored", len(texts), len(below))

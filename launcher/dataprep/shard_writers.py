@@ -43,7 +43,7 @@ class _OutputFile:
         self.flushed = 0
 
     def write(self, data: bytes) -> bool:
-        """Append `data`. Return True each time FLUSH_BYTES more were written: the caller then calls `start_sync`."""
+        """Append `data`. Return True each time FLUSH_BYTES more were written: the caller then calls `sync_flushed`."""
         with storage_errors(self.path):
             self.sha256.update(data)
             self.file.write(data)
@@ -54,8 +54,11 @@ class _OutputFile:
             self.flushed = self.bytes
             return True
 
-    def start_sync(self) -> None:
-        """Wait until the flushed bytes are on the disk. Another thread may call `write` meanwhile."""
+    def sync_flushed(self) -> None:
+        """Wait until the flushed bytes are on the disk; `finish` reports an error of the disk.
+
+        Runs in a thread of its own, while the caller's thread continues to `write`.
+        """
         with contextlib.suppress(OSError, ValueError):  # the last fsync reports the error with its reason
             os.fdatasync(self.file.fileno())
 
@@ -145,7 +148,7 @@ class FileWriters:
     def _write(self, thread: int, pieces: Sequence[bytes]) -> None:
         for n in range(thread, len(self._files), len(self._pools)):
             if pieces[n] and self._files[n].write(pieces[n]):
-                self._syncs.submit(self._files[n].start_sync)
+                self._syncs.submit(self._files[n].sync_flushed)
 
 
 def _raise_open_file_limit(count: int) -> None:

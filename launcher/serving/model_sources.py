@@ -100,6 +100,7 @@ class _Folder:
                 raise FileNotFoundError
         except files.NOT_FOUND as error:
             raise StorageFailedError(
-                f"{self._folder} was replaced while it was copied. Fix: none is needed, the newer model is copied next"
+                f"{self._folder} was replaced or removed while it was copied. Fix: none is needed if a newer model "
+                "is there, which is copied next; else export the model again"
             ) from error
         return copy

@@ -176,7 +176,9 @@ def _s3(value: str, limit: str, why: str, fix: str) -> str:
         )
     parts = (match[1] or "").strip("/").split("/")
     if any(part in (".", "..") or (not part and len(parts) > 1) for part in parts):
-        raise BadValueError(limit, "a prefix with '//', '.' or '..' is not a folder", fix)
+        raise BadValueError(
+            limit, "a prefix with an empty part ('//') or with a part '.' or '..' is not a folder", fix
+        )
     return value.rstrip("/")
 
 

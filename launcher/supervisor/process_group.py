@@ -300,7 +300,10 @@ class ProcessGroup:
         return quote_log(running[0].spec.log) if running else ""
 
     def train(self) -> None:
-        """Begin the phase `training`, once all pservers of the job accept connections; start the trainers if needed."""
+        """Begin the phase `training` if this rank is `ready`, and start its trainers unless they run already.
+
+        The caller calls this when all pservers of the job accept connections.
+        """
         if self.phase != "ready":
             return
         self.phase = "training"

@@ -84,7 +84,7 @@ class TrainingProgram:
             detail: text that follows the exception's, such as `. The row: …`.
         """
         where = self.line_of(error)
-        text = f"{function} of the program {self.path} failed{where and f' at {where}'}: {error_text(error)}"
+        text = f"the program {self.path} failed in {function}{where and f' at {where}'}: {error_text(error)}"
         return SettingsError(with_fix(text + detail, "correct that function of the program"))
 
     def line_of(self, error: Exception) -> str:

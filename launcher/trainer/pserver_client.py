@@ -145,7 +145,10 @@ class PserverClient(FleetProcess):
         train(batches, count, on_batch)
 
     def _apply_step(self) -> None:
-        """In mode sync, wait until the servers applied all trainers' gradients, and pull the parameters."""
+        """End a step of mode sync: wait until the servers have applied the gradients of all trainers.
+
+        Then pull the dense parameters.
+        """
         self.runtime._worker.client_flush()  # sleeps 100 ms; otherwise a gradient may count for the next step
         self.barrier()  # two server barriers in a row can hang when a fast trainer enters the next one
         self.runtime._worker.barrier(0)

@@ -100,7 +100,10 @@ class TrainingLoop:
         )
 
     def run(self) -> None:
-        """Join the servers, train all passes, export the model, and leave the servers."""
+        """Join the servers, train the remaining passes, export the model, and leave the servers.
+
+        An early stop ends the training before the last pass. The exported model is the last or the best one.
+        """
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         totals = self._join()
         rows = trainer.gather([self.train.rows])[:, 0]

@@ -346,7 +346,8 @@ class PodIdentityAssociation(Handler):
         same = ("clusterName", "namespace", "serviceAccount")
         if any(all(r.inputs[key] == p[key] for key in same) for r in cloud.account.all(token)):
             raise AwsError(
-                "ResourceInUseException: Association already exists: " + "/".join(p[key] for key in same)
+                "ResourceInUseException: Pod identity association already exists: "
+                + "/".join(p[key] for key in same)
             )
         rid = "a-" + digest(*[p[key] for key in same])
         arn = cloud.arn("eks", f"podidentityassociation/{p['clusterName']}/{rid}")

@@ -97,7 +97,8 @@ def require_fitting_network(cloud: MotoCloud, p: Props, subnets: list[Props]) ->
         if subnet["AvailabilityZoneId"] in _NO_CONTROL_PLANE:
             raise AwsError(
                 "UnsupportedAvailabilityZoneException: cannot create cluster because "
-                f"{subnet['AvailabilityZoneId']} does not currently have sufficient capacity"
+                f"{subnet['AvailabilityZoneId']} does not currently have sufficient capacity "
+                "to support the cluster. Choose subnets in other availability zones"
             )
     services = (p.get("kubernetesNetworkConfig") or {}).get("serviceIpv4Cidr")
     for vpc in ec2.describe_vpcs(VpcIds=[subnets[0]["VpcId"]])["Vpcs"]:

@@ -125,7 +125,9 @@ def _subnet(cloud: MotoCloud, p: Props) -> Props:
     ids = {"SubnetIds": [p["id"]]} if p.get("id") else {}
     found = cloud.client("ec2").describe_subnets(Filters=_filters(p), **ids)["Subnets"]
     if len(found) != 1:
-        raise AwsError(f"{len(found)} subnets match; exactly one must")
+        raise AwsError(
+            f"getSubnet: {len(found)} subnets match {p}, but exactly one must. Fix: correct the id or the filters"
+        )
     one = found[0]
     return {
         "id": one["SubnetId"],

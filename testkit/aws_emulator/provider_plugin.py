@@ -65,7 +65,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 
     def _configured(self) -> Model:
         if self.model is None:
-            raise AwsError("the engine called an operation before it configured the provider")
+            raise RuntimeError("the engine called an operation before it configured the provider")
         return self.model
 
     # --- the provider

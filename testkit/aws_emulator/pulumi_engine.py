@@ -52,7 +52,7 @@ def find_tool(name: str) -> Path:
         key=lambda p: p.stat().st_mtime,
     )
     if not built:
-        raise MissingToolError(f"{name} is neither on PATH nor built below {tool_cache()}: Fix: make tools")
+        raise MissingToolError(f"{name} is neither on PATH nor built below {tool_cache()}. Fix: make tools")
     return built[-1]
 
 
@@ -69,7 +69,7 @@ def _executor() -> Path:
     ):
         for path in sorted(tool_cache().glob(pattern)):
             return path
-    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}: Fix: make tools")
+    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}. Fix: make tools")
 
 
 def tool_folder(folder: Path) -> Path:

@@ -112,7 +112,7 @@ def _type(node: ast.expr) -> Type:  # noqa: PLR0911 - one return a form of annot
 
 @lru_cache
 def read_fields(module: str, name: str, own: str = "_inputs") -> dict[str, Field] | None:
-    """Return the fields of an args class, or None if the SDK has no such class."""
+    """Return wire name → field of an args or state class of the SDK; None if the SDK has no such class."""
     text = _class_source(module, name, own)
     match = re.search(r"def __init__\(__self__(?:, \*,)?(.*?)\):\n", text, re.DOTALL)
     if not match:

@@ -18,7 +18,10 @@ __all__ = ["account", "dev_stack", "moto"]
 
 
 def state(**kept: bool) -> dict:
-    """Return the output of `pulumi stack export` for a VPC and the requested file system and bucket."""
+    """Return the output of `pulumi stack export` for a VPC and, if given, a file system (`files`) and a bucket.
+
+    True: `pulumi destroy` keeps this resource; False: it removes the resource.
+    """
     kinds = {"files": "aws:efs/fileSystem:FileSystem", "bucket": "aws:s3/bucket:Bucket"}
     listed = [{"type": "pulumi:pulumi:Stack"}, {"type": "aws:ec2/vpc:Vpc", "id": "vpc-1", "custom": True}]
     for name, retained in kept.items():

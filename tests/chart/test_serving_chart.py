@@ -11,8 +11,8 @@ import yaml
 from chart_tools import KUBE_VERSION, ROOT, helm_template, one, render, run, tool
 
 SERVING = ROOT / "charts" / "paddle-serving"
-CLAIM, EXPORT, FOLLOW, OUTSIDE = (
-    SERVING / "ci" / f"{name}.yaml" for name in ("claim", "export", "follow", "outside")
+CLAIM, EXPORT, FOLLOW, INGRESS_AND_GATEWAY = (
+    SERVING / "ci" / f"{name}.yaml" for name in ("claim", "export", "follow", "ingress-and-gateway")
 )
 SCENARIOS = sorted((SERVING / "ci").glob("*.yaml"))
 
@@ -123,19 +123,23 @@ def test_pod_meets_the_restricted_level_without_a_token():
 
 
 def test_autoscaler_sets_the_number_of_pods_instead_of_replicas():
-    deployment, scaler = (one(made(OUTSIDE), kind) for kind in ("Deployment", "HorizontalPodAutoscaler"))
+    deployment, scaler = (
+        one(made(INGRESS_AND_GATEWAY), kind) for kind in ("Deployment", "HorizontalPodAutoscaler")
+    )
     assert "replicas" not in deployment["spec"], "an upgrade would undo what the autoscaler has set"
     target = scaler["spec"]["scaleTargetRef"]
     assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (1, 20)
     assert scaler["spec"]["metrics"][0]["resource"]["target"]["averageUtilization"] == 50
-    assert "PodDisruptionBudget" not in [item["kind"] for item in made(OUTSIDE)], "minReplicas is 1"
-    two = made(OUTSIDE, values={"autoscaling": {"minReplicas": 2}})
+    assert "PodDisruptionBudget" not in [item["kind"] for item in made(INGRESS_AND_GATEWAY)], (
+        "minReplicas is 1"
+    )
+    two = made(INGRESS_AND_GATEWAY, values={"autoscaling": {"minReplicas": 2}})
     assert "PodDisruptionBudget" in [item["kind"] for item in two]
 
 
 def test_ingress_and_route_lead_to_a_port_of_the_service():
-    manifests = made(OUTSIDE)
+    manifests = made(INGRESS_AND_GATEWAY)
     service = one(manifests, "Service")
     [port] = service["spec"]["ports"]
     ingress = one(manifests, "Ingress")["spec"]
@@ -152,7 +156,7 @@ def test_ingress_and_route_lead_to_a_port_of_the_service():
 
 
 def test_placement_and_user_of_the_pods():
-    spec = pod(made(OUTSIDE))
+    spec = pod(made(INGRESS_AND_GATEWAY))
     assert "nodeSelector" not in spec
     assert "podAntiAffinity" in spec["affinity"]
     spec = pod(made(CLAIM, values={"podSecurityContext": {"runAsUser": 20000}}))

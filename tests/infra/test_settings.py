@@ -1,4 +1,8 @@
-"""Settings that are rejected, with key, value, limit, reason and fix; and settings that are accepted."""
+"""Tests of the stack's settings.
+
+They check which settings are rejected (with key, value, limit, reason and fix) or accepted, that all are described,
+and what the modules import.
+"""
 
 from __future__ import annotations
 

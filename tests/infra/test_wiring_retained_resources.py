@@ -28,15 +28,18 @@ NAMES = dict(zip(IDS, ("efs", "pods", "artifacts", "launcher", "key"), strict=Tr
 OTHER_KEY = "arn:aws:kms:us-west-2:123456789012:key/other"
 
 
-def _account(*arns: str, **answers: Any) -> dict[str, Any]:
-    """Return the answers of an account that lists `arns` by the stack's tags; `answers` are of the file system."""
+def _account(*arns: str, **fields: Any) -> dict[str, Any]:
+    """Return the mocked answers of an account in which `arns` have the stack's tags.
+
+    `fields` replace fields in the answer about the file system.
+    """
     names = {KEY_ARN: "key"}
     found = [
         {"resourceArn": arn, "tags": {"Name": f"paddle-training-dev-{names.get(arn, 'efs')}"}} for arn in arns
     ]
     return {
         TAGGED: {"id": "x", "resourceTagMappingLists": found},
-        FILES: {"id": "fs-1", "kmsKeyId": KEY_ARN, "encrypted": True, "tags": {}, **answers},
+        FILES: {"id": "fs-1", "kmsKeyId": KEY_ARN, "encrypted": True, "tags": {}, **fields},
         POINT: {"id": "fsap-1", "fileSystemId": "fs-1"},
         SECURITY_GROUP: {"id": "sg-1"},
         "aws:s3/getBucket:getBucket": {"id": "x"},

@@ -140,7 +140,7 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     if all_or_nothing and len(unused) < len(found):
         raise UsageError(
             "nothing was removed: some of it must be kept; the lines `kept: …` above say why",
-            "give only names that nothing uses",
+            "do what these lines say, or with --sources give only names that nothing uses",
         )
     sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}
     unused = [replace(one, size=sizes[one.path]) for one in unused]

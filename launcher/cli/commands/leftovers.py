@@ -71,8 +71,9 @@ def leftovers(
     elif any(one.kept for one in found):
         at = f"{session.release} -n {session.cluster.namespace}"
         print(
-            f"Fix: return to a revision N that worked: helm get values {at} --revision N -o yaml > "
-            f"good.yaml; helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
+            f"Fix: return to a revision N that worked (see helm history {at}): "
+            f"helm get values {at} --revision N -o yaml > good.yaml; "
+            f"helm upgrade {at} charts/paddle-training --reset-values -f good.yaml"
         )
     elif not remove:
         print("nothing was changed; run the command again with --remove to do this")

@@ -78,7 +78,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
             continue
         if file.is_symlink():
             raise UsageError(
-                f"{file} is a symbolic link, whose target does not exist in the pods",
+                f"{file} is a symbolic link, and links are not sent to the pods",
                 "replace the link with the file itself",
             )
         entries.append((relative.as_posix(), file))

@@ -178,14 +178,15 @@ class Coordinator:
     def _log_nothing_to_start(self) -> None:
         s, at = self._settings, self._find_checkpoint()
         passes = "the only pass is" if s.passes == 1 else f"all {s.passes} passes are"
-        done = f"{passes} done already"
+        done, more = f"{passes} done already", "more training.passes"
         if at is not None and at.passes < s.passes and s.patience:
             done = f"training ended early after pass {at.passes} (training.patience is {s.patience})"
+            more = "a higher training.patience, or 0"
         log.info(
-            "%s: nothing to start. A new runId resumes this output, but trains only with more training.passes or "
-            "another training.patience. To start from scratch, set `startFromScratch` to any new text; this "
-            "output is then moved to runs/",
+            "%s: nothing to start. A new runId resumes this output, but trains only with %s. To start from scratch, "
+            "set `startFromScratch` to any new text; this output is then moved to runs/",
             done,
+            more,
         )
 
     def step(self, own_state: MemberState, now: float) -> Order:
@@ -368,7 +369,9 @@ class Coordinator:
             self._close("stopped" if stopped else None, error)
 
     def _close(self, state: str | None, error: LauncherError | None) -> None:
-        """Write the last files, if this pod still holds the lease, and release it.
+        """Write the final run.json and, after a failure, report.html, if this pod still holds the lease.
+
+        Then release the lease, and stop status.json and the notifications.
 
         Args:
             state: the final state to write to run.json; None: run.json is final already.

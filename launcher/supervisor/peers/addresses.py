@@ -6,6 +6,7 @@ The agent reaches the network through `PodNetwork`; tests replace it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import socket
@@ -66,10 +67,10 @@ class PodNetwork:
                 (self.bind_host, port), family=family, dualstack_ipv6=dual, backlog=1024
             )
         except OSError as error:
-            raise GangError(
-                f"cannot listen on port {port} (peerPort): {error.strerror}. Another process of this pod "
-                "or, with hostPorts, of this node uses it. Fix: set another peerPort."
-            ) from error
+            fix = "Fix: set a peerPort that this pod may use (1024 or higher)."
+            if error.errno == errno.EADDRINUSE:
+                fix = "Another process of this pod or, with hostPorts, of this node uses it. Fix: set another peerPort."
+            raise GangError(f"cannot listen on port {port} (peerPort): {error.strerror}. {fix}") from error
 
     def connect(self, host: str, port: int, timeout: float) -> socket.socket:
         """Return a TCP socket connected to `host`:`port`. Raises OSError, also after `timeout` seconds."""

@@ -22,7 +22,7 @@ SIGTERM_CAUSE = ": SIGTERM: "
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an attempt failed, as one rank reports it."""
+    """Why an attempt or the run failed, as a rank reports it or as the coordinator found it."""
 
     text: str
     code: int

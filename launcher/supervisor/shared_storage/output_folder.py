@@ -40,8 +40,8 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
     """Return the settings that must be equal for a run to resume the output of another.
 
     Passes, image, resources and log periods may differ, so the fingerprint does not contain them. It contains the
-    number of pservers per pod (`portsNum`) except with runtime fleet, whose checkpoints any number of pservers can
-    restore.
+    number of pservers per pod (`portsNum`) except with runtime fleet, whose checkpoints most other numbers of
+    pservers can restore.
     """
     return {
         "program": program_sha256,
@@ -111,7 +111,8 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
     earlier = _read_earlier_run(output, pause)
     if earlier is not None and earlier.fingerprint == fingerprint:
         log.info(
-            "resuming output/ of run %s, which has the settings and program of this run (same fingerprint)",
+            "resuming output/ of run %s, which has the fingerprint of this run "
+            "(program, data, trainers, mode, batch size and others)",
             earlier.run_id,
         )
         return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
@@ -120,13 +121,15 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
         return OpenedOutput(output, 0, RunFile())
     moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info(
-        "moved output/ to %s, because this run has other settings or another program (fingerprint)",
+        "moved output/ to %s, because this run has another fingerprint "
+        "(program, data, trainers, mode, batch size and others)",
         moved.relative_to(layout.job),
     )
     if back is None:
         return OpenedOutput(output, 0, RunFile())
     log.info(
-        "moved runs/%s back to output/: it has the settings and program of this run (same fingerprint)",
+        "moved runs/%s back to output/: it has the fingerprint of this run "
+        "(program, data, trainers, mode, batch size and others)",
         back.name,
     )
     earlier = _read_earlier_run(output, pause) or RunFile()

@@ -56,7 +56,7 @@ def wait_for_manifest(
         if failed is not None and ours and failed.get("dataDigest") == settings.data_digest:
             raise DataError(
                 f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
-                f"(reported in {layout.data_failed})"
+                f"(reported in {layout.data_failed}). When the reason is fixed, start the run again with another runId."
             )
         now = clock()
         activity = _activity(layout.data_alive(settings.data_digest))

@@ -1,8 +1,8 @@
 """Read and write the files in which Paddle's servers save tables: tables/<table id>/part-<server>-<shard>.
 
 Sparse tables (embeddings) have one file per shard. The row with id k is in shard k modulo the number of
-shards, which is constant for a whole run. So any number of servers can load what another number saved: each
-server loads a contiguous range of shards. A line is one row:
+shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of
+servers can load what one number saved, if each of them gets at least one shard. A line is one row:
 
     id slot unseen_days delta_score show click w[0] state w[1:] state
 

@@ -165,7 +165,10 @@ def _origin_digest(program: TrainingProgram, text: str) -> str:
 
 
 def _process_count(files_to_write: int) -> int:
-    """Return how many processes to start: one per core, at most one per file, in a quarter of the memory."""
+    """Return how many processes to start.
+
+    That is at most one per core, one per file, and as many as fit into a quarter of the memory, but at least one.
+    """
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
 

@@ -76,7 +76,8 @@ def read_rows(
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
-            f"{file} is not a complete gzip file ({error}). Fix: copy or download it again"
+            f"{file} is not a complete gzip file ({error}). Fix: copy or download it again; if it is not "
+            "compressed, remove .gz from its name"
         ) from error
 
 

@@ -15,7 +15,7 @@ from launcher.program import ScriptRun
 
 
 def build_run(root: Path, **env: str) -> ScriptRun:
-    """Return the run of process 0, or of another one, which writes to root/output and root/progress.json."""
+    """Return a ScriptRun that writes to root/output and root/progress.json; `env` adds or replaces variables."""
     base = {
         "PADDLE_LAUNCHER_OUTPUT_DIR": str(root / "output"),
         "PADDLE_LAUNCHER_PROGRESS_FILE": str(root / "progress.json"),

@@ -1,4 +1,4 @@
-"""The folder of a complete run, for the tests of plots and report."""
+"""Fixtures for the tests of plots and report: the text of a metrics.csv, and the folder of a complete run."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Tests of runtime collective: the environment of a script's processes, and settings that are rejected."""
+"""Tests of runtime collective.
+
+They check the command line and environment of a script's processes, rejected settings, and when a run is complete.
+"""
 
 from __future__ import annotations
 

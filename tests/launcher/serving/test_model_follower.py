@@ -286,7 +286,7 @@ def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(
         patch.setattr(files, "copy_folder", replaced)
         following.look()
     assert following.failures("source") == "1.0"
-    assert "was replaced while it was copied" in following.follower._problem
+    assert "was replaced or removed while it was copied" in following.follower._problem
     following.look()
     assert following.server.model.about["created"] == 7
 

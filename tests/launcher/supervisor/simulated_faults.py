@@ -96,7 +96,10 @@ class Faults:
                 other.stop()
 
     def _forced(self, pod: SimulatedPod) -> None:
-        """Delete the pod by force: a new pod starts at once, the kubelet stops the old one later or never."""
+        """Delete the pod by force: a new pod starts at once, the kubelet stops the old one later or never.
+
+        If the pod is frozen, kill its container instead.
+        """
         if pod.frozen > self.world.now:
             pod.exit_container(137, "killed")
             return
@@ -127,7 +130,7 @@ class Faults:
         self.world.clock.schedule(self.rng.uniform(0, 12), rank_0.stop)
 
     def _cut(self, pod: SimulatedPod) -> None:
-        """Cut the pod's network for some seconds."""
+        """Cut the pod's network for some seconds; half of the times its storage hangs too."""
         pod.cut = self.world.now + self.rng.choice((3, 8, 15, 40))
         pod.cut_storage = self.rng.random() < 0.5
 

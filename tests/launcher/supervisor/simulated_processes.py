@@ -89,7 +89,7 @@ class SimulatedChild:
         self.accepts = True
 
     def _after(self, delay: float, then: Callable[[], None]) -> None:
-        """Call `then` after `delay` seconds if the process still works."""
+        """Call `then` after `delay` seconds, unless the process has exited or hangs by then."""
         self.world.clock.schedule(delay, lambda: then() if self.runs and not self.hung else None)
 
     def signal(self, signum: int) -> None:

@@ -115,7 +115,7 @@ class World:
 
     @property
     def children(self) -> list[SimulatedChild]:
-        """Return all processes that run, also those of pods that were replaced."""
+        """Return all pservers and trainers that run, also those in pods that were replaced."""
         return [child for pod in self.pods for child in pod.children]
 
     def log_event(self, text: str, *values: Any) -> None:

@@ -109,7 +109,7 @@ class VirtualClock:
 
     @property
     def running(self) -> Thread:
-        """Return the running thread. Raise an error in a callback."""
+        """Return the running thread. Raises AssertionError when called in a callback, where no thread runs."""
         assert self._current is not None, "not in a thread of the simulation"
         return self._current
 

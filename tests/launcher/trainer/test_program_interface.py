@@ -95,7 +95,7 @@ def test_all_missing_parts_of_a_program_are_listed_at_once(own: Path) -> None:
         (OWN + "TABLES = ('users',)\n", "needs the tables users, but there are none"),
         (
             OWN + "def prepare(job): return 1 / 0\n",
-            r"prepare\(\) of .* failed at trainer_config.py:\d+: `.* 1 / 0`: ZeroDivision",
+            r"the program .* failed in prepare\(\) at trainer_config.py:\d+: `.* 1 / 0`: ZeroDivision",
         ),
     ],
 )

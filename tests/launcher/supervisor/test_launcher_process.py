@@ -1,4 +1,4 @@
-"""Tests of the pod's commands, the advertised address and the termination message."""
+"""Tests of the launcher's process in a pod: its commands, addresses, ports and termination message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import SettingsError
+from launcher.errors import GangError, SettingsError
 from launcher.reporting import failure_messages
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from tests.launcher.supervisor.loopback_gang import REPO, pod_environ, write_data
@@ -26,6 +26,19 @@ def test_the_advertised_address_is_the_ipv4_address_of_the_interface() -> None:
 
 def test_interfaces_contain_the_loopback_address() -> None:
     assert "127.0.0.1" in PodNetwork().interfaces()["lo"]
+
+
+def test_a_port_in_use_and_a_port_that_the_pod_may_not_use_get_different_fixes() -> None:
+    network = PodNetwork()
+    network.bind_host = "127.0.0.1"
+    with (
+        network.listen(0) as used,
+        pytest.raises(GangError, match=r"Another process of this pod .* Fix: set another peerPort\."),
+    ):
+        network.listen(used.getsockname()[1])
+    network.bind_host = "192.0.2.1"  # an address that no interface has
+    with pytest.raises(GangError, match=r"\(peerPort\): .*\. Fix: set a peerPort that this pod may use"):
+        network.listen(7168)
 
 
 def test_the_termination_message_keeps_its_start_and_end_within_4096_bytes(tmp_path: Path) -> None:
