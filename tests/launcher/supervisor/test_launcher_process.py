@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.errors import GangError, SettingsError
+from launcher.paths import Position
 from launcher.reporting import failure_messages
+from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from tests.launcher.supervisor.loopback_gang import REPO, pod_environ, write_data
 
@@ -39,6 +45,27 @@ def test_a_port_in_use_and_a_port_that_the_pod_may_not_use_get_different_fixes()
     network.bind_host = "192.0.2.1"  # an address that no interface has
     with pytest.raises(GangError, match=r"\(peerPort\): .*\. Fix: set a peerPort that this pod may use"):
         network.listen(7168)
+
+
+@pytest.mark.parametrize(
+    ("passes", "text"),
+    [
+        (4, "all 4 passes are done already: nothing to start. .* only with more training.passes. To"),
+        (
+            2,
+            "ended early after pass 2 .*: nothing to start. .* only with a higher training.patience, or 0. To",
+        ),
+    ],
+)
+def test_a_complete_run_names_the_setting_with_which_it_continues(
+    caplog: pytest.LogCaptureFixture, passes: int, text: str
+) -> None:
+    caplog.set_level(logging.INFO, "launcher")
+    run: Any = SimpleNamespace(
+        _settings=SimpleNamespace(passes=4, patience=1), _find_checkpoint=lambda: Position(passes)
+    )
+    Coordinator._log_nothing_to_start(run)
+    assert re.search(text, caplog.text)
 
 
 def test_the_termination_message_keeps_its_start_and_end_within_4096_bytes(tmp_path: Path) -> None:
