@@ -279,7 +279,7 @@ def test_an_infinite_number_is_rejected_with_its_row(path: Path, tmp_path: Path)
 def test_an_exception_in_parse_is_a_settings_error_with_the_programs_line(path: Path, tmp_path: Path) -> None:
     path.write_text(PROGRAM.replace('float(row["number"])', '1 // (7 - int(row["number"]))'))
     with pytest.raises(
-        SettingsError, match=r"parse\(\) on f, row 8 .* at trainer_config\.py:\d+: `.*`: ZeroDivi"
+        SettingsError, match=r"parse\(\) on f, row 8.* at trainer_config\.py:\d+: `.*`: ZeroDivi"
     ):
         made(path, tmp_path, 300, 2)
 
