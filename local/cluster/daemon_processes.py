@@ -192,10 +192,15 @@ def check_daemon_runs(name: str) -> None:
 
 
 def stop_daemons(*names: str, seconds: float = 10) -> None:
-    """Stop these daemons with SIGTERM, after `seconds` with SIGKILL, and delete their records."""
-    terminate_processes((process for process in map(running_daemon, names) if process), seconds)
+    """Delete the records of these daemons, then stop them with SIGTERM, after `seconds` with SIGKILL.
+
+    If this process is killed meanwhile, `start_daemon` finds no record, and so does not take a daemon that is
+    still shutting down for a running one.
+    """
+    running = [process for process in map(running_daemon, names) if process]
     for name in names:
         (RECORDS / f"{name}.json").unlink(missing_ok=True)
+    terminate_processes(running, seconds)
 
 
 def terminate_processes(processes: Iterable[ProcessIdentity], seconds: float = 10) -> None:
