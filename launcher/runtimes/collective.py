@@ -1,9 +1,9 @@
 """Runtime `collective`: a user's own data-parallel script, with any PaddlePaddle or other library in the image.
 
 Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options
-`training.extraArgs`. A script that works with `python -m paddle.distributed.launch`, or with torchrun, works here
-unchanged, because it gets the same variables. Those of Paddle are set as in `CollectiveController` of
-paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x):
+`training.extraArgs`. It gets the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
+script for either needs no change (tested with Paddle's, docs/how-to/own-script.md). Those of Paddle are set as in
+`CollectiveController` of paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x):
 
     "PADDLE_MASTER": collective_master, "PADDLE_GLOBAL_SIZE": global_size, "PADDLE_LOCAL_SIZE": pod.replicas,
     "PADDLE_GLOBAL_RANK": i + rank_offset, "PADDLE_LOCAL_RANK": i, "PADDLE_NNODES": job.replicas,
@@ -55,7 +55,7 @@ LONGEST_LIST = 120 * 1024
 
 
 class CollectiveRuntime:
-    """Runs a user's script with the environment of paddle.distributed and of torchrun."""
+    """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()
