@@ -6,6 +6,7 @@ CLUSTER_KUBECONFIG ?=
 CONTEXT ?=
 IMAGE ?=
 PART ?=
+RUNTIME ?=
 TEST ?= tests
 
 LOCAL = $(PYTHON) local/bootstrap.py
@@ -27,8 +28,8 @@ tools: ## install missing Debian packages and build missing Go tools (the first 
 cluster: ## start a Kubernetes cluster of NODES=1..5 nodes on this machine
 	@NODES=$(NODES) $(LOCAL) up
 
-image: ## build the launcher image and import it into every node of the cluster
-	@$(LOCAL) image
+image: ## build the launcher image of RUNTIME=fleet|collective and import it into every node of the cluster
+	@$(LOCAL) image --runtime "$(or $(RUNTIME),fleet)"
 
 sources: ## download the examples' data to sources/, from where a stack with target aws uploads it
 	@$(LOCAL) sources --to sources

@@ -15,8 +15,8 @@ IAM ?= iam-policies
 
 .PHONY: push state doctor cost plan destroy kept iam-policy aws-smoke
 
-push: venv ## push the launcher image to the registry of STACK=dev; BASE=image is its base, FROM=folder has a Dockerfile based on it
-	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)" $(if $(FROM),--from "$(FROM)")
+push: venv ## push the launcher image of RUNTIME=fleet|collective (default: that of the stack's values) to the registry of STACK=dev; BASE=image is its base, FROM=folder has a Dockerfile based on it
+	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)" $(if $(RUNTIME),--runtime "$(RUNTIME)") $(if $(FROM),--from "$(FROM)")
 
 state: venv ## create a bucket for Pulumi's state and a key for its secrets, in the account and region of STACK=dev
 	@$(RUN) -m aws state --stack "$(STACK)"

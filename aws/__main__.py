@@ -25,7 +25,7 @@ from aws import (
     training_estimate,
 )
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
-from infra import chart_values, iam_policies
+from infra import chart_values, iam_policies, node_capacity
 from infra.settings_errors import SettingsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for the owner of an AWS stack.")
@@ -33,7 +33,10 @@ out = Console(soft_wrap=True, highlight=False, markup=False)
 
 StackName = Annotated[str, typer.Option("--stack", help="The stack: Pulumi.<stack>.yaml.")]
 Base = Annotated[
-    str, typer.Option(help="Base image of the launcher image: must be Debian 12 with Python 3.11.")
+    str,
+    typer.Option(
+        help="Base image of the launcher image: Debian with Python 3.11; runtime collective: 3.10 to 3.13."
+    ),
 ]
 Changes = Annotated[
     list[str] | None, typer.Option("--set", help="Setting to change, as KEY=VALUE, such as nodes.desired=1.")
@@ -187,14 +190,22 @@ def push_image(
     custom: Annotated[
         Path | None, typer.Option("--from", help="Folder with a Dockerfile based on the launcher image.")
     ] = None,
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="fleet: PaddlePaddle 2.6.2; collective: a current one. Default: `runtime` of the stack's values."
+        ),
+    ] = "",
 ) -> None:
     """Build the image, push it to the stack's registry and write its digest to the stack's settings."""
     target = read_stack(stack)
     url = target.outputs().get("registry")
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet. Fix: pulumi up --stack {stack}")
-    kind, ecr = target.settings.nodes.instance_types[0], make_clients(target.region)("ecr")
-    image = image_push.push_image(url, FOLDER / "launcher", kind, base=base, ecr=ecr, custom=custom)
+    arch = "arm64" if node_capacity.is_arm(target.settings.nodes.instance_types[0]) else "amd64"
+    wanted = runtime or chart_values.effective_values(target.settings, FOLDER)["runtime"]
+    build = image_push.ImageBuild(arch, base, wanted, custom)
+    image = image_push.push_image(url, FOLDER / "launcher", build, make_clients(target.region)("ecr"))
     target.pulumi("config", "set", "paddle-training:image", image)
     out.print(f"stack {stack} now uses image {image}\nnext: pulumi up --stack {stack}")
 

@@ -8,13 +8,15 @@ import json
 import re
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aws.stack_access import CommandError, call_if_exists, run_command
-from infra import naming, node_capacity
+from infra import naming
 
 BUILDERS = ("buildah", "docker")
+RUNTIMES = ("fleet", "collective")
 LAUNCHER = "localhost/paddle-training:launcher"
 """Local name of the launcher image, for the `FROM` line of a custom Dockerfile."""
 ECR = r"(\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/([^@:]+)"
@@ -35,19 +37,42 @@ def find_builder() -> str:
     )
 
 
-def image_tag(context: Path, arch: str, base: str, custom: Path | None = None) -> str:
-    """Return a tag that identifies one image by launcher, architecture, base image and custom Dockerfile."""
-    digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
-    suffix = "" if custom is None else f"-{naming.folder_digest(custom)[: naming.SHORT_DIGEST]}"
-    return f"{digest}-{arch}-{hashlib.sha256(base.encode()).hexdigest()[:6]}{suffix}"
+@dataclass(frozen=True)
+class ImageBuild:
+    """What decides the content of an image, besides the launcher.
 
+    Attributes:
+        arch: architecture of the nodes, amd64 or arm64.
+        base: base image of the launcher image.
+        runtime: fleet, or collective for a current PaddlePaddle.
+        custom: folder with your own Dockerfile (`FROM localhost/paddle-training:launcher`), or None.
+    """
 
-def build_image(tool: str, context: Path, reference: str, arch: str, base: str) -> None:
-    """Build the Dockerfile of a folder for one architecture, with the build argument BASE=`base`."""
-    # Without attestations the pushed digest is that of the image itself, not of an index.
-    form = ["--provenance=false"] if tool == "docker" else ["--format", "docker"]
-    about = ["--platform", f"linux/{arch}", "--build-arg", f"BASE={base}", "--tag", reference]
-    run_command([tool, "build", *form, *about, str(context)])
+    arch: str
+    base: str
+    runtime: str = "fleet"
+    custom: Path | None = None
+
+    def tag(self, context: Path) -> str:
+        """Return a tag that identifies the image of the launcher folder `context`."""
+        digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
+        runtime = "" if self.runtime == "fleet" else f"-{self.runtime}"
+        custom = "" if self.custom is None else f"-{naming.folder_digest(self.custom)[: naming.SHORT_DIGEST]}"
+        return f"{digest}-{self.arch}-{hashlib.sha256(self.base.encode()).hexdigest()[:6]}{runtime}{custom}"
+
+    def run(self, tool: str, context: Path, reference: str) -> None:
+        """Build the image, and tag it with `reference`; with `custom`, build the launcher image first."""
+        self._build(tool, context, LAUNCHER if self.custom else reference, self.base)
+        if self.custom is not None:
+            self._build(tool, self.custom, reference, LAUNCHER)
+
+    def _build(self, tool: str, folder: Path, reference: str, base: str) -> None:
+        # Without attestations the pushed digest is that of the image itself, not of an index.
+        form = ["--provenance=false"] if tool == "docker" else ["--format", "docker"]
+        about = ["--platform", f"linux/{self.arch}", "--build-arg", f"BASE={base}"]
+        if folder != self.custom:
+            about += ["--build-arg", f"RUNTIME={self.runtime}"]
+        run_command([tool, "build", *form, *about, "--tag", reference, str(folder)])
 
 
 def upload_image(tool: str, reference: str, token: str) -> None:
@@ -75,21 +100,25 @@ def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
     return found and str(found["imageDetails"][0]["imageDigest"])
 
 
-def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, custom: Path | None = None) -> str:
+def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
     """Return the image reference with its digest; build and push the image unless the registry has it.
 
     Args:
         url: the stack's output `registry`.
         context: the folder `launcher/`.
-        kind: instance type of the nodes.
-        base: base image of the launcher image.
+        build: what is built.
         ecr: boto3 client in the registry's region.
-        custom: folder with your own Dockerfile (`FROM localhost/paddle-training:launcher`), or None.
 
     Raises:
-        CommandError: `url` is not an ECR repository, the folder `custom` has no Dockerfile, no builder is on PATH, or a
-            step failed.
+        CommandError: `url` is not an ECR repository, the runtime has no image, the folder `custom` has no Dockerfile, no
+            builder is on PATH, or a step failed.
     """
+    custom = build.custom
+    if build.runtime not in RUNTIMES:
+        raise CommandError(
+            f"RUNTIME={build.runtime} has no image: it is one of {', '.join(RUNTIMES)}. Fix: for runtime v1 push an "
+            "image of your own with the tools of your registry, and set paddle-training:image"
+        )
     if custom is not None and not (custom / "Dockerfile").is_file():
         raise CommandError(
             f"FROM={custom} has no Dockerfile. Fix: add one there whose first line is FROM {LAUNCHER}"
@@ -99,14 +128,11 @@ def push_image(url: str, context: Path, kind: str, *, base: str, ecr: Any, custo
         raise CommandError(
             f"the stack's output registry is {url!r}, which is not an ECR repository. Fix: run pulumi up"
         )
-    arch = "arm64" if node_capacity.is_arm(kind) else "amd64"
-    wanted = image_tag(context, arch, base, custom)
+    wanted = build.tag(context)
     digest = digest_in_registry(ecr, found[2], wanted)
     if digest is None:
         tool, reference = find_builder(), f"{url}:{wanted}"
-        build_image(tool, context, LAUNCHER if custom else reference, arch, base)
-        if custom is not None:
-            build_image(tool, custom, reference, arch, LAUNCHER)
+        build.run(tool, context, reference)
         # The ECR password is valid for 12 hours. Request it after the build, which may take long.
         token = ecr.get_authorization_token()["authorizationData"][0]["authorizationToken"]
         upload_image(tool, reference, token)

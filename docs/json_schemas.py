@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from typing import Any, NotRequired, Required, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 from launcher import schema
 
@@ -24,8 +24,6 @@ def json_schema(shape: Any, title: str) -> dict[str, Any]:
 
 def _schema(shape: Any) -> dict[str, Any]:  # noqa: PLR0911 - one case for each kind of type
     kind = get_origin(shape) or shape
-    if kind in (NotRequired, Required):
-        return _schema(get_args(shape)[0])
     if kind is types.UnionType:
         return {"anyOf": [_schema(each) for each in get_args(shape)]}
     if kind is list:

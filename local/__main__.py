@@ -103,13 +103,25 @@ def status() -> None:
 
 
 @app.command()
-def image() -> None:
-    """Build the launcher image and import it into the local cluster if that is running."""
+def image(
+    runtime: Annotated[
+        str,
+        typer.Option(
+            help="fleet: PaddlePaddle 2.6.2 with parameter servers; collective: a current PaddlePaddle."
+        ),
+    ] = "fleet",
+) -> None:
+    """Build the launcher image of a runtime and import it into the local cluster if that is running."""
+    if runtime not in launcher_image.RUNTIMES:
+        raise LocalError(
+            f"RUNTIME={runtime} has no image: it is one of {', '.join(launcher_image.RUNTIMES)} (v1 runs "
+            "an image of your own). Fix: use make image RUNTIME=collective"
+        )
     debian_packages.ensure_packages()
     name = (
-        launcher_image.ensure_imported()
+        launcher_image.ensure_imported(runtime)
         if cluster_lifecycle.running_nodes()
-        else launcher_image.ensure_archive()[0]
+        else launcher_image.ensure_archive(runtime)[0]
     )
     console.success(name)
 

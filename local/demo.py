@@ -114,10 +114,14 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         )
     local_stack.ensure_stack_files()
     chosen |= {"kubeconfig.path": str(where.kubeconfig), "kubeconfig.context": where.context}
-    if image or (
-        where.is_local and local_stack.read_settings()["kubeconfig"].get("path") != str(where.kubeconfig)
+    settings = local_stack.read_settings()
+    if image:
+        chosen["image"] = image
+    elif where.is_local and (
+        settings["kubeconfig"].get("path") != str(where.kubeconfig)
+        or settings.get("image") in [launcher_image.image_template(each) for each in launcher_image.RUNTIMES]
     ):
-        chosen["image"] = image or f"{launcher_image.REPOSITORY}:{{launcher}}"
+        chosen["image"] = launcher_image.image_template(try_example.example_values(config)["runtime"])
     env = {**os.environ, **local_stack.tool_environment(fitting)}
     example = CLONE / local_stack.EXAMPLES / f"{config}.yaml"
     job = SHARED / str(yaml.safe_load(example.read_text())["jobName"])
@@ -165,8 +169,9 @@ def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
     `make try` does.
     """
     cold = not all(one.is_built() for one in tools)
+    runtime = str(try_example.example_values(config)["runtime"])
     with ThreadPoolExecutor() as pool:
-        image = pool.submit(launcher_image.ensure_archive)
+        image = pool.submit(launcher_image.ensure_archive, runtime)
         work: list[Future[Any]] = [image, pool.submit(example_data.ensure_example_data, config)]
         if cold:
             console.info(
@@ -178,16 +183,16 @@ def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
             for done in work:
                 if done.done():
                     done.result()  # reports a failure now, not after the remaining tools are built
-            work.append(pool.submit(_start_cluster_with_image, nodes, image))
+            work.append(pool.submit(_start_cluster_with_image, nodes, image, runtime))
             make(tools)
         for each in work:
             each.result()
 
 
-def _start_cluster_with_image(nodes: int, image: Future[tuple[str, Path]]) -> None:
+def _start_cluster_with_image(nodes: int, image: Future[tuple[str, Path]], runtime: str) -> None:
     start_cluster(nodes)
     image.result()
-    launcher_image.ensure_imported()
+    launcher_image.ensure_imported(runtime)
 
 
 def start_cluster(nodes: int) -> None:

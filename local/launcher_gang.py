@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING
 
 from launcher import runtimes
 from launcher.errors import LauncherError
@@ -23,6 +23,9 @@ from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
 from local.paths import CLONE
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 STOP_SECONDS = 90
 """Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
@@ -71,15 +74,16 @@ class LoopbackNetwork(PodNetwork):
 class LauncherGang:
     """All launchers of one run. A context manager: after its block, all processes of the gang have exited."""
 
-    def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, environ: Mapping[str, str], python: str | Path = sys.executable) -> None:
         """Prepare a gang of as many launchers as PADDLE_LAUNCHER_TRAINERS says.
 
         Args:
             folder: for the ranks' work folders, their logs `rank-<i>.log` and their termination messages
                 `rank-<i>.end`.
             environ: environment of all launchers, without what differs from rank to rank.
+            python: interpreter of the launchers, and so of a script of runtime collective.
         """
-        self.folder, self.environ = folder, environ
+        self.folder, self.environ, self.python = folder, environ, str(python)
         self.trainers = int(environ["PADDLE_LAUNCHER_TRAINERS"])
         net = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"  # two gangs may run at once
         self.addresses = [f"{net}.{rank + 1}" for rank in range(self.trainers)]
@@ -100,7 +104,7 @@ class LauncherGang:
             }
             self.work_dir(rank).mkdir(parents=True, exist_ok=True)
             with (self.folder / f"rank-{rank}.log").open("wb") as log:
-                argv = [sys.executable, "-m", "local.launcher_gang", address]
+                argv = [self.python, "-m", "local.launcher_gang", address]
                 self.processes[rank] = subprocess.Popen(
                     argv, env={**self.environ, **rank_environment}, stdout=log, stderr=log
                 )

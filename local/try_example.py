@@ -22,6 +22,7 @@ import yaml
 
 from launcher.cli.launch.training_values import merge_values
 from local import console, example_data, local_stack, sample_prediction
+from local.collective_python import ensure_collective_python
 from local.errors import LocalError
 from local.filesystem import require_free_space
 from local.launcher_gang import STOP_SECONDS, LauncherGang, job_environment
@@ -106,10 +107,11 @@ def run(config: str, live: bool = True) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     env = prepare_example(config, folder)
     job = Path(env["OUT_DIR"])
-    console.info(
-        f"three launchers on loopback, each with a pserver and a trainer; their logs are in {folder}"
-    )
-    with LauncherGang(folder, env).start() as gang:
+    is_script = env["PADDLE_LAUNCHER_RUNTIME"] == "collective"
+    python = ensure_collective_python() if is_script else Path(sys.executable)
+    each = "a process of the script" if is_script else "a pserver and a trainer"
+    console.info(f"three launchers on loopback, each with {each}; their logs are in {folder}")
+    with LauncherGang(folder, env, python).start() as gang:
         _follow(job, gang, live)
         gang.wait(STOP_SECONDS)  # rank 0 still draws the curve
     with _command("results", job, live=live) as results:

@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -18,7 +18,7 @@ from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
 from launcher.cli.storage.storage_access import StorageRequest
 
 
-class OutputFormat(StrEnum):
+class OutputFormat(str, Enum):
     """How a command prints its answer."""
 
     text = "text"

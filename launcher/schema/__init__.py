@@ -1,7 +1,7 @@
 """Define the fields of the JSON files that another process reads; check them and convert them to objects.
 
 `json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files.
-A field with a default, or a `NotRequired` field of a TypedDict, may be missing in a file: older launchers did not
+A field with a default, or a field of a TypedDict with `total=False`, may be missing in a file: older launchers did not
 write it, or the run has no value for it yet.
 """
 

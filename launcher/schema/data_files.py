@@ -1,17 +1,20 @@
 """The files of the data Job: manifest.json, files.json and data-failed.json."""
 
 from dataclasses import dataclass, field
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from launcher.schema.json_conversion import KEY, REQUIRED
 
 
-class DataFile(TypedDict):
+class _DataSize(TypedDict):
+    bytes: int
+
+
+class DataFile(_DataSize, total=False):
     """Entry of manifest.json about test.txt or rows.json. Older manifests have no sha256."""
 
-    bytes: int
-    sha256: NotRequired[str | None]
-    lines: NotRequired[int]
+    sha256: str | None
+    lines: int
 
 
 class SideTable(DataFile):
@@ -20,17 +23,20 @@ class SideTable(DataFile):
     name: str
 
 
-class Shard(TypedDict):
+class _ShardSize(TypedDict):
+    index: int
+    bytes: int
+
+
+class Shard(_ShardSize, total=False):
     """Entry of manifest.json about a shard, one rank's part of the rows.
 
     A shard is the file train.txt, or as many files as `parts` says, which the shard's files.json lists.
     """
 
-    index: int
-    bytes: int
-    lines: NotRequired[int]
-    parts: NotRequired[int]
-    sha256: NotRequired[str | None]
+    lines: int
+    parts: int
+    sha256: str | None
 
 
 class DataRelease(TypedDict, total=False):

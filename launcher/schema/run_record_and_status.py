@@ -8,12 +8,12 @@ fields have defaults, and keys that newer versions added are missing in older fi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NotRequired, TypedDict
+from typing import Any, TypedDict
 
 from launcher.schema.json_conversion import ALWAYS, KEY
 
-TrainerProgress = TypedDict(
-    "TrainerProgress",
+_TrainerPosition = TypedDict(
+    "_TrainerPosition",
     {
         "pass": int,
         "batch": int,
@@ -21,18 +21,22 @@ TrainerProgress = TypedDict(
         "samples_per_second": float,
         "loss": float | None,
         "state": str,
-        "saved": NotRequired[dict[str, int] | None],
         "bytes": int | None,
         "marks": dict[str, float],
-        "batch_size": NotRequired[int],
-        "passes": NotRequired[int],
     },
 )
-"""`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
-Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
-docs/reference/file-formats.md describes the other keys.
-"""
+
+class TrainerProgress(_TrainerPosition, total=False):
+    """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
+
+    Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
+    docs/reference/file-formats.md describes the other keys.
+    """
+
+    saved: dict[str, int] | None
+    batch_size: int
+    passes: int
 
 
 def _written(key: str) -> dict[str, Any]:

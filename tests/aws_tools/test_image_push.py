@@ -43,11 +43,11 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
 
 @pytest.mark.parametrize("tool", image_push.BUILDERS)
 def test_build_passes_platform_base_and_tag(tool, context: Path, ran) -> None:
-    image_push.build_image(tool, context, f"{URL}:t", "arm64", "mirror/python:3.11")
+    image_push.ImageBuild("arm64", "mirror/python:3.11", "collective").run(tool, context, f"{URL}:t")
     [(built, _)] = ran
     assert built[:2] == [tool, "build"]
     assert built[built.index("--platform") + 1] == "linux/arm64"
-    assert built[built.index("--build-arg") + 1] == "BASE=mirror/python:3.11"
+    assert {"BASE=mirror/python:3.11", "RUNTIME=collective"} < set(built)
     assert built[-1] == str(context)
 
 
@@ -61,25 +61,28 @@ def test_upload_docker_uses_user_context_and_temporary_login(ran) -> None:
 
 def test_tag_depends_on_launcher_architecture_and_base(context: Path) -> None:
     before = {
-        image_push.image_tag(context, arch, base) for arch in ("amd64", "arm64") for base in (BASE, "other")
+        image_push.ImageBuild(arch, base, runtime).tag(context)
+        for arch in ("amd64", "arm64")
+        for base in (BASE, "other")
+        for runtime in image_push.RUNTIMES
     }
     (context / "hello").write_text("changed")
-    assert len(before | {image_push.image_tag(context, "amd64", BASE)}) == 5
+    assert len(before | {image_push.ImageBuild("amd64", BASE).tag(context)}) == 9
 
 
 def test_tag_depends_on_custom_dockerfile(context: Path, tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    found = {image_push.image_tag(context, "amd64", BASE)}
+    found = {image_push.ImageBuild("amd64", BASE).tag(context)}
     for words in ("RUN one", "RUN two"):
         (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}\n{words}\n")
-        found.add(image_push.image_tag(context, "amd64", BASE, own))
+        found.add(image_push.ImageBuild("amd64", BASE, custom=own).tag(context))
     assert len(found) == 3
 
 
 def test_push_folder_without_dockerfile_raises(context: Path, tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=f"has no Dockerfile.* FROM {image_push.LAUNCHER}"):
-        image_push.push_image(URL, context, "m6i.large", base=BASE, ecr=None, custom=tmp_path)
+        image_push.push_image(URL, context, image_push.ImageBuild("amd64", BASE, custom=tmp_path), None)
 
 
 def test_push_without_builder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +93,12 @@ def test_push_without_builder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_push_to_other_registry_raises(context: Path) -> None:
     with pytest.raises(CommandError, match="not an ECR repository"):
-        image_push.push_image("example.com/x", context, "m6i.large", base=BASE, ecr=None)
+        image_push.push_image("example.com/x", context, image_push.ImageBuild("amd64", BASE), None)
+
+
+def test_push_of_a_runtime_without_image_raises(context: Path) -> None:
+    with pytest.raises(CommandError, match="RUNTIME=v1 has no image"):
+        image_push.push_image(URL, context, image_push.ImageBuild("amd64", BASE, "v1"), None)
 
 
 def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatch) -> None:
@@ -111,11 +119,12 @@ def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatc
     own.mkdir()
     (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}")
     for custom, steps in ((None, 2), (own, 3)):
-        first = image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, custom=custom)
+        build = image_push.ImageBuild("arm64", BASE, custom=custom)
+        first = image_push.push_image(URL, context, build, ecr)
         assert first.startswith(f"{URL}@sha256:")
-        assert first == image_push.push_image(URL, context, "m7g.large", base=BASE, ecr=ecr, custom=custom)
+        assert first == image_push.push_image(URL, context, build, ecr)
         assert len(ran) == steps
-        assert ran[-1][-1] == f"{URL}:{image_push.image_tag(context, 'arm64', BASE, custom)}"
+        assert ran[-1][-1] == f"{URL}:{build.tag(context)}"
         if custom is not None:
             about = [(argv[-1], argv[argv.index("--tag") + 1]) for argv in ran[:-1]]
             assert about == [(str(context), image_push.LAUNCHER), (str(own), ran[-1][-1])]
@@ -143,8 +152,7 @@ def test_push_builds_for_architecture_of_nodes(registry: str, context: Path) -> 
     (own / "more").write_text("more")
     name = f"{registry}/launcher:one"
     try:
-        image_push.build_image("buildah", context, image_push.LAUNCHER, "arm64", "scratch")
-        image_push.build_image("buildah", own, name, "arm64", image_push.LAUNCHER)
+        image_push.ImageBuild("arm64", "scratch", custom=own).run("buildah", context, name)
         image_push.upload_image("buildah", name, LOGIN)
     finally:
         subprocess.run(["buildah", "rmi", name, image_push.LAUNCHER], check=False, capture_output=True)

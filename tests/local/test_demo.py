@@ -51,12 +51,13 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_her
 
         yield make
 
-    def imported():
+    def imported(runtime):
+        assert runtime == "fleet"
         assert archive_is_there.is_set()
         seen.append("import")
 
     monkeypatch.setattr(demo.go_build, "tool_builder", building)
-    monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda: archive_is_there.wait(20))
+    monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda runtime: archive_is_there.wait(20))
     monkeypatch.setattr(demo.launcher_image, "ensure_imported", imported)
     monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)
     monkeypatch.setattr(demo.try_example, "run", lambda config, live: seen.append((config, live)))

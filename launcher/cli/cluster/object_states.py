@@ -7,7 +7,7 @@ claim, oldest first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from launcher import errors
@@ -112,7 +112,10 @@ def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
     if _DRIVER not in reason and "untolerated taint" not in reason:
         return reason
     created = pod.get("metadata", {}).get("creationTimestamp")
-    if not created or (datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds() < _DRIVER_SECONDS:
+    if not created:
+        return reason
+    since = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z")  # fromisoformat of Python 3.10 knows no Z
+    if (datetime.now(timezone.utc) - since).total_seconds() < _DRIVER_SECONDS:
         return reason
     # Drivers remove the taint once, when they start, and it may remain (aws-efs-csi-driver #1320, #1613).
     return (

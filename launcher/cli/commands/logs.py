@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -32,7 +32,7 @@ PAUSE_SECONDS = 2.0  # between two checks whether a new pod has replaced an old 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
-class LogRole(StrEnum):
+class LogRole(str, Enum):
     """Selects the process whose log the command prints."""
 
     trainer = "trainer"

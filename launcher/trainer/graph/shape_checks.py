@@ -117,7 +117,8 @@ def check_batch(
             "return the prediction before any mean or sum over the batch",
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # such as about a class without rows
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # such as about a class without rows
             found = program.module.metrics(prediction, labels)
     except (ValueError, ArithmeticError) as error:
         if (labels == labels[0]).all():
