@@ -110,8 +110,8 @@ def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
         ecr: boto3 client in the registry's region.
 
     Raises:
-        CommandError: `url` is not an ECR repository, the runtime has no image, the folder `custom` has no Dockerfile, no
-            builder is on PATH, or a step failed.
+        CommandError: `url` is not an ECR repository, the runtime has no image, the folder `custom` has no Dockerfile,
+            no builder is on PATH, or a step failed.
     """
     custom = build.custom
     if build.runtime not in RUNTIMES:

@@ -183,6 +183,7 @@ def _option_row(option: Any) -> str:
     if option.envvar:
         meaning += f" Environment: `{option.envvar}`."
     shown = "" if option.default is None or option.default is False or option.multiple else option.default
+    shown = getattr(shown, "value", shown)  # of an enum
     shown = "on" if shown is True else f"{shown:g}" if isinstance(shown, float) else shown
     return f"| {names}{value} | {meaning} | {f'`{shown}`' if shown != '' else ''} |\n"
 

@@ -28,7 +28,8 @@ class ScriptRun:
     """One process of a data-parallel script. Create one in every process, before the first step.
 
     Epochs and steps of an epoch count from 0. A place (epoch, step) is where training continues: `step` steps of
-    `epoch` are done. An epoch is called pass, and a step batch, in the launcher's settings and files.
+    `epoch` are done. The launcher's settings and files call an epoch pass, and count batches: those of all processes,
+    so that a run with another number of processes continues at the same part of the epoch.
 
     Attributes:
         rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model.
@@ -75,7 +76,7 @@ class ScriptRun:
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
         at = position(self.checkpoint.name) if self.checkpoint else None
-        self.start = (at.passes, at.batches) if at else (0, 0)
+        self.start = (at.passes, at.batches // self.world_size) if at else (0, 0)
         self._write(state="starting")
 
     def _find_checkpoint(self, name: str | None) -> Path | None:
@@ -110,7 +111,8 @@ class ScriptRun:
         self._loss += loss * samples
         self._steps_since_save += 1
         seconds = now - self._epoch_began
-        place = {"pass": epoch, "batch": step, "batches": steps, "passes": self.epochs, "batch_size": samples}
+        all_batches = {"batch": step * self.world_size, "batches": steps * self.world_size}
+        place = {"pass": epoch, "passes": self.epochs, "batch_size": samples / self.world_size, **all_batches}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
         self._write(
             **place, state="training", samples_per_second=speed, loss=self._loss / (self._samples or 1)
@@ -146,7 +148,7 @@ class ScriptRun:
             epoch: the place at which training will continue: this epoch …
             step: … after so many of its steps. At the end of epoch 3 that is (4, 0).
         """
-        at = Position(epoch, step)
+        at = Position(epoch, step * self.world_size)
         if at <= Position(0):
             raise ValueError(f"run.save({epoch}, {step}): there is nothing to save before the first step")
         folder = script_checkpoints.temporary_folder(self.output, at)

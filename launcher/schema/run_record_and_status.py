@@ -35,7 +35,7 @@ class TrainerProgress(_TrainerPosition, total=False):
     """
 
     saved: dict[str, int] | None
-    batch_size: int
+    batch_size: float
     passes: int
 
 

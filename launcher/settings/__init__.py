@@ -55,6 +55,8 @@ class PodSettings:
     """Name of the pod's Kubernetes Job; the run id of a training."""
     data_digest: str = variable("PADDLE_LAUNCHER_DATA_DIGEST", p.filled, value="data")
     """Digest of all values that determine the data; the manifest has the same one."""
+    source_digest: str = variable("PADDLE_LAUNCHER_SOURCE_DIGEST", p.text, "", "data")
+    """The same without the number of shards; set for runtime collective only."""
     pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", p.text, "")
     pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", p.text, "")
     node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", p.text, "")

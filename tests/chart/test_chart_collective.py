@@ -50,6 +50,19 @@ def test_each_process_has_a_port_and_the_next_ones_are_master_and_peers():
     assert "PADDLE_LAUNCHER_GPUS_PER_POD" not in found
 
 
+def test_the_number_of_trainers_changes_the_data_but_not_the_digest_of_the_source():
+    """So that a run with other trainers, for whom the data Job makes other shards, continues the checkpoints."""
+
+    def digests(**values):
+        found = env(pod(data={"source": "file://a.txt"} | values.pop("data", {}), **values)["containers"][0])
+        return found["PADDLE_LAUNCHER_DATA_DIGEST"], found["PADDLE_LAUNCHER_SOURCE_DIGEST"]
+
+    (shards, source), (other_shards, same_source) = digests(trainers=2), digests(trainers=5)
+    assert shards != other_shards
+    assert source == same_source
+    assert digests(trainers=2, data={"seed": 7})[1] != source
+
+
 @pytest.mark.parametrize(
     ("processes", "resources", "expected"),
     [(None, None, ("1", None)), (None, GPUS, ("4", "4")), (1, GPUS, ("1", "4"))],

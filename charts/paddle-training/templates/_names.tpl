@@ -7,6 +7,13 @@ immutable in it: other values make a new Job, the same values change nothing.
      script that reads its own data. */}}
 {{- define "paddle-training.dataDigest" -}}
 {{- if eq (include "paddle-training.readsData" .) "false" -}}none{{- else -}}
+{{- $values := include "paddle-training.sourceValues" . | fromJson -}}
+{{- set $values "splitCount" (include "paddle-training.splitCount" .) | toJson | sha256sum -}}
+{{- end -}}
+{{- end -}}
+
+{{/* All values that decide the data, without the number of shards, as JSON. */}}
+{{- define "paddle-training.sourceValues" -}}
 {{- $data := .Values.data -}}
 {{- dict
   "jobName" .Values.jobName
@@ -23,9 +30,7 @@ immutable in it: other values make a new Job, the same values change nothing.
   "testFraction" (toString $data.testFraction)
   "testSource" $data.testSource
   "testRows" ($data.testRows | int64)
-  "splitCount" (include "paddle-training.splitCount" .)
-  | toJson | sha256sum -}}
-{{- end -}}
+  | toJson -}}
 {{- end -}}
 
 {{/* Digest of a Job: of its parsed spec, so that comments and the order of keys do not matter, and of its queue, which

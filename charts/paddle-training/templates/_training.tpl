@@ -45,6 +45,7 @@
 {{- $isScript := eq $v.runtime "collective" -}}
 {{- range $name, $value := dict
   "PADDLE_LAUNCHER_PROCESSES_PER_POD" (ternary (include "paddle-training.processesPerPod" .) "" $isScript)
+  "PADDLE_LAUNCHER_SOURCE_DIGEST" (ternary (include "paddle-training.sourceValues" . | sha256sum) "" $isScript)
   "PADDLE_LAUNCHER_GPUS_PER_POD" (ternary (include "paddle-training.gpus" . | int64) 0 $isScript)
   "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS" (int64 $v.training.incrementalCheckpoints)
   "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest

@@ -43,8 +43,10 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
     number of pservers per pod (`portsNum`) except with runtime fleet, whose checkpoints most other numbers of
     pservers can restore.
     """
+    source = settings.source_digest or settings.data_digest
     return {
         "program": program_sha256,
+        **({"sourceDigest": source} if settings.runtime == "collective" else {}),
         "dataDigest": settings.data_digest,
         "trainers": settings.trainers,
         **({} if settings.runtime == "fleet" else {"portsNum": settings.ports_num}),
@@ -55,6 +57,16 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
         **({"initModelPath": settings.init_model} if settings.init_model else {}),
         **({"startFromScratch": settings.start_from_scratch} if settings.start_from_scratch else {}),
     }
+
+
+def _can_resume(earlier: dict[str, Any], ours: dict[str, Any]) -> bool:
+    """Return whether a run with the fingerprint `ours` resumes one with the fingerprint `earlier`.
+
+    All processes of a script have the same parameters, so with runtime collective the number of processes, and the
+    shards, which depend on it, may differ.
+    """
+    free = {"trainers", "portsNum", "dataDigest"} if ours.get("runtime") == "collective" else set()
+    return all(earlier.get(key) == ours.get(key) for key in {*earlier, *ours} - free)
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,7 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
     earlier = _read_earlier_run(output, pause)
-    if earlier is not None and earlier.fingerprint == fingerprint:
+    if earlier is not None and _can_resume(earlier.fingerprint, fingerprint):
         log.info(
             "resuming output/ of run %s, which has the fingerprint of this run "
             "(program, data, trainers, mode, batch size and others)",
@@ -199,8 +211,8 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
 def _find_matching_run(
     layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
 ) -> Path | None:
-    """Return the folder of the newest run in runs/ with this fingerprint, for a rollback to it; None if no
-    run has it.
+    """Return the folder of the newest run in runs/ that `fingerprint` can resume, for a rollback to it; None if no
+    run can be resumed.
     """
     found = []
     for name in files.list_names(layout.runs, pause):
@@ -208,7 +220,7 @@ def _find_matching_run(
             continue
         read = functools.partial(read_run_record, OutputPaths(layout.run(name)), pause)
         run = read_if_intact(read, RunFile())
-        if run.fingerprint == fingerprint:
+        if _can_resume(run.fingerprint, fingerprint):
             found.append((run.started, name))
     return layout.run(max(found)[1]) if found else None
 

@@ -179,9 +179,9 @@ def test_progress_and_metrics_have_loss_speed_and_samples(
     progress = read_progress(tmp_path)
     expected = {
         "pass": 2,
-        "batch": 3,
-        "batches": 3,
-        "batch_size": 10,
+        "batch": 9,  # of all three processes
+        "batches": 9,
+        "batch_size": 10 / 3,
         "passes": 5,
         "loss": 3.0,
         "state": "training",

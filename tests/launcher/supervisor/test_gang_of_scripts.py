@@ -12,7 +12,7 @@ import pytest
 
 from launcher.metrics import parse_metrics
 from launcher.paths import Position
-from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang
+from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang, write_data
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +31,7 @@ def build_gang(root: Path, script: Path = HERE / "fake_script.py", **changes: An
             "PADDLE_LAUNCHER_PROCESSES_PER_POD": str(processes),
             "PADDLE_LAUNCHER_RESTARTS": "3",
             "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "30",
+            "PADDLE_LAUNCHER_SOURCE_DIGEST": "s1",
             **changes,
         },
     )
@@ -104,6 +105,25 @@ def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(
             )
         assert read_model(gang) == 3 * STEPS, "no step was counted twice"
         assert gang.running_pids() == []
+
+
+@pytest.mark.parametrize(("trainers", "step"), [(1, 6), (3, 2)])
+def test_another_number_of_pods_continues_at_the_same_part_of_the_epoch(
+    tmp_path: Path, trainers: int, step: int
+) -> None:
+    ends = {"every": {"0": {"do": "exit", "code": 64, "at": [1, 4]}}}
+    with build_gang(tmp_path, fake=ends, PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES="3") as gang:
+        gang.start().wait_for_exit()
+        newest = gang.output / Position(1, 6).folder / "done"
+        assert newest.exists(), "3 steps of each of 2 processes"
+    write_data(gang.job, trainers, "d2")  # the data Job makes other shards
+    changed = {"PADDLE_LAUNCHER_DATA_DIGEST": "d2", "FAKE_STEP_SECONDS": "0.03"}
+    with build_gang(tmp_path, trainers=trainers, run="quick-start-1b2c3d4e", **changed) as more:
+        assert more.start().wait_for_exit() == [0] * trainers, more.pod_log(0)
+        assert f"starts at (1, {step})" in more.read_log(0)
+        run = more.read_json("run.json")
+        assert (run["state"], run["fingerprint"]["trainers"]) == ("complete", trainers)
+    assert not (gang.job / "runs").exists(), "the output was continued, not moved away"
 
 
 def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path: Path) -> None:

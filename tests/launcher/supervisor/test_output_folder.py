@@ -17,6 +17,7 @@ from launcher.schema import RestartRecord, RunFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_folder import (
     OpenedOutput,
+    _can_resume,
     archive_logs,
     check_folders,
     open_output,
@@ -57,6 +58,24 @@ def test_the_fingerprint_does_not_depend_on_passes_and_log_periods(tmp_path: Pat
     ):
         assert run_fingerprint(replace(a, **change), "p") != run_fingerprint(a, "p")
     assert run_fingerprint(a, "q") != run_fingerprint(a, "p")
+
+
+def test_a_script_resumes_with_other_processes_but_not_with_other_data(tmp_path: Path) -> None:
+    script = {"runtime": "collective", "source_digest": "s"}
+    one = replace(train_settings(tmp_path), **script)
+    more = replace(one, trainers=9, ports_num=2, data_digest="other shards")
+    other = replace(one, source_digest="other")
+    fleet = train_settings(tmp_path)
+
+    def resumes(earlier: TrainSettings, ours: TrainSettings) -> bool:
+        return _can_resume(run_fingerprint(earlier, "p"), run_fingerprint(ours, "p"))
+
+    assert resumes(one, one)
+    assert resumes(one, more)
+    assert not resumes(one, other)
+    assert not resumes(one, fleet)
+    assert not resumes(fleet, one)
+    assert not resumes(fleet, replace(fleet, trainers=9))
 
 
 class RunOutput:
