@@ -97,9 +97,9 @@ def show_cost(
 def _print_price_notes(spot: bool) -> None:
     prices = hourly_cost.read_prices()
     if spot:
-        low, high = prices["spot"]
+        usual, gpus = (f"{low:.0%} to {high:.0%}" for low, high in (prices["spot"], prices["spot_gpu"]))
         out.print(
-            f"Spot prices vary: the range is {low:.0%} to {high:.0%} of the on-demand price, an estimate."
+            f"Spot prices vary: the range is {usual} of the on-demand price ({gpus} with GPUs), an estimate."
         )
     out.print(
         f"List prices of {prices['region']} as of {prices['date']} (aws/prices.yaml); other regions differ."

@@ -22,10 +22,17 @@ from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
 from infra import cidr, constants, iam_policies
 
-# Quotas of an account in a region: service, quota code, description.
+# Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
+# codes: `aws service-quotas list-service-quotas --service-code ec2`.
 VCPU = {
-    "ON_DEMAND": ("ec2", "L-1216C47A", "vCPU of running on-demand standard instances"),
-    "SPOT": ("ec2", "L-34B43A08", "vCPU of running spot standard instances"),
+    ("ON_DEMAND", "standard"): ("ec2", "L-1216C47A", "vCPU of running on-demand standard instances"),
+    ("SPOT", "standard"): ("ec2", "L-34B43A08", "vCPU of running spot standard instances"),
+    ("ON_DEMAND", "G"): ("ec2", "L-DB2E81BA", "vCPU of running on-demand G and VT instances"),
+    ("SPOT", "G"): ("ec2", "L-3819A6DF", "vCPU of running spot G and VT instances"),
+    ("ON_DEMAND", "P"): ("ec2", "L-417A185B", "vCPU of running on-demand P instances"),
+    ("SPOT", "P"): ("ec2", "L-7212CCBC", "vCPU of running spot P instances"),
+    ("ON_DEMAND", "X"): ("ec2", "L-7295265B", "vCPU of running on-demand X instances"),
+    ("SPOT", "X"): ("ec2", "L-E3A00192", "vCPU of running spot X instances"),
 }
 ADDRESSES = ("ec2", "L-0263D0A3", "elastic addresses")
 VPCS = ("vpc", "L-F678F1CE", "VPCs")
@@ -34,8 +41,9 @@ VPCS = ("vpc", "L-F678F1CE", "VPCs")
 SUPPORT_DAYS = 90
 
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
-# First letters of the instance families that the standard vCPU quota counts.
-_STANDARD = "acdhimrtz"
+# First letters of the instance families that a vCPU quota counts; the families in _OTHER have quotas of their own.
+_COUNTED = {**dict.fromkeys("acdhimrtz", "standard"), "g": "G", "v": "G", "p": "P", "x": "X"}
+_OTHER = ("dl", "hpc", "inf", "mac", "trn")
 
 
 @dataclass(frozen=True)
@@ -183,6 +191,11 @@ def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, 
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
+def vcpu_quota(instance_type: str) -> str:
+    """Return the kind of vCPU quota in VCPU that counts an instance type; an empty text if none does."""
+    return "" if instance_type.startswith(_OTHER) else _COUNTED.get(instance_type[0], "")
+
+
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
     """Check that the account's quotas allow the nodes at `nodes.max`, the VPC, and addresses of its NAT gateways."""
     nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
@@ -191,13 +204,25 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
     instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
     used = dict.fromkeys(VCPU, 0)
     for one in _others(stack, instances.search("Reservations[].Instances[]")):
-        if one["InstanceType"][0] in _STANDARD:
-            market = "SPOT" if one.get("InstanceLifecycle") == "spot" else "ON_DEMAND"
+        market = "SPOT" if one.get("InstanceLifecycle") == "spot" else "ON_DEMAND"
+        quota_of = (market, vcpu_quota(one["InstanceType"]))
+        if quota_of in VCPU:
             cpu = one.get("CpuOptions") or {}
-            used[market] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
-    types = ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]
-    largest = max(kind["VCpuInfo"]["DefaultVCpus"] for kind in types)
-    needs = [(VCPU[market], used[market], nodes.max * largest) for market in markets]
+            used[quota_of] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
+    largest: dict[str, int] = {}
+    for kind in ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]:
+        counted = vcpu_quota(kind["InstanceType"])
+        largest[counted] = max(largest.get(counted, 0), kind["VCpuInfo"]["DefaultVCpus"])
+    if "" in largest:
+        yield unknown(
+            f"vCPU quota of {', '.join(nodes.instance_types)}: not checked", "compare it with nodes.max"
+        )
+    needs = [
+        (VCPU[market, counted], used[market, counted], nodes.max * cores)
+        for market in markets
+        for counted, cores in largest.items()
+        if (market, counted) in VCPU
+    ]
     if network.vpc_id == "":
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
         needs.append((VPCS, len(_others(stack, vpcs)), 1))

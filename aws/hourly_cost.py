@@ -118,7 +118,8 @@ def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
     machines = _machines("nodes", nodes.instance_types[0], count, of_nodes=True)
     if nodes.capacity == "SPOT" and machines.per_hour is not None:
         # With nodes.fallback, all nodes may be on demand.
-        low, high = prices["spot"][0], 1 if nodes.fallback else prices["spot"][1]
+        low, high = prices["spot_gpu" if nodes.has_gpus else "spot"]
+        high = 1 if nodes.fallback else high
         price = Dollars(machines.per_hour.least * low, machines.per_hour.most * high)
         name = f"spot {'or on-demand ' * nodes.fallback}{machines.name}"
         machines = CostItem(name, count, "node, estimate", price, of_nodes=True)
@@ -150,7 +151,7 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
         if count is None:
             count = nodes.max if nodes.auto else nodes.desired
         yield from _training_nodes(settings, count)
-        if nodes.auto:
+        if nodes.has_system_group:
             arm = node_capacity.is_arm(nodes.instance_types[0])
             yield _machines("system node", constants.SYSTEM_TYPES[arm][0], 1)
             disk = _fixed(nodes.disk_gib * month["gp3_gib"] / HOURS_PER_MONTH)

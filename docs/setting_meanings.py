@@ -55,7 +55,8 @@ MEANINGS = {
     "cluster.logRetentionDays": "Days to keep the logs of the control plane and of the pods in CloudWatch.",
     "cluster.podLogs": "Send the logs of all pods and nodes to CloudWatch, without metrics.",
     "nodes.capacity": "On-demand instances, or spot instances (cheaper, but AWS may reclaim them).",
-    "nodes.instanceTypes": "EC2 instance types. With `SPOT` the default is six types of one size.",
+    "nodes.instanceTypes": "EC2 instance types, either all with GPUs (such as `g6.xlarge`) or all without. With `SPOT` "
+    "the default is six types of one size.",
     "nodes.min": "Smallest number of nodes.",
     "nodes.desired": "Number of nodes; has no effect with `auto`.",
     "nodes.max": "Largest number of nodes.",

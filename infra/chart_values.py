@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from infra import constants
 from infra.node_capacity import is_arm
 from infra.settings import Settings
 from infra.settings_errors import Problem, SettingsError
@@ -138,4 +139,12 @@ def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str,
     if settings.target == "aws" and is_arm(settings.nodes.instance_types[0]):
         base["scheduling"] = {"architecture": "arm64"}
     filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
+    if settings.target == "aws" and settings.nodes.has_gpus:
+        # The data pods (and the pod of `helm test`) request no GPU, but run on the GPU nodes: these have CPUs and
+        # memory to spare while their training pods wait for the data, and the system node is too small. So the
+        # toleration is added to the user's, which would replace it as any list does.
+        toleration = {"key": constants.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+        scheduling = filled.setdefault("scheduling", {})
+        if isinstance(scheduling, dict) and isinstance(scheduling.setdefault("tolerations", []), list):
+            scheduling["tolerations"].append(toleration)  # else the chart's schema rejects the value
     return filled

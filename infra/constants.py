@@ -23,6 +23,15 @@ LOWEST_ADDON_VERSIONS = {ADDON_EFS_CSI: "2.3.0"}
 # Newest patch release of the cluster autoscaler for each minor version of Kubernetes; others get patch 0.
 AUTOSCALER_PATCHES = {"1.34": 5, "1.35": 2, "1.36": 1}
 
+# NVIDIA's device plugin, which the NVIDIA machine image of EKS does not contain ("Install Kubernetes device plugin for
+# GPUs" in the EKS user guide). The version is the newest in deployments/static of NVIDIA/k8s-device-plugin (2026-08).
+DEVICE_PLUGIN_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+# Label of GPU nodes. By this key the cluster autoscaler recognizes a GPU node whose device plugin does not run yet, and
+# adds no second node in the meantime (GPULabel in its cloudprovider/aws); it accepts any value.
+GPU_LABELS = {"k8s.amazonaws.com/accelerator": "nvidia"}
+# Key of the taint that keeps pods without GPUs off GPU nodes; the name that NVIDIA's manifests and EKS use.
+GPU_TAINT = "nvidia.com/gpu"
+
 # A taint that keeps pods off a new node until the EFS driver runs there; the driver removes it.
 EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
 
@@ -32,8 +41,8 @@ PRIVATE_SERVICES = (
     *("ssm", "ssmmessages", "ec2messages"),
 )
 
-# With nodes.auto, one small node always runs, for DNS, the storage driver's controller and the autoscaler.
-# They request half a core in total, so without nodes.auto they share the other nodes. Key: is it Graviton?
+# With nodes.auto or GPU nodes, one small node always runs, for DNS, the storage driver's controller and the autoscaler.
+# They request half a core in total, so without both they share the other nodes. Key: is it Graviton?
 SYSTEM_TYPES = {False: ("t3.medium", "t3a.medium"), True: ("t4g.medium",)}
 
 NFS_PORT = 2049

@@ -1,4 +1,4 @@
-"""The EKS managed node group, its launch template, and the small system node group of `nodes.auto`."""
+"""The EKS managed node group, its launch template, and the small system node group."""
 
 from __future__ import annotations
 
@@ -27,11 +27,18 @@ NEWEST = "newest"
 # from the node group itself (DescribeNodegroup, in buildNodeFromTemplate of its cloudprovider/aws/aws_manager.go).
 DISK_TAG = "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
 SYSTEM_LABELS = {"paddle-training/system": "true"}
-RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/standard/recommended/release_version"
+# Machine images: type of the image in EKS, and its name in the parameters of releases. Source: "Retrieve recommended
+# Amazon Linux AMI IDs" in the EKS user guide.
+X86, ARM, NVIDIA = (
+    ("AL2023_x86_64_STANDARD", "x86_64/standard"),
+    ("AL2023_ARM_64_STANDARD", "arm64/standard"),
+    ("AL2023_x86_64_NVIDIA", "x86_64/nvidia"),
+)
+RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/recommended/release_version"
 
 
 def image_release(
-    pinned: str, version: str, arm: bool, live: LiveGroup | None, opts: pulumi.InvokeOptions
+    pinned: str, version: str, variant: str, live: LiveGroup | None, opts: pulumi.InvokeOptions
 ) -> str:
     """Return the release of the machine image for a node group.
 
@@ -41,14 +48,14 @@ def image_release(
     Args:
         pinned: `nodes.amiRelease`: a release, `newest`, or an empty text to keep the group's release.
         version: minor version of Kubernetes for the group.
-        arm: whether the nodes are Graviton machines.
+        variant: name of the machine image in the parameters of releases, such as `x86_64/standard`.
         live: the running group. If there is none, or if its minor version differs from `version`, the newest
             release is returned.
         opts: options of the call that finds the newest release.
     """
     if pinned not in ("", NEWEST):
         return pinned
-    name = RELEASES.format(version, "arm64" if arm else "x86_64")
+    name = RELEASES.format(version, variant)
     newest: str = aws.ssm.get_parameter(name=name, opts=opts).insecure_value
     if pinned == NEWEST or live is None or live.version != version:
         return newest
@@ -75,7 +82,8 @@ def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, i
 class Nodes(AwsComponent):
     """paddle:infra:Nodes: the node groups of the training pods. Their sizes change without replacing nodes.
 
-    With `nodes.fallback` there are two: spot nodes, and on-demand nodes for times without spot capacity.
+    With `nodes.fallback` there are two: spot nodes, and on-demand nodes for times without spot capacity. Nodes with
+    GPUs have a taint, so that only pods that tolerate it occupy them.
 
     `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels.
 
@@ -115,13 +123,24 @@ class Nodes(AwsComponent):
         arm = node_capacity.is_arm(settings.instance_types[0])
         storage_taint = aws.eks.NodeGroupTaintArgs(key=constants.EFS_STARTUP_TAINT, effect="NO_EXECUTE")
         startup_taints = [storage_taint] if wait_for_storage else []
+        taints, for_gpus = startup_taints, {}
+        if settings.has_gpus:
+            gpu_taint = aws.eks.NodeGroupTaintArgs(
+                key=constants.GPU_TAINT, value="present", effect="NO_SCHEDULE"
+            )
+            taints, for_gpus = [*startup_taints, gpu_taint], {"labels": constants.GPU_LABELS}
 
         def node_group(
-            name: str, sizes: tuple[int, int, int], after: Sequence[pulumi.Resource], **more: Any
+            name: str,
+            sizes: tuple[int, int, int],
+            image: tuple[str, str],
+            after: Sequence[pulumi.Resource],
+            **more: Any,
         ) -> aws.eks.NodeGroup:
             now = live.groups.get(name)
             wanted = newer_version(version, live.version if now is None else now.version)
-            release = image_release(settings.ami_release, wanted, arm, now, pulumi.InvokeOptions(parent=self))
+            opts = pulumi.InvokeOptions(parent=self)
+            release = image_release(settings.ami_release, wanted, image[1], now, opts)
             same = []
             if now is not None:
                 same += ["version"] if now.version == wanted else []
@@ -134,7 +153,7 @@ class Nodes(AwsComponent):
                 release_version=release,
                 node_role_arn=role.arn,
                 subnet_ids=list(subnet_ids)[:1] if settings.single_zone else list(subnet_ids),
-                ami_type="AL2023_ARM_64_STANDARD" if arm else "AL2023_x86_64_STANDARD",
+                ami_type=image[0],
                 launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
                     id=template.id, version=template.latest_version.apply(str)
                 ),
@@ -148,16 +167,19 @@ class Nodes(AwsComponent):
             )
 
         after = [*after, *attached]
+        standard = ARM if arm else X86
 
         def training_group(name: str, settings: NodesSettings) -> aws.eks.NodeGroup:
             return node_group(
                 name,
                 node_counts(settings, live.groups.get(name)),
+                NVIDIA if settings.has_gpus else standard,
                 after,
                 capacity_type=settings.capacity,
                 instance_types=list(settings.instance_types),
-                taints=startup_taints or None,
+                taints=taints or None,
                 tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
+                **for_gpus,
             )
 
         self.group = training_group("nodes", settings)
@@ -165,15 +187,16 @@ class Nodes(AwsComponent):
             training_group(
                 "fallback", settings.model_copy(update={"capacity": "ON_DEMAND", "min": 0, "desired": 0})
             )
-        self.system_groups = [self.group] if settings.desired > 0 or settings.auto else []
+        self.system_groups = [self.group] if settings.desired > 0 else []
         self.system_labels: dict[str, str] = {}
-        if settings.auto:
+        if settings.has_system_group:
             taint = aws.eks.NodeGroupTaintArgs(key="CriticalAddonsOnly", value="true", effect="NO_SCHEDULE")
             self.system_labels = SYSTEM_LABELS
             self.system_groups = [
                 node_group(
                     "system",
                     (1, 1, 2),
+                    standard,
                     after,
                     instance_types=list(constants.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,

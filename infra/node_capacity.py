@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,18 @@ MIB = 2**20
 # efs-csi), and one node's part of CoreDNS and the efs-csi controllers, rounded up.
 DAEMON_CPU = 0.35
 DAEMON_MEMORY = 768 * MIB
+
+GPU_RESOURCE = "nvidia.com/gpu"
+# Families with whole NVIDIA GPUs that the machine image AL2023_x86_64_NVIDIA supports; source: the table of "Use
+# EKS-optimized accelerated AMIs for GPU instances" in the EKS user guide (2026-08). Arm types (g5g), AMD GPUs (g4ad)
+# and fractions of a GPU (g6f) are not among them.
+GPU_FAMILIES = ("g4dn", "g5", "g6", "g6e", "gr6", "p3", "p3dn", "p4d", "p4de", "p5", "p5e", "p5en")
+# GPUs by first letter of the family and by size; 1 in sizes that are not here. Source: the EC2 pages of these families,
+# compared with DescribeInstanceTypes as of 2026-08.
+_GPUS = {
+    "g": {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8, "metal": 8},
+    "p": {"8xlarge": 4, "16xlarge": 8, "24xlarge": 8, "48xlarge": 8},
+}
 
 # Suffixes of Kubernetes quantities.
 _FACTORS: dict[str, int | Decimal] = {
@@ -35,19 +47,30 @@ _FACTORS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a machine, or requests of a pod: `cpu` in cores, `memory` in bytes."""
+    """Size of a machine, or requests of a pod: `cpu` in cores, `memory` in bytes, number of NVIDIA GPUs."""
 
     cpu: float
     memory: float
+    gpus: float = 0
 
     def __str__(self) -> str:
-        return f"{self.cpu:.2f} cores and {self.memory / GIB:.1f} GiB"
+        gpus = f", {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
+        return f"{self.cpu:.2f} cores and {self.memory / GIB:.1f} GiB{gpus}"
 
 
 def is_arm(instance_type: str) -> bool:
     """Return whether an instance type has Graviton processors: a `g` after the generation (m7g, t4g)."""
     family = instance_type.partition(".")[0]
     return any(char.isdigit() and after == "g" for char, after in itertools.pairwise(family))
+
+
+def count_gpus(instance_type: str) -> int:
+    """Return the number of GPUs of an instance type; 0 for families without GPUs.
+
+    Exact for GPU_FAMILIES. `settings_rules` rejects other families with GPUs, such as g5g.
+    """
+    family, _, size = instance_type.partition(".")
+    return _GPUS[family[0]].get(size, 1) if re.match(r"[gp]r?\d", family) else 0
 
 
 def usable_size(machine: Size) -> Size:
@@ -67,7 +90,7 @@ def usable_size(machine: Size) -> Size:
     )
     pods = 29 if cores <= 2 else 58 if cores <= 8 else 110
     memory = machine.memory * 0.96 - (255 + 11 * pods + 100) * MIB
-    return Size(machine.cpu - reserved - DAEMON_CPU, memory - DAEMON_MEMORY)
+    return replace(machine, cpu=machine.cpu - reserved - DAEMON_CPU, memory=memory - DAEMON_MEMORY)
 
 
 def pod_disk_gib(disk_gib: int) -> int:
@@ -98,7 +121,8 @@ def pod_requests(resources: Mapping[str, Any]) -> Size:
         ValueError: a quantity is invalid.
     """
     requested = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return Size(parse_quantity(requested.get("cpu", 0)), parse_quantity(requested.get("memory", 0)))
+    cpu, memory, gpus = (parse_quantity(requested.get(name, 0)) for name in ("cpu", "memory", GPU_RESOURCE))
+    return Size(cpu, memory, gpus)
 
 
 def place_pods(
@@ -114,13 +138,13 @@ def place_pods(
         data: requests of the data pod.
         one_a_node: whether a node holds at most one training pod.
     """
-    free = [[node.cpu, node.memory] for _ in range(nodes)]
+    free = [node] * nodes
 
     def place(pod: Size, among: Sequence[int]) -> int | None:
         for index in among:
-            if free[index][0] >= pod.cpu and free[index][1] >= pod.memory:
-                free[index][0] -= pod.cpu
-                free[index][1] -= pod.memory
+            left = free[index]
+            if left.cpu >= pod.cpu and left.memory >= pod.memory and left.gpus >= pod.gpus:
+                free[index] = Size(left.cpu - pod.cpu, left.memory - pod.memory, left.gpus - pod.gpus)
                 return index
         return None
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from infra import constants
+from infra import constants, node_capacity
 from infra import setting_types as types
 from infra.setting_types import int_help
 
@@ -100,11 +100,11 @@ class ClusterSettings(SettingsModel):
 
 
 class NodesSettings(SettingsModel):
-    """The node group: capacity, instanceTypes, min, desired, max, diskGib, sshKeyName, placementGroup,
-    singleZone (all nodes in the first zone). auto: nodes are added for pending pods, between min and max,
-    and removed when empty; desired has no effect. fallback: on-demand nodes, also up to max, when there is no
-    spot capacity. amiRelease: release of the machine image; newest replaces
-    the nodes when AWS has a newer one."""
+    """The node group: capacity, instanceTypes (with or without GPUs), min, desired, max, diskGib, sshKeyName,
+    placementGroup, singleZone (all nodes in the first zone). auto: nodes are added for pending pods, between
+    min and max, and removed when empty; desired has no effect. fallback: on-demand nodes, also up to max, when
+    there is no spot capacity. amiRelease: release of the machine image; newest replaces the nodes when AWS has
+    a newer one."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
     instance_types: tuple[types.InstanceType, ...] = Field(
@@ -125,6 +125,16 @@ class NodesSettings(SettingsModel):
     placement_group: bool = False
     # Parameter servers and trainers exchange kilobytes per row, and AWS charges traffic between zones.
     single_zone: bool = True
+
+    @property
+    def has_gpus(self) -> bool:
+        """Return whether the nodes have GPUs."""
+        return any(map(node_capacity.count_gpus, self.instance_types))
+
+    @property
+    def has_system_group(self) -> bool:
+        """Return whether add-ons run on a small node group of their own: other nodes may be absent or have GPUs."""
+        return self.auto or self.has_gpus
 
 
 class DnsSettings(SettingsModel):

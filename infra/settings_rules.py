@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
         limit, why = "types of one processor architecture", "the launcher image is built for one"
         fix = "list either Intel and AMD types or Graviton types"
         yield problem("nodes.instanceTypes", types, limit, why, fix)
+    else:
+        yield from _gpu_types(types)
     group, auto = "nodes.placementGroup", "nodes.auto"
     if nodes.placement_group and not nodes.single_zone:
         limit, why = "false, unless nodes.singleZone is true", "a placement group lies in one zone"
@@ -157,9 +160,15 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
     if nodes.placement_group and burstable:
         limit, why = f"no burstable type with {group}", "EC2 starts no burstable instance there"
         yield problem("nodes.instanceTypes", burstable[0], limit, why, "use for example m6i.large")
-    if nodes.auto and nodes.placement_group:
-        why = "the small system node that nodes.auto adds cannot start in a placement group"
-        yield problem(auto, True, f"false with {group}", why, f"set {auto} or {group} to false")
+    # What adds the small system node: its key, its value, and another value that adds none.
+    system, given, other = (
+        (auto, True, "false") if nodes.auto else ("nodes.instanceTypes", types, "no GPU types")
+    )
+    if nodes.has_system_group and nodes.placement_group:
+        why = f"the small system node that {system} adds cannot start in a placement group"
+        yield problem(
+            system, given, f"{other} with {group}", why, f"set {group} to false, or {system} to {other}"
+        )
     if nodes.fallback and not (nodes.auto and nodes.capacity == "SPOT"):
         limit, why = (
             "false, unless nodes.auto is true and nodes.capacity is SPOT",
@@ -172,11 +181,24 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
             why,
             "set nodes.auto to true and nodes.capacity to SPOT, or nodes.fallback to false",
         )
-    if nodes.auto and settings.network.nat == "none" and settings.network.vpc_id == "":
-        why = "the image of the cluster autoscaler is pulled from outside AWS"
-        yield problem(
-            auto, True, "false with network.nat none", why, f"set network.nat to single, or {auto} to false"
-        )
+    if nodes.has_system_group and settings.network.nat == "none" and settings.network.vpc_id == "":
+        why = f"the image of the {'cluster autoscaler' if nodes.auto else 'device plugin'} is pulled from outside AWS"
+        fix = f"set network.nat to single, or {system} to {other}"
+        yield problem(system, given, f"{other} with network.nat none", why, fix)
+
+
+def _gpu_types(types: list[str]) -> Iterator[Problem]:
+    with_gpus = [kind for kind in types if node_capacity.count_gpus(kind) > 0]
+    families = ", ".join(node_capacity.GPU_FAMILIES)
+    unknown = [kind for kind in with_gpus if kind.partition(".")[0] not in node_capacity.GPU_FAMILIES]
+    if unknown:
+        why = "other types with GPUs need another machine image or device plugin, or an image for arm64 (g5g)"
+        limit = f"types without GPUs, or of {families}"
+        yield problem("nodes.instanceTypes", unknown[0], limit, why, "use for example g6.xlarge")
+    elif with_gpus and len(with_gpus) < len(types):
+        limit, why = "only types with GPUs, or only types without", "a node group has one machine image"
+        fix = f"remove either {', '.join(with_gpus)} or the other types"
+        yield problem("nodes.instanceTypes", types, limit, why, fix)
 
 
 def _pairs(settings: Settings) -> Iterator[Problem]:
@@ -206,6 +228,24 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
         limit = "Intel or AMD types with the chart value runtime fleet"
         why = "PaddlePaddle's package for arm64 cannot save checkpoints"
         yield problem("nodes.instanceTypes", kind, limit, why, "use for example m7i.large")
+    gpus = _requested_gpus(values)
+    if settings.target == "aws" and gpus not in ("", "0") and not settings.nodes.has_gpus:
+        types = ", ".join(settings.nodes.instance_types)
+        key, limit = (
+            f"resources.limits.{node_capacity.GPU_RESOURCE}",
+            f"not set with nodes.instanceTypes {types}",
+        )
+        why, fix = (
+            "these nodes have no GPUs",
+            "use types with GPUs, for example g6.xlarge, or remove the value",
+        )
+        yield Problem(key, gpus, limit, why, fix)
+
+
+def _requested_gpus(values: Mapping[str, Any]) -> str:
+    resources = values.get("resources") or {}
+    requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return str(requested.get(node_capacity.GPU_RESOURCE, ""))
 
 
 def capacity_problems(
@@ -220,7 +260,7 @@ def capacity_problems(
     Args:
         settings: settings of the stack.
         values: chart values with defaults filled in.
-        machines: vCPU and memory of each type in `nodes.instanceTypes`.
+        machines: vCPU, memory and GPUs of each type in `nodes.instanceTypes`.
 
     Returns:
         The problems, and the texts of the warnings.
@@ -238,6 +278,7 @@ def capacity_problems(
         return [Problem("resources", given, "quantities such as 250m and 2Gi", str(error), fix)], []
     trainers, one_a_node = int(values.get("trainers", 1)), values.get("hostPorts") is True
     smallest = min(machines.values(), key=lambda size: (size.memory, size.cpu))
+    smallest = replace(smallest, gpus=min(size.gpus for size in machines.values()))
     key = "max" if nodes.auto else "desired"
     rule = "one trainer on each node (hostPorts)" if one_a_node else "the sum of requests"
     wanted = f"{trainers} trainers of {trainer} and a data pod of {data} at once, counted by {rule}"
@@ -252,16 +293,24 @@ def capacity_problems(
         return "" if data_fits else "no room is left for the data pod"
 
     types = ", ".join(nodes.instance_types)
+    warnings = []
+    if nodes.has_gpus and trainer.gpus == 0:
+        # Per vCPU, g4dn to g6e cost 2.7 to 9.7 times as much as m6i in sizes xlarge (aws/prices.yaml).
+        warnings.append(
+            f"nodes.instanceTypes: {types} have GPUs, but the training requests none, so nothing uses them. They "
+            "cost several times as much as nodes without. Fix: set the chart value resources.limits."
+            f"{node_capacity.GPU_RESOURCE}, or use types without GPUs"
+        )
     missing = missing_room(smallest)
     if missing:
         why = f"{count} nodes of {types} have {smallest} each: {missing}, and other pods would never start"
         return [problem(f"nodes.{key}", count, f"nodes that hold {wanted}", why, fix)], []
     usable = node_capacity.usable_size(smallest)
     missing = missing_room(usable)
-    if not missing:
-        return [], []
-    text = f"nodes.{key} = {count}: pods can use about {usable} of each {types}: {missing}"
-    return [], [f"{text} (needed: {wanted}). Pods without room stay pending. Fix: {fix}"]
+    if missing:
+        text = f"nodes.{key} = {count}: pods can use about {usable} of each {types}: {missing}"
+        warnings.append(f"{text} (needed: {wanted}). Pods without room stay pending. Fix: {fix}")
+    return [], warnings
 
 
 def upload_problems(settings: Settings, project_folder: Path) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from infra.aws_context import AwsContext, create_context
 from infra.bastion import Bastion
 from infra.cluster_autoscaler import Autoscaler
 from infra.cost_budget import Budget
+from infra.device_plugin import DevicePlugin
 from infra.dns_zone import Dns
 from infra.efs_storage import EfsStorage
 from infra.eks_cluster import EksCluster, Logs
@@ -87,7 +88,8 @@ def check_node_capacity(inputs: StackInputs) -> None:
             )
             continue
         memory = float(found.memory_size * node_capacity.MIB)
-        machines[kind] = node_capacity.Size(float(found.default_vcpus), memory)
+        gpus = node_capacity.count_gpus(kind)
+        machines[kind] = node_capacity.Size(float(found.default_vcpus), memory, gpus)
     problems, warnings = settings_rules.capacity_problems(inputs.settings, inputs.effective_values, machines)
     if problems:
         raise SettingsError(problems)
@@ -195,7 +197,7 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
     amazon-cloudwatch-observability).
 
     Args:
-        labels: labels of the system nodes, on which the add-on's operator runs; empty without `nodes.auto`.
+        labels: labels of the system nodes, on which the add-on's operator runs; empty without system nodes.
     """
     manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
     if labels:
@@ -265,9 +267,9 @@ def create_release(
     bucket: Artifacts,
     after: Sequence[pulumi.Resource],
 ) -> dict[str, pulumi.Input[Any]]:
-    """Create the release (and the autoscaler, with `nodes.auto`), and return the cluster's and release's outputs.
+    """Create the release, the autoscaler (`nodes.auto`) and the device plugin (GPU nodes); return outputs of the stack.
 
-    While the setting `image` is empty, create neither, and log a warning with the command that pushes an image.
+    While the setting `image` is empty, create none of them, and log a warning with the command that pushes an image.
     """
     settings = inputs.settings
     kubeconfig = pulumi.Output.all(
@@ -301,6 +303,11 @@ def create_release(
             after=after,
         )
         after = [*after, scaler.release]
+    if settings.nodes.has_gpus:
+        plugin = DevicePlugin(
+            context, kubeconfig=kubeconfig, kubeconfig_context=eks_kubeconfig.CONTEXT, after=after
+        )
+        after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
     ).apply(

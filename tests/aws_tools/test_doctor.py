@@ -55,7 +55,10 @@ class Iam:
 class Quotas:
     """A fake of service quotas: the defaults of AWS, or values that a test sets by quota code."""
 
-    defaults = {"L-1216C47A": 64.0, "L-34B43A08": 64.0, "L-0263D0A3": 5.0, "L-F678F1CE": 5.0}  # noqa: RUF012
+    defaults = {  # noqa: RUF012
+        **{"L-1216C47A": 64.0, "L-34B43A08": 64.0, "L-0263D0A3": 5.0, "L-F678F1CE": 5.0},
+        **dict.fromkeys(("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC"), 0.0),  # G and VT, P
+    }
 
     def __init__(self, **own):
         self.own = {code.replace("_", "-"): value for code, value in own.items()}
@@ -96,6 +99,13 @@ def world(account, client, monkeypatch):
         return lambda service: stand_ins.get(service) or client(service)
 
     return make
+
+
+@pytest.fixture
+def running_gpu_instance(account, client):
+    """Start a g4dn.xlarge that belongs to no stack; moto does not report its CPUs, so it counts as two."""
+    image = client("ec2").register_image(Name="any")["ImageId"]
+    client("ec2").run_instances(ImageId=image, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1)
 
 
 def levels(findings, level):
@@ -171,9 +181,43 @@ def test_doctor_zones_without_control_plane_are_excluded(dev, world, client) -> 
     assert ids["use1-az3"] not in doctor.offered_zones(elsewhere)
 
 
-def test_price_table_sizes_match_ec2(dev, world) -> None:
-    found = doctor.run_checks(dev("nodes.instanceTypes=[x1e.xlarge]", "nodes.max=4"), world())
-    assert any("0 used by other resources, 16 needed by this stack" in what for what in levels(found, "ok"))
+@pytest.mark.parametrize(
+    ("kind", "code", "said"),
+    [
+        ("x1e.xlarge", "L-7295265B", "on-demand X instances: 0 used by other resources, 16 needed"),
+        ("g6.xlarge", "L-DB2E81BA", "on-demand G and VT instances: 2 used by other resources, 16 needed"),
+        ("g6.xlarge", "L-3819A6DF", "spot G and VT instances: 0 used by other resources, 16 needed"),
+        ("p3dn.24xlarge", "L-417A185B", "on-demand P instances: 0 used by other resources, 384 needed"),
+        ("p3dn.24xlarge", "L-7212CCBC", "spot P instances: 0 used by other resources, 384 needed"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("running_gpu_instance")
+def test_doctor_counts_vcpus_against_quota_of_family(dev, world, kind, code, said) -> None:
+    """GPU types have quotas of their own, 0 in a new account; the running g4dn.xlarge counts in one of them only."""
+    capacity = "SPOT" if said.startswith("spot") else "ON_DEMAND"
+    stack = dev(f"nodes.instanceTypes=[{kind}]", f"nodes.capacity={capacity}", "nodes.max=4")
+    for quota, level in ((400, "ok"), (15, "bad")):
+        quotas = Quotas(**{code: float(quota)})
+        found = [f for f in doctor.run_checks(stack, world(**{"service-quotas": quotas})) if "vCPU" in f.what]
+        assert [(f.level, f.what) for f in found] == [
+            (level, f"vCPU of running {said} by this stack, quota {quota}")
+        ]
+    assert f"--quota-code {code} " in found[0].fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "counted"),
+    [("m6i.large", "standard"), ("im4gn.large", "standard"), ("g5.xlarge", "G"), ("gr6.4xlarge", "G"),
+     ("vt1.3xlarge", "G"), ("p5.48xlarge", "P"), ("inf1.xlarge", ""), ("trn1.2xlarge", ""), ("u-3tb1.56xlarge", "")],
+)  # fmt: skip
+def test_vcpu_quota_depends_on_family(kind, counted) -> None:
+    assert doctor.vcpu_quota(kind) == counted
+
+
+def test_doctor_family_with_unknown_quota_is_not_checked(dev, world) -> None:
+    found = doctor.run_checks(dev("nodes.instanceTypes=[inf1.xlarge]"), world())
+    assert levels(found, "unknown") == ["vCPU quota of inf1.xlarge: not checked"]
+    assert not [text for text in levels(found, "ok") if "vCPU" in text]
 
 
 def test_doctor_creates_no_resource(dev, world, client) -> None:

@@ -58,6 +58,17 @@ def test_cost_auto_idle_counts_only_system_node(dev) -> None:
     assert "idle" in shown.output
 
 
+def test_cost_of_gpu_nodes_includes_system_node_and_spot_range_of_gpus(dev) -> None:
+    parts = by_name(dev("nodes.instanceTypes=[g6.xlarge]"))
+    assert parts["nodes, g6.xlarge"].per_hour.most == pytest.approx(3 * 0.8048)
+    assert parts["system node, t3.medium"].count == 1
+    assert not [name for name in by_name(dev()) if name.startswith("system node")]
+    spot = by_name(dev("nodes.instanceTypes=[g6.xlarge]", "nodes.capacity=SPOT"))[
+        "spot nodes, g6.xlarge"
+    ].per_hour
+    assert (spot.least, spot.most) == pytest.approx((3 * 0.8048 * 0.30, 3 * 0.8048 * 0.67))
+
+
 def test_cost_spot_nodes_are_a_marked_range(dev) -> None:
     low, high = hourly_cost.read_prices()["spot"]
     fixed, spot = by_name(dev()), by_name(dev("nodes.capacity=SPOT"))
@@ -100,7 +111,9 @@ def test_instance_price_size_and_bandwidth_by_type_or_none() -> None:
     # The baseline is not proportional to the size.
     assert hourly_cost.find_instance("m5a.8xlarge").bandwidth == 7.5e9 / 8
     assert hourly_cost.find_instance("t3.medium").size == Size(2, 4 * GIB)
-    for kind in ("x9z.large", "m6i.metal", "m3.large", "m5.48xlarge"):
+    gpus = hourly_cost.find_instance("g6e.12xlarge")
+    assert gpus == hourly_cost.Instance(10.49264, Size(48, 384 * GIB), 100e9 / 8)
+    for kind in ("x9z.large", "m6i.metal", "m3.large", "m5.48xlarge", "g6.large"):
         assert hourly_cost.find_instance(kind) is None
 
 
