@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,11 @@ from testkit.aws_emulator.eks_rules import addon_version, version_of
 from testkit.aws_emulator.handler import AwsError, MotoCloud, digest, tag_map
 from testkit.aws_emulator.property_values import Props
 
+# Public parameters of AL2023 images for EKS ("Retrieve recommended Amazon Linux AMI IDs", EKS user guide).
+EKS_IMAGE = re.compile(
+    r"/aws/service/eks/optimized-ami/1\.\d\d/amazon-linux-2023/((x86_64|arm64)/(standard|nvidia)|x86_64/neuron)"
+    r"/recommended/(image_id|release_version)"
+)
 FUNCTIONS: dict[str, Callable[[MotoCloud, Props], Props]] = {}
 
 
@@ -74,6 +80,8 @@ def _parameter(cloud: MotoCloud, p: Props) -> Props:
     if not name.startswith("/aws/service/"):
         found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
     else:  # public parameters of AWS: images and release versions
+        if "/optimized-ami/" in name and EKS_IMAGE.fullmatch(name) is None:
+            raise AwsError(f"ParameterNotFound: {name}")
         minor = name.partition("/optimized-ami/")[2].partition("/")[0]
         found = (
             f"{minor}.0-{cloud.account.image_date()}"

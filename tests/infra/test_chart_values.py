@@ -45,6 +45,26 @@ def test_release_values_of_graviton_nodes_select_their_architecture(machine: str
     )
 
 
+def test_release_values_of_gpu_nodes_tolerate_their_taint_in_addition_to_own_tolerations() -> None:
+    """All pods of the release run on the GPU nodes; the user's list would replace that of the stack."""
+    chosen = load_settings(config(**{**AWS, "nodes": {"instanceTypes": ["g6.xlarge"]}}))
+    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    own = {"key": "team", "operator": "Exists"}
+    given = {"scheduling": {"tolerations": [own], "queue": "research"}}
+    for user, wanted in (
+        ({}, [taint]),
+        ({"scheduling": {"tolerations": None}}, [taint]),
+        (given, [own, taint]),
+    ):
+        built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), user)
+        assert built["scheduling"]["tolerations"] == wanted
+    assert built["scheduling"]["queue"] == "research"
+    assert given["scheduling"]["tolerations"] == [own], "the user's values must not change"
+    for wrong in ({"scheduling": "x"}, {"scheduling": {"tolerations": "x"}}):
+        assert chart_values.release_values(chosen, chart_values.StackOutputs("i"), wrong)["scheduling"]
+    assert "scheduling" not in chart_values.release_values(_local(), chart_values.StackOutputs("i"), {})
+
+
 def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
     chosen = load_settings(config(**{**AWS, "storage": {"type": "nfs"}}))
     built = chart_values.release_values(

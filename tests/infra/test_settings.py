@@ -75,6 +75,27 @@ OTHERS = [
     ({"nodes": {"desired": True}}, "nodes.desired", "a valid integer"),
     ({"nodes": {"instanceTypes": []}}, "nodes.instanceTypes", "at least one"),
     ({"nodes": {"instanceTypes": ["m6i.large", "m7g.large"]}}, "nodes.instanceTypes", "one processor"),
+    (
+        {"nodes": {"instanceTypes": ["m6i.large", "g6.xlarge"]}},
+        "nodes.instanceTypes",
+        "remove either g6.xlarge or",
+    ),
+    ({"nodes": {"instanceTypes": ["g5g.xlarge"]}}, "nodes.instanceTypes", "an image for arm64"),
+    (
+        {"nodes": {"instanceTypes": ["g6f.xlarge"]}},
+        "nodes.instanceTypes",
+        "types without GPUs, or of g4dn, g5",
+    ),
+    (
+        {"nodes": {"instanceTypes": ["g6.xlarge"], "placementGroup": True}},
+        "nodes.instanceTypes",
+        "no GPU types with",
+    ),
+    (
+        {"nodes": {"instanceTypes": ["g6.xlarge"]}, "network": {"nat": "none"}},
+        "nodes.instanceTypes",
+        "no GPU types with network.nat none",
+    ),
     ({"nodes": {"placementGroup": True, "singleZone": False}}, "nodes.placementGroup", "singleZone"),
     (
         {"nodes": {"placementGroup": True, "instanceTypes": ["t3.large"]}},
@@ -225,6 +246,23 @@ def test_value_rules_arm_nodes_with_fleet_raise(kind: str, runtime: str, count: 
     problems = _values_problems({**VALUES, "runtime": runtime}, nodes={"instanceTypes": [kind]})
     assert len(problems) == count
     assert all("nodes.instanceTypes = 'm7g.large'" in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(
+    "kinds", ["g6.xlarge m6i.large", "g5g.xlarge", "g5g.xlarge m6i.large", "g6.xlarge g7e.2xlarge"]
+)
+def test_settings_wrong_gpu_types_are_one_problem(kinds: str) -> None:
+    assert len(_refused(config(**{**AWS, "nodes": {"instanceTypes": kinds.split()}}))) == 1
+
+
+@pytest.mark.parametrize(("kind", "count"), [("m6i.large", 1), ("g6.xlarge", 0)])
+def test_value_rules_gpus_requested_on_nodes_without_raise(kind: str, count: int) -> None:
+    values = {**VALUES, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    problems = _values_problems(values, nodes={"instanceTypes": [kind]})
+    assert len(problems) == count
+    assert all("resources.limits.nvidia.com/gpu = '1'" in problem for problem in problems), problems
+    assert all("these nodes have no GPUs" in problem for problem in problems), problems
+    assert _values_problems({**VALUES, "resources": None}, nodes={"instanceTypes": [kind]}) == []
 
 
 def test_settings_are_described_and_pulumi_yaml_matches() -> None:

@@ -181,3 +181,41 @@ def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Accoun
     assert [item["VpcEndpointType"] for item in living] == ["Gateway"]
 
     _ended(engine, account, sorted([*before, "key-pair mine"]))
+
+
+def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
+    dev_stack: Make, account: Account, cloud: MotoCloud
+) -> None:
+    before = inventory.list_leftovers(account, REGION)
+    engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1", "values.trainers=1")
+    assert engine.up().code == 0
+    engine.config("paddle-training:nodes.instanceTypes[0]=g6.xlarge")
+    changed = engine.up()
+    assert changed.code == 0, changed.text
+    assert "g6.xlarge have GPUs, but the training requests none" in changed.text
+
+    eks = cloud.client("eks")
+    (cluster,) = eks.list_clusters()["clusters"]
+    groups = {r.urn.rpartition("-")[2]: r for r in account.all(NODES)}
+    assert {part: group.inputs["amiType"] for part, group in groups.items()} == {
+        "nodes": "AL2023_x86_64_NVIDIA",
+        "system": "AL2023_x86_64_STANDARD",
+    }
+    described = eks.describe_nodegroup(
+        clusterName=cluster, nodegroupName=groups["nodes"].id.rpartition(":")[2]
+    )
+    assert described["nodegroup"]["instanceTypes"] == ["g6.xlarge"]
+    assert described["nodegroup"]["labels"] == {"k8s.amazonaws.com/accelerator": "nvidia"}
+    taints = {taint["key"]: taint["effect"] for taint in groups["nodes"].inputs["taints"]}
+    assert taints["nvidia.com/gpu"] == "NO_SCHEDULE"
+    addons = {r.inputs["addonName"]: r.inputs for r in account.all("aws:eks/addon:Addon")}
+    for name in ("coredns", "aws-efs-csi-driver"):
+        chosen = json.loads(addons[name]["configurationValues"])
+        assert chosen.get("controller", chosen)["nodeSelector"] == groups["system"].inputs["labels"]
+
+    engine.config('paddle-training:values.resources.limits["nvidia.com/gpu"]=4')
+    too_many = engine.up()
+    assert too_many.code != 0
+    assert "0 trainers fit" in too_many.text
+    engine.config('paddle-training:values.resources.limits["nvidia.com/gpu"]=1')
+    _ended(engine, account, before)
