@@ -340,6 +340,11 @@ def advice(job: TrainingJob, settings: Settings, found: Estimate, known: Rates) 
                 f"{said} Fix: data.preparedBy: trainingPods, with which the data takes {other.hours['data']:.2f} h "
                 f"instead of {found.hours['data']:.2f} h, and the run ${other.total:.2f} instead of ${found.total:.2f}"
             )
+    if settings.nodes.has_gpus:
+        yield (
+            f"The estimate is for runtime fleet, which trains on CPUs: it includes the price of the GPUs of "
+            f"{settings.nodes.instance_types[0]}, but not their speed. Fix: measure one pass of your own script"
+        )
     between = found.dollars["traffic between zones"]
     if between.most > 0:
         yield f"Traffic between zones costs ${between:.2f}. Fix: nodes.singleZone: true"

@@ -224,3 +224,18 @@ def test_zone_with_force_destroy_requires_dnssec_right(model: Model, account: Ac
     model.delete("aws:route53/zone:Zone", "urn", made[0], {})
     with pytest.raises(AwsError, match="route53:GetDNSSEC"):
         model.delete("aws:route53/zone:Zone", "urn", made[1], {})
+
+
+@pytest.mark.parametrize(
+    ("variant", "known"),
+    [("x86_64/nvidia", True), ("arm64/standard", True), ("nvidia/x86_64", False), ("x86_64/gpu", False)],
+)
+def test_unknown_machine_image_rejects(model: Model, variant: str, known: bool) -> None:
+    base = "/aws/service/eks/optimized-ami/1.35/amazon-linux-2023"
+    arguments = {"name": f"{base}/{variant}/recommended/release_version"}
+    if known:
+        found = invokes.invoke(model.cloud, "aws:ssm/getParameter:getParameter", arguments)
+        assert found["value"].startswith("1.35.")
+    else:
+        with pytest.raises(AwsError, match="ParameterNotFound"):
+            invokes.invoke(model.cloud, "aws:ssm/getParameter:getParameter", arguments)

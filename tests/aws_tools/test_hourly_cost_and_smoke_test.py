@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
 
+import moto.ec2
 import pytest
 from typer.testing import CliRunner
 
@@ -115,6 +117,17 @@ def test_instance_price_size_and_bandwidth_by_type_or_none() -> None:
     assert gpus == hourly_cost.Instance(10.49264, Size(48, 384 * GIB), 100e9 / 8)
     for kind in ("x9z.large", "m6i.metal", "m3.large", "m5.48xlarge", "g6.large"):
         assert hourly_cost.find_instance(kind) is None
+
+
+def test_price_table_sizes_match_ec2() -> None:
+    packed = (Path(moto.ec2.__file__).parent / "resources" / "instance_types.json.gz").read_bytes()
+    ec2 = json.loads(gzip.decompress(packed))
+    for kind in hourly_cost.read_prices()["instances"]:
+        known = hourly_cost.find_instance(kind if "." in kind else f"{kind}.large").size
+        about = ec2[kind if "." in kind else f"{kind}.large"]
+        assert known == Size(
+            about["VCpuInfo"]["DefaultVCpus"], about["MemoryInfo"]["SizeInMiB"] / 1024 * GIB
+        ), kind
 
 
 def test_prices_have_a_bandwidth_for_each_family() -> None:

@@ -249,6 +249,15 @@ def test_finished_run_cost_of_running_training_raises(dev, results: Path) -> Non
         training_estimate.cost_of_run(results, dev().settings, training_estimate.read_rates())
 
 
+def test_plan_of_gpu_nodes_says_that_it_does_not_use_gpus(dev) -> None:
+    asked = ["plan", "--stack", "dev", "--rows", "1e9", "--gb", "250", "--ids", "1e6"]
+    said = "includes the price of the GPUs of g6.xlarge, but not their speed"
+    gpus = CliRunner().invoke(app, [*asked, "--set", "nodes.instanceTypes=[g6.xlarge]"])
+    assert gpus.exit_code == 0, gpus.output
+    assert said in " ".join(gpus.output.split())
+    assert "GPUs" not in CliRunner().invoke(app, asked).output
+
+
 def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
     asked = ["plan", "--stack", "dev", "--set", "nodes.instanceTypes=[m6i.large]", "--gb", "250"]
     few = CliRunner().invoke(app, [*asked, "--rows", "1e9", "--ids", "1e6"])

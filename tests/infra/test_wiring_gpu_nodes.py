@@ -11,9 +11,10 @@ import pulumi
 import pytest
 import yaml
 
-from infra import constants, eks_nodes
+from infra import chart_check, chart_values, constants, eks_nodes
+from infra.settings_loader import load_settings
 
-from .recording_mocks import ROOT, Recorder, aws_stack, default
+from .recording_mocks import AWS, ROOT, Recorder, aws_stack, config, default
 
 GPUS = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 LABEL = {"k8s.amazonaws.com/accelerator": "nvidia"}
@@ -87,6 +88,25 @@ def test_device_plugin_is_released_after_nodes_and_before_training() -> None:
     assert "kubernetes:helm.sh/v3:Release::paddle-training-dev-gpus" in made.before(training)
     tolerations = training.inputs["values"]["scheduling"]["tolerations"]
     assert [each["key"] for each in tolerations] == ["nvidia.com/gpu"]
+
+
+@pytest.mark.slow
+def test_all_pods_of_release_tolerate_taint_of_gpu_nodes() -> None:
+    """The data pods request no GPU, and there are no other nodes for them."""
+    settings = load_settings(config(**{**AWS, "nodes": {"instanceTypes": ["g6.xlarge"]}}))
+    user = {**chart_values.user_values(settings, ROOT), **GPUS}
+    done = chart_check.run_helm_template(settings, user, ROOT)
+    assert done.returncode == 0, done.stderr
+    pods = {}
+    for item in filter(None, yaml.safe_load_all(done.stdout)):
+        if item["kind"] in ("Job", "Pod"):
+            component = item["metadata"]["labels"]["app.kubernetes.io/component"]
+            pods[component] = item["spec"].get("template", item)["spec"]
+    assert set(pods) == {"data", "training", "test"}
+    for component, pod in pods.items():
+        assert "nvidia.com/gpu" in [each["key"] for each in pod["tolerations"]], component
+    limits = pods["training"]["containers"][0]["resources"]["limits"]
+    assert limits["nvidia.com/gpu"] == 1
 
 
 @pytest.mark.slow
