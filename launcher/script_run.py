@@ -227,6 +227,8 @@ class ScriptRun:
                 metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores)
         self._samples = self._measured = self._loss = 0.0
         self._epoch_began = time.monotonic()
+        if self._progress is not None:
+            self._progress.write()  # the last step, too: no later report may follow
 
     def _write(self, **values: object) -> None:
         if self._progress is not None:

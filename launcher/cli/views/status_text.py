@@ -202,7 +202,9 @@ def remarks(view: RunView) -> list[str]:
     """
     wait = "" if view.is_over or not (view.progress or view.state in _PAUSED) else _describe_block(view)
     of_ranks = _group_by_reason([rank for rank in view.ranks if rank.reason])
-    of_jobs = [(f"{job.name}: ", job.reason) for job in (view.data, view.training) if job and job.reason]
+    of_jobs = [
+        (f"{job.name or 'data'}: ", job.reason) for job in (view.data, view.training) if job and job.reason
+    ]
     candidates = [
         ("", wait and f"waits for {wait}"),
         *(("", note) for note in view.notes),

@@ -194,6 +194,14 @@ def test_progress_and_metrics_have_loss_speed_and_samples(
     assert row.tests == {"accuracy": 0.75}
 
 
+def test_the_end_of_an_epoch_reports_the_last_step(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    for step in range(50):
+        run.report(0, step + 1, 50, loss=1.0, samples=1)
+    run.end_epoch(0)
+    assert read_progress(tmp_path)["batch"] == 50, "and not one of up to half a second before"
+
+
 def test_the_model_replaces_an_earlier_one(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     for text in ("old", "new"):
