@@ -50,6 +50,24 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- index .Values.resources.limits "nvidia.com/gpu" | default 0 | int64 -}}
 {{- end -}}
 
+{{/* Whether a training pod mounts its own /dev/shm: "true" or "false". With runtime collective and GPUs also by default,
+     unless extraVolumeMounts has one: the container runtime's 64 MiB are too small for NCCL and data-loader workers. */}}
+{{- define "paddle-training.ownSharedMemory" -}}
+{{- $byDefault := and (eq .Values.runtime "collective") (ne (include "paddle-training.gpus" .) "0") -}}
+{{- range .Values.extraVolumeMounts -}}
+{{- if eq (trimSuffix "/" .mountPath) "/dev/shm" -}}{{- $byDefault = false -}}{{- end -}}
+{{- end -}}
+{{- or (ne .Values.training.sharedMemory "") $byDefault -}}
+{{- end -}}
+
+{{/* A quantity such as 512Mi or 2G in bytes, as a number with decimals. Takes the text or number. */}}
+{{- define "paddle-training.bytes" -}}
+{{- $text := toString . -}}
+{{- $suffix := regexFind "[A-Za-z]i?$" $text -}}
+{{- $factors := dict "m" 1e-3 "" 1.0 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 "Pi" 1125899906842624.0 -}}
+{{- mulf (trimSuffix $suffix $text | float64) (get $factors $suffix) -}}
+{{- end -}}
+
 {{/* Number of dense ports; with runtime collective one for each process. */}}
 {{- define "paddle-training.portsNum" -}}
 {{- if eq .Values.runtime "collective" }}{{ include "paddle-training.processesPerPod" . }}{{ else }}{{ .Values.portsNum | int64 }}{{ end -}}

@@ -66,10 +66,18 @@ template:
         {{- include "paddle-training.trainingResources" . | nindent 8 }}
         volumeMounts:
           - {name: work, mountPath: /work}
+          {{- if eq (include "paddle-training.ownSharedMemory" .) "true" }}
+          - {name: shared-memory, mountPath: /dev/shm}
+          {{- end }}
           {{- include "paddle-training.mounts" . | nindent 10 }}
     volumes:
       - name: work
         emptyDir: {{ if .Values.workDir.sizeLimit }}{sizeLimit: {{ .Values.workDir.sizeLimit | quote }}}{{ else }}{}{{ end }}
+      {{- if eq (include "paddle-training.ownSharedMemory" .) "true" }}
+      # Its files count against the container's memory limit. Without a sizeLimit it is as large as that limit.
+      - name: shared-memory
+        emptyDir: {medium: Memory{{ with .Values.training.sharedMemory }}, sizeLimit: {{ . | quote }}{{ end }}}
+      {{- end }}
       {{- include "paddle-training.volumes" . | nindent 6 }}
 {{- end -}}
 

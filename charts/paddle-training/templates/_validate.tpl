@@ -4,7 +4,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "names" "ports" "training" "script" "data" "storage" "pods" "env" "cluster" -}}
+{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -160,6 +160,40 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $gpus := include "paddle-training.gpus" . | int64 -}}
 {{- if and $gpus (gt (include "paddle-training.processesPerPod" . | int64) $gpus) -}}
 {{- include "paddle-training.fault" (list "training.processesPerPod" $training.processesPerPod (printf "at most %d, the GPUs of a pod" $gpus) "processes that share a GPU wait for each other" "Set it to null, or request more GPUs in resources") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Check the GPUs and the shared memory of a training pod. */}}
+{{- define "paddle-training.validate.gpus" -}}
+{{- $gpu := "nvidia.com/gpu" -}}
+{{- $requested := index .Values.resources.requests $gpu -}}
+{{- $limit := index .Values.resources.limits $gpu -}}
+{{- if and (not (kindIs "invalid" $requested)) (ne (toString $requested) (toString $limit)) -}}
+{{- include "paddle-training.fault" (list "resources.requests.nvidia.com/gpu" $requested "equal to resources.limits.nvidia.com/gpu, or absent" (printf "Kubernetes rejects pods whose request of GPUs differs from the limit, which is %s" ($limit | default "not set" | toString)) "Set nvidia.com/gpu in resources.limits, and remove it from resources.requests") -}}
+{{- end -}}
+{{- if not (regexMatch "^[0-9]*$" ($limit | default "" | toString)) -}}
+{{- include "paddle-training.fault" (list "resources.limits.nvidia.com/gpu" $limit "a number of GPUs without decimals" "Kubernetes assigns only complete devices" "Set it to 1 or more") -}}
+{{- end -}}
+{{- if and (ne (include "paddle-training.gpus" .) "0") (ne .Values.runtime "collective") -}}
+{{- include "paddle-training.fault" (list "resources.limits.nvidia.com/gpu" $limit (printf "absent with runtime %s" .Values.runtime) "its trainers and parameter servers use CPUs only, and the GPUs would be idle" "Remove it, or set runtime to collective") -}}
+{{- end -}}
+{{- with .Values.training.sharedMemory -}}
+{{- $memory := $.Values.resources.limits.memory -}}
+{{- if gt (include "paddle-training.bytes" . | float64) (include "paddle-training.bytes" $memory | float64) -}}
+{{- include "paddle-training.fault" (list "training.sharedMemory" . (printf "at most %s, the value of resources.limits.memory" (toString $memory)) "files in /dev/shm count against this limit, and the processes need memory too" "Increase resources.requests.memory and resources.limits.memory, or lower training.sharedMemory") -}}
+{{- end -}}
+{{- range $.Values.extraVolumeMounts -}}
+{{- if eq (trimSuffix "/" .mountPath) "/dev/shm" -}}
+{{- include "paddle-training.fault" (list "training.sharedMemory" $.Values.training.sharedMemory "empty with /dev/shm in extraVolumeMounts" "two volumes cannot be mounted on one folder" "Remove the mount from extraVolumeMounts, and its volume from extraVolumes") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if eq (include "paddle-training.ownSharedMemory" .) "true" -}}
+{{- range .Values.extraVolumes -}}
+{{- if eq .name "shared-memory" -}}
+{{- include "paddle-training.fault" (list "extraVolumes" .name "a name other than shared-memory" "the volume of /dev/shm has this name" "Give the volume another name") -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
