@@ -22,7 +22,9 @@ port + portsNum             on rank 0: PADDLE_MASTER, on which process 0 listens
 
 from __future__ import annotations
 
+import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import SettingsError, setting_message
@@ -53,16 +55,30 @@ FOREIGN_VARIABLES = ("PADDLE_", "MASTER_", "FLAGS_selected_", "TRAINING_ROLE")
 LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
 
+SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
+EXPLANATIONS = (
+    ("insufficient shared memory", SMALL),
+    ("Error while creating shared memory segment", SMALL),
+    (
+        "has no attribute 'ProcessGroupGloo'",
+        "The image's Paddle is built without gloo, which connects processes without GPUs. Fix: install the package "
+        "paddlepaddle into the image, or build Paddle with -DWITH_GLOO=ON",
+    ),
+)
+"""(text in the log of a failed process, cause and fix). The texts are those of the data loaders of Paddle and PyTorch
+(their handlers of SIGBUS), of NCCL (shmutils.cc), and of Python in Paddle's distributed/collective.py."""
+
 
 class CollectiveRuntime:
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()
+    explanations: tuple[tuple[str, str], ...] = EXPLANATIONS
     log_shows_progress = True
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError`, with a line for each fault, for settings that have no meaning for a script."""
+        """Raise `SettingsError`, with a line for each fault, for settings that do not fit a script or the image."""
         faults = [
             (key, value, f"{only!r} with runtime collective", why, f"Remove {key}")
             for field, (key, only, why) in FLEET_ONLY.items()
@@ -83,6 +99,10 @@ class CollectiveRuntime:
             )
             key = "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)"
             faults.append((key, processes, f"at most {gpus}, the GPUs of a pod", why, fix))
+        if gpus and has_cpu_paddle():
+            why = "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message"
+            fix = "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it"
+            faults.append(("resources.limits (nvidia.com/gpu)", gpus, "absent with this image", why, fix))
         if settings.ports_num < processes or not settings.ports_num_sparse:
             why, fix = (
                 "each process has an endpoint, and the next port is PADDLE_MASTER",
@@ -139,6 +159,18 @@ class CollectiveRuntime:
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""
         record = read_fields(RunFile, run_record.read(OutputPaths(output_dir))[0] or {})
         return record.state == "complete" and record.passes >= settings.passes
+
+
+def has_cpu_paddle() -> bool:
+    """Return whether `import paddle` would load a Paddle without CUDA; False if there is none.
+
+    Paddle's setup.py (2.6 to 3.x) writes this into paddle/version/__init__.py. Importing Paddle would take seconds.
+    """
+    spec = find_spec("paddle")
+    if not (spec and spec.origin):
+        return False
+    file = Path(spec.origin).parent / "version" / "__init__.py"
+    return file.is_file() and bool(re.search(r"(?m)^cuda_version\s*=\s*'False'", file.read_text()))
 
 
 def master_port(settings: TrainSettings) -> int:

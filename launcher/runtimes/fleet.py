@@ -63,6 +63,7 @@ class FleetRuntime:
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
     fatal_lines: tuple[str, ...] = FATAL
+    explanations: tuple[tuple[str, str], ...] = ()
     log_shows_progress = False  # its trainers always write progress.json
 
     def check(self, settings: TrainSettings) -> None:

@@ -84,6 +84,8 @@ class Runtime(Protocol):
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
     fatal_lines: tuple[str, ...]
     """Texts in a process's log after which it cannot continue, although it does not exit."""
+    explanations: tuple[tuple[str, str], ...]
+    """(text in the log of a process that failed, its cause and fix)."""
     log_shows_progress: bool
     """Whether trainers without a progress.json count as hung once none of their logs grows for
     training.progressDeadlineSeconds."""

@@ -32,6 +32,7 @@ class V1Runtime:
 
     trainer_waits = False
     fatal_lines: tuple[str, ...] = ()
+    explanations: tuple[tuple[str, str], ...] = ()
     log_shows_progress = (
         False  # a pass may be longer than any deadline, and only its end is in the log for sure
     )

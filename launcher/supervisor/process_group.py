@@ -246,11 +246,10 @@ class ProcessGroup:
             )
         if code == -signal.SIGKILL and cgroup_memory.oom_kills() > self._oom_kills:
             raise ProcessError(_describe_out_of_memory(child.spec.name), code, child.spec.name)
-        raise ProcessError(
-            f"{child.spec.name} exited with {describe_exit(code)}{quote_log(child.spec.log)}",
-            code,
-            child.spec.name,
-        )
+        quoted = quote_log(child.spec.log)
+        meanings = dict.fromkeys(why for text, why in self._runtime.explanations if text in quoted)
+        text = "\n".join([f"{child.spec.name} exited with {describe_exit(code)}{quoted}", *meanings])
+        raise ProcessError(text, code, child.spec.name)
 
     def _check_progress(self, now: float) -> None:
         """Raise `ProcessError` if the trainers hang: their pass, batch and state have not changed for too long.

@@ -91,9 +91,97 @@ def test_gpus_are_assigned_to_processes_as_by_paddles_launcher(
     assert "PADDLE_DISTRI_BACKEND" not in specs[0].env
 
 
-def test_gloo_and_nccl_use_the_network_interface_of_the_chart(tmp_path: Path) -> None:
-    spec = RUNTIME.trainers(attempt(tmp_path, CONF_PADDLE_NIC="net1", GLOO_SOCKET_IFNAME="net2"))[0]
-    assert (spec.env["NCCL_SOCKET_IFNAME"], spec.env["GLOO_SOCKET_IFNAME"]) == ("net1", "net2")
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ("net1", "net1")),
+        ({"GLOO_SOCKET_IFNAME": "net2"}, ("net2", "net1")),
+        ({"NCCL_SOCKET_IFNAME": "^lo"}, ("net1", "^lo")),
+    ],
+)
+def test_gloo_and_nccl_use_the_network_interface_of_the_chart_unless_extra_env_sets_another(
+    tmp_path: Path, given: dict[str, str], expected: tuple[str, str]
+) -> None:
+    spec = RUNTIME.trainers(attempt(tmp_path, CONF_PADDLE_NIC="net1", **given))[0]
+    assert (spec.env["GLOO_SOCKET_IFNAME"], spec.env["NCCL_SOCKET_IFNAME"]) == expected
+
+
+def test_variables_of_the_device_plugin_and_of_nccl_reach_the_script_unchanged(tmp_path: Path) -> None:
+    given = {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_DEBUG": "INFO"}
+    spec = RUNTIME.trainers(attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD="2", **given))[1]
+    assert {name: spec.env.get(name) for name in given} == given
+    assert "CUDA_VISIBLE_DEVICES" not in spec.env, (
+        "FLAGS_selected_gpus and LOCAL_RANK count all GPUs of the pod"
+    )
+
+
+def install_paddle(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
+    """Let `import paddle` find a package with this version file, or one without such a file."""
+    (folder / "paddle" / "version").mkdir(parents=True)
+    (folder / "paddle" / "__init__.py").write_text(
+        "raise RuntimeError('the launcher must not import Paddle')"
+    )
+    if version is not None:
+        (folder / "paddle" / "version" / "__init__.py").write_text(version)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "paddle", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("version", "gpus", "is_rejected"),
+    [
+        ("full_version     = '3.3.1'\ncuda_version     = 'False'\ncudnn_version    = 'False'\n", "2", True),
+        ("full_version     = '3.3.1'\ncuda_version     = 'False'\ncudnn_version    = 'False'\n", "0", False),
+        ("full_version     = '3.3.1'\ncuda_version     = '12.6'\ncudnn_version    = '9.5.1'\n", "2", False),
+        ("full_version     = '3.3.1'\nxpu_cuda_version = 'False'\n", "2", False),
+        (None, "2", False),
+    ],
+)
+def test_gpus_are_rejected_when_the_paddle_of_the_image_is_built_without_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, gpus: str, is_rejected: bool
+) -> None:
+    install_paddle(tmp_path / "packages", monkeypatch, version)
+    settings = attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD=gpus).settings
+    if not is_rejected:
+        RUNTIME.check(settings)
+        return
+    with pytest.raises(SettingsError) as caught:
+        RUNTIME.check(settings)
+    assert str(caught.value) == (
+        "resources.limits (nvidia.com/gpu) is 2, but must be absent with this image: the image's Paddle is built for "
+        "CPUs: it would train without GPUs, or fail with an unrelated message. Fix: install paddlepaddle-gpu into the "
+        "image, or remove Paddle from it if the script does not need it."
+    )
+
+
+def test_gpus_are_accepted_in_an_image_without_paddle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", None)  # as if not installed
+    RUNTIME.check(attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD="2").settings)
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        (  # PaddlePaddle 2.6.2
+            "AttributeError: module 'paddle.base.libpaddle' has no attribute 'ProcessGroupGloo'. Did you mean: …",
+            "-DWITH_GLOO=ON",
+        ),
+        (
+            "ERROR: Unexpected BUS error encountered in DataLoader worker. This might be caused by insufficient "
+            "shared memory (shm), please check whether use_shared_memory is set",
+            "training.sharedMemory",
+        ),
+        (
+            "misc/shmutils.cc:72 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-cjY8K5",
+            "training.sharedMemory",
+        ),
+    ],
+)
+def test_lines_of_a_failed_script_are_explained(line: str, fix: str) -> None:
+    [why] = [why for text, why in RUNTIME.explanations if text in line]
+    assert fix in why.partition("Fix: ")[2]
 
 
 def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tmp_path: Path) -> None:

@@ -211,3 +211,23 @@ def test_a_script_that_does_not_exist_fails_the_run_before_its_start(tmp_path: P
         assert gang.start().wait_for_exit() == [64, 64]
         assert "training.config" in gang.termination_message(0)
         assert "train.py, trainer_config.py" in gang.termination_message(0)
+
+
+def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(
+        "print('NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1 (size 33030528)')\n"
+        "raise SystemExit('RuntimeError: might be caused by insufficient shared memory (shm)')\n"
+    )
+    with build_gang(tmp_path / "gang", script, trainers=1, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+        assert gang.start().wait_for_exit() == [70]
+        cause = gang.read_json("run.json")["cause"]
+        assert "exited with exit code 1" in cause
+        assert cause.count("The shared memory is too small\nFix: increase training.sharedMemory") == 1
+
+
+def test_gpus_on_an_image_with_a_paddle_for_cpus_end_the_run_before_it_starts(tmp_path: Path) -> None:
+    with build_gang(tmp_path, trainers=1, PADDLE_LAUNCHER_GPUS_PER_POD="1") as gang:
+        assert gang.start().wait_for_exit() == [64]
+        assert "resources.limits (nvidia.com/gpu) is 1, but must be absent with this image" in gang.pod_log(0)
+        assert not (gang.output / "environment-0.json").exists()

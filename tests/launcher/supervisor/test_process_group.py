@@ -38,6 +38,7 @@ class ScriptRuntime:
 
     trainer_waits = False
     fatal_lines = ("pull failed",)
+    explanations = ()
     log_shows_progress = False
 
     def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
