@@ -7,12 +7,14 @@ program uses a GPU, and there is no driver: the script of this test needs no lib
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from local.paths import POD_UID
 from testkit.fake_gpus import DEVICES, RESOURCE, gpus_of, offer_fake_gpus
 from testkit.local_cluster import Cluster, Training
 from testkit.waiting import until
@@ -64,6 +66,7 @@ def add_script(training: Training) -> None:
     folder = training.job / "devices"
     folder.mkdir(parents=True)
     (folder / "show.py").write_text(SCRIPT)
+    os.chown(training.job, POD_UID, POD_UID)
 
 
 def pretend_gpu_build(training: Training) -> dict[str, Any]:
