@@ -55,6 +55,8 @@ FOREIGN_VARIABLES = ("PADDLE_", "MASTER_", "FLAGS_selected_", "TRAINING_ROLE")
 LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
 
+OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
+"""In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
 EXPLANATIONS = (
     ("insufficient shared memory", SMALL),
@@ -99,7 +101,7 @@ class CollectiveRuntime:
             )
             key = "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)"
             faults.append((key, processes, f"at most {gpus}, the GPUs of a pod", why, fix))
-        if gpus and has_cpu_paddle():
+        if gpus and not any(map(find_spec, OTHER_FRAMEWORKS)) and has_cpu_paddle():
             why = "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message"
             fix = "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it"
             faults.append(("resources.limits (nvidia.com/gpu)", gpus, "absent with this image", why, fix))

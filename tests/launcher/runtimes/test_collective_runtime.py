@@ -154,6 +154,15 @@ def test_gpus_are_rejected_when_the_paddle_of_the_image_is_built_without_cuda(
     )
 
 
+def test_gpus_are_accepted_in_an_image_with_another_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_paddle(tmp_path / "packages", monkeypatch, "cuda_version     = 'False'\n")
+    (tmp_path / "packages" / "torch").mkdir()
+    (tmp_path / "packages" / "torch" / "__init__.py").touch()
+    RUNTIME.check(attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD="2").settings)
+
+
 def test_gpus_are_accepted_in_an_image_without_paddle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
