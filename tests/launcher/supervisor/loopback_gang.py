@@ -104,6 +104,7 @@ class LoopbackGang:
         trainer_waits: bool = False,
         forked: bool = False,
         nics: dict[str, list[str]] | None = None,
+        python: str | Path = sys.executable,
         **env: str,
     ) -> None:
         self.root, self.trainers, self.run = root, trainers, run
@@ -113,7 +114,7 @@ class LoopbackGang:
         self.timings = {**FAST, **(timings or {})}
         self.fake, self.env, self.nics = fake or {}, env, nics
         self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
-        self.forked = forked
+        self.forked, self.python = forked, str(python)
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
         self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
@@ -184,7 +185,7 @@ class LoopbackGang:
             path.write_text(json.dumps(config))
             with (self.folder / f"pod-{rank}.log").open("ab") as log:
                 self.processes[rank] = subprocess.Popen(
-                    [*prefix, sys.executable, "-m", "tests.launcher.supervisor.loopback_launcher", str(path)],
+                    [*prefix, self.python, "-m", "tests.launcher.supervisor.loopback_launcher", str(path)],
                     cwd=REPO,
                     env={"PATH": os.environ["PATH"], "GANG_MARK": self.mark, "PYTHONPATH": str(REPO)},
                     stdout=log,

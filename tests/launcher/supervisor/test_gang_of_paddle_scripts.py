@@ -1,4 +1,7 @@
-"""Test of a gang on loopback that runs the script of docs/how-to/own-script.md with PaddlePaddle and gloo."""
+"""Test of a gang on loopback that runs the script of docs/how-to/own-script.md with PaddlePaddle and gloo.
+
+It runs with PaddlePaddle 2.6.2 of the project's environment, and with the version of runtime collective's image.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import os
 import random
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
+from local.collective_python import ensure_collective_python
 from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
@@ -23,6 +28,7 @@ import hashlib
 state = sorted((name, value.numpy().tobytes()) for name, value in network.state_dict().items())
 digest = hashlib.sha256(repr(state).encode()).hexdigest()
 (run.output / f"parameters-{run.rank}.txt").write_text(digest)
+(run.output / f"version-{run.rank}.txt").write_text(paddle.__version__)
 """
 """Added to the script: writes the sha256 of the final parameters of each process."""
 
@@ -36,7 +42,7 @@ def write_rows(path: Path, count: int, seed: int) -> None:
             print(*(f"{value:.4f}" for value in row), int(row[0] + 2 * row[1] > row[2]), file=file)
 
 
-def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
+def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys.executable) -> LoopbackGang:
     """Return a gang of two pods that runs the page's script."""
     [script] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     step = "        optimizer.step()\n"
@@ -47,6 +53,7 @@ def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
     gang = LoopbackGang(
         root,
         trainers=2,
+        python=python,
         timings={"silence": 15.0, "orphan": 15.0},
         PADDLE_LAUNCHER_RUNTIME="collective",
         PADDLE_LAUNCHER_CONFIG_FILE="train.py",
@@ -74,9 +81,12 @@ def build_gang(root: Path, processes: int, epochs: int) -> LoopbackGang:
     return gang
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, processes: int) -> None:
-    with build_gang(tmp_path, processes, epochs=6) as gang:
+@pytest.mark.parametrize(("processes", "version"), [(1, "3.3.1"), (2, "2.6.2")])
+def test_all_processes_train_the_same_model_also_after_a_kill(
+    tmp_path: Path, processes: int, version: str
+) -> None:
+    python = ensure_collective_python() if version == "3.3.1" else sys.executable
+    with build_gang(tmp_path, processes, 6, python) as gang:
         gang.start().wait_until(lambda: list(gang.output.glob("pass-*/done")), 90)
         os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
         assert gang.wait_for_exit(120) == [0, 0], gang.pod_log(0)
@@ -91,7 +101,8 @@ def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, pr
         assert [row.number for row in rows] == list(range(6))
         assert rows[-1].tests["accuracy"] > 0.9
         assert rows[-1].train_loss < rows[0].train_loss
-        assert (gang.output / "model" / "model.pdmodel").is_file()
+        assert (gang.output / "model" / "model.pdiparams").is_file()
+        assert {path.read_text() for path in gang.output.glob("version-*.txt")} == {version}
 
 
 def test_a_rank_that_exits_with_0_too_early_is_named_before_the_abort_of_the_other_one(
