@@ -24,7 +24,8 @@ NODE_POLICIES = (
 
 NEWEST = "newest"
 # Without a running node the autoscaler knows no disk, and adds no node for pods that request one. It reads this tag
-# from the node group itself (DescribeNodegroup, in buildNodeFromTemplate of its cloudprovider/aws/aws_manager.go).
+# from the node group itself (DescribeNodegroup, in buildNodeFromTemplate of its cloudprovider/aws/aws_manager.go), and
+# labels and taints too. The number of GPUs needs no tag: it comes from the instance type.
 DISK_TAG = "k8s.io/cluster-autoscaler/node-template/resources/ephemeral-storage"
 SYSTEM_LABELS = {"paddle-training/system": "true"}
 # Machine images: type of the image in EKS, and its name in the parameters of releases. Source: "Retrieve recommended
