@@ -11,19 +11,29 @@ import pulumi
 import pytest
 import yaml
 
-from infra import chart_check, chart_values, constants, eks_nodes
+from infra import chart_check, constants, eks_nodes
 from infra.settings_loader import load_settings
 
 from .recording_mocks import AWS, ROOT, Recorder, aws_stack, config, default
 
-GPUS = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+GPUS: dict[str, Any] = {
+    "runtime": "collective",
+    "training": {"config": "planes/train.py"},
+    "data": {"source": "file://planes.txt"},
+    "resources": {
+        "requests": {"cpu": "2", "memory": "4Gi"},
+        "limits": {"memory": "4Gi", "nvidia.com/gpu": 1},
+    },
+}
 LABEL = {"k8s.amazonaws.com/accelerator": "nvidia"}
 FALLBACK = {"auto": True, "capacity": "SPOT", "fallback": True}
 
 
 def _gpu_stack(**nodes: Any) -> Recorder:
     machine = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 4, "memorySize": 16384}}
-    return aws_stack(nodes={"instanceTypes": ["g6.xlarge"], **nodes}, values=GPUS, answers=machine)
+    return aws_stack(
+        nodes={"instanceTypes": ["g6.xlarge"], **nodes}, valuesFiles=[], values=GPUS, answers=machine
+    )
 
 
 def _taints(group: dict[str, Any]) -> dict[str, str]:
@@ -94,8 +104,7 @@ def test_device_plugin_is_released_after_nodes_and_before_training() -> None:
 def test_all_pods_of_release_tolerate_taint_of_gpu_nodes() -> None:
     """The data pods request no GPU, and there are no other nodes for them."""
     settings = load_settings(config(**{**AWS, "nodes": {"instanceTypes": ["g6.xlarge"]}}))
-    user = {**chart_values.user_values(settings, ROOT), **GPUS}
-    done = chart_check.run_helm_template(settings, user, ROOT)
+    done = chart_check.run_helm_template(settings, GPUS, ROOT)
     assert done.returncode == 0, done.stderr
     pods = {}
     for item in filter(None, yaml.safe_load_all(done.stdout)):

@@ -213,7 +213,14 @@ def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
         chosen = json.loads(addons[name]["configurationValues"])
         assert chosen.get("controller", chosen)["nodeSelector"] == groups["system"].inputs["labels"]
 
-    engine.config('paddle-training:values.resources.limits["nvidia.com/gpu"]=4')
+    # Only scripts use GPUs; the numbers are the chart's defaults, because the example of `dev` has others.
+    collective = ("runtime=collective", "portsNum=2", "portsNumSparse=2")
+    script = (
+        "training.logPeriod=50",
+        "training.config=planes/train.py",
+        'resources.limits["nvidia.com/gpu"]=4',
+    )
+    engine.config(*[f"paddle-training:values.{pair}" for pair in (*collective, *script)])
     too_many = engine.up()
     assert too_many.code != 0
     assert "0 trainers fit" in too_many.text
