@@ -257,8 +257,10 @@ class DataPod:
                 return True
             if same:
                 return True
+            names = [("data.source", self._settings.source), ("data.testSource", self._settings.test_source)]
+            listed = " or ".join(f"{key} {sources.display_name(name)}" for key, name in names if name)
             raise DataError(
-                f"data.source {sources.display_name(self._settings.source)} changed while the pods of this "
+                f"{listed} changed while the pods of this "
                 "Job listed it: this pod sees other objects than the first one. Fix: wait until nothing "
                 "writes there, then start the run again with another runId."
             )

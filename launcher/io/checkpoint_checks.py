@@ -13,6 +13,7 @@ from pathlib import Path
 
 from launcher.errors import CheckpointError, DataError, LauncherError, StorageFailedError
 from launcher.io import files
+from launcher.log import log
 from launcher.paths import OutputPaths, Position, position
 from launcher.schema import CheckpointFile
 
@@ -45,13 +46,15 @@ def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str |
         folder = OutputPaths(output_dir).checkpoint(at)
         reason = unusable_reason(folder)
         if reason is None:
+            for skipped in reasons:
+                log.warning("skipped checkpoint %s", skipped)
             return at
         reasons.append(f"{folder.name}: {reason}")
     if reasons:
         raise DataError(
             f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
             + "\n  ".join(reasons)
-            + "\nFix: restore one of these folders from a copy; or, to start from scratch, remove them."
+            + "\nFix: restore one of these folders from a copy; or start from scratch, with another text in startFromScratch."
         )
     return None
 

@@ -71,17 +71,19 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
             f"itself uses {folders}",
             fix,
         )
-    entries = []
-    for file in folder_files(folder):
-        relative = file.relative_to(folder)
-        if any(part.startswith(".") for part in relative.parts):
-            continue
-        if file.is_symlink():
+
+    def is_visible(path: Path) -> bool:
+        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
+
+    for path in filter(is_visible, folder.rglob("*")):
+        if path.is_symlink():
             raise UsageError(
-                f"{file} is a symbolic link, and links are not sent to the pods",
-                "replace the link with the file itself",
+                f"{path} is a symbolic link, and links are not sent to the pods",
+                f"replace the link with the {'folder' if path.is_dir() else 'file'} itself",
             )
-        entries.append((relative.as_posix(), file))
+    entries = [
+        (file.relative_to(folder).as_posix(), file) for file in folder_files(folder) if is_visible(file)
+    ]
     scripts = [entry for entry, _ in entries if entry.endswith(".py") and "/" not in entry]
     if not scripts:
         raise UsageError(f"{folder} has no .py file", f"write the program to {folder / CONFIG}")

@@ -109,8 +109,12 @@ def test_push_rejects_folders_that_are_not_programs(cli, job_folder, tmp_path):
     assert "no .py file" in cli("push", empty, "--path", job_folder)[2]
     assert "trainer_config.py, line 1" in cli("push", broken, "--path", job_folder)[2]
     linked = make_program(tmp_path / "linked")
-    (linked / "data.txt").symlink_to("/etc/passwd")
-    assert "is a symbolic link" in cli("push", linked, "--path", job_folder)[2]
+    for target, kind in (("/etc/passwd", "file"), ("/etc", "folder")):
+        (linked / "data").symlink_to(target)
+        message = cli("push", linked, "--path", job_folder)[2]
+        assert "is a symbolic link" in message
+        assert f"replace the link with the {kind} itself" in message
+        (linked / "data").unlink()
     assert not any((job_folder / name).exists() for name in ("empty", "broken", "linked"))
 
 

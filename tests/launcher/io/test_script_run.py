@@ -76,7 +76,9 @@ def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["size", "missing", "contents", "rejected", "copied"])
-def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) -> None:
+def test_the_launcher_skips_an_unusable_checkpoint_and_logs_why(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
     run, output = build_run(tmp_path), OutputPaths(tmp_path / "output")
     save(run, 1, 0)
     save(run, 2, 0)
@@ -93,6 +95,7 @@ def test_the_launcher_skips_an_unusable_checkpoint(tmp_path: Path, damage: str) 
     else:
         newest.rename(output.checkpoint(Position(3)))
     assert find_newest(output.root) == Position(1)
+    assert "skipped checkpoint pass-0000" in caplog.text
     (output.checkpoint(Position(1)) / "contents.json").unlink()
     with pytest.raises(DataError, match="refusing to start from scratch"):
         find_newest(output.root)
