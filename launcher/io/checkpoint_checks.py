@@ -54,7 +54,8 @@ def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str |
         raise DataError(
             f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
             + "\n  ".join(reasons)
-            + "\nFix: restore one of these folders from a copy; or start from scratch, with another text in startFromScratch."
+            + "\nFix: restore one of these folders from a copy; or start from scratch, with "
+            "another text in startFromScratch."
         )
     return None
 
