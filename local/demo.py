@@ -16,7 +16,7 @@ import yaml
 from launcher.errors import LauncherError
 from launcher.io.files import read_json
 from launcher.programs.ctr import generated_rows, scores
-from local import console, example_data, local_stack, sample_prediction, try_example
+from local import console, example_data, local_stack, try_example
 from local.cluster import cluster_lifecycle
 from local.errors import LocalError
 from local.external_commands import indent_last_lines
@@ -136,7 +136,7 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     if where.is_local:
         console.success(f"model:  {job / 'output' / 'model'}")
         console.success(f"curve:  {job / 'output' / 'curve.png'}")
-        sample_prediction.print_sample_prediction(job)
+        try_example.print_prediction(config, job)
         if config == "ctr":
             _print_best_possible_auc(job)
         if before is not None and completion_time(job) == before:

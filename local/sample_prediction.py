@@ -1,4 +1,7 @@
-"""Request one prediction from a trained model over HTTP: the last step of `make demo` and `make try`."""
+"""Predict one test row with a trained model: the last step of `make demo` and `make try`.
+
+A model of runtime fleet is served over HTTP. The example of runtime collective has a script predict.py.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,33 @@ from typing import Any
 
 from launcher.dataprep.csv_records import split_fields
 from local import console
+from local.collective_python import ensure_collective_python
 from local.errors import LocalError
+from local.external_commands import run_command
 from local.paths import CLONE
 
 HOST = "127.0.0.1"
 START_SECONDS = 60
 SHOWN = 100  # characters of the request that are printed
+
+
+def print_script_prediction(job: Path, predict: Path, values: Mapping[str, Any]) -> str:
+    """Predict the last column of the first test row with an example's script, and print and return the answer.
+
+    Args:
+        job: the job's folder, with output/model/ and test.txt.
+        predict: the script; its arguments are the model's folder and the row's last column.
+        values: the example's chart values.
+
+    Raises:
+        LocalError: the script failed.
+    """
+    with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
+        *_, given = split_fields(next(file))
+    argv = [str(ensure_collective_python()), str(predict), str(job / "output" / "model"), given]
+    answer = run_command(argv, why=f"predicting a test row of {values['jobName']}").strip()
+    console.success(f"predict.py: {answer}")
+    return answer
 
 
 def print_sample_prediction(job: Path) -> str:

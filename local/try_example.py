@@ -118,8 +118,22 @@ def run(config: str, live: bool = True) -> None:
         results.wait()
     console.success(f"model:  {job / 'output' / 'model'}")
     console.success(f"curve:  {job / 'output' / 'curve.png'}")
-    sample_prediction.print_sample_prediction(job)
+    print_prediction(config, job)
     console.info(f"to train it in a three-node Kubernetes cluster on this machine: make demo CONFIG={config}")
+
+
+def print_prediction(config: str, job: Path) -> None:
+    """Predict a test row with the finished model of an example, and print the answer. `job` is the job's folder.
+
+    Raises:
+        LocalError: the prediction failed.
+    """
+    values = example_values(config)
+    if values["runtime"] == "collective":
+        predict = CLONE / "launcher" / "programs" / config / "predict.py"
+        sample_prediction.print_script_prediction(job, predict, values)
+    else:
+        sample_prediction.print_sample_prediction(job)
 
 
 def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]:

@@ -41,7 +41,7 @@ def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str |
     Raises:
         DataError: there are finished checkpoints, but training can resume from none of them.
     """
-    reasons = []
+    reasons: list[str] = []
     for at in finished_checkpoints(output_dir):
         folder = OutputPaths(output_dir).checkpoint(at)
         reason = unusable_reason(folder)
