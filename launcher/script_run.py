@@ -114,9 +114,8 @@ class ScriptRun:
         all_batches = {"batch": step * self.world_size, "batches": steps * self.world_size}
         place = {"pass": epoch, "passes": self.epochs, "batch_size": samples / self.world_size, **all_batches}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
-        self._write(
-            **place, state="training", samples_per_second=speed, loss=self._loss / (self._samples or 1)
-        )
+        if self._progress is not None:
+            self._progress.stepped(**place, samples_per_second=speed, loss=self._loss / (self._samples or 1))
 
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.

@@ -191,6 +191,8 @@ def test_progress_and_metrics_have_loss_speed_and_samples(
     }
     assert {key: progress[key] for key in expected} == expected
     assert progress["samples_per_second"] == 5.0
+    assert isinstance(progress["marks"], dict)
+    assert list(progress["marks"]) == ["first_batch"], "the time of the first step since this process started"
     run.end_epoch(2, accuracy=0.75)
     [row] = parse_metrics((tmp_path / "output" / "metrics.csv").read_text())
     assert (row.number, row.rank, row.samples, row.seconds, row.train_loss) == (2, 0, 90, 6.0, 3.0)
