@@ -73,6 +73,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
+        (PY, "-m", "local", "image", "--runtime", "collective"),
         (PY, "-m", "local", "sources"),
     ),
     "e2e": (

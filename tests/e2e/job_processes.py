@@ -26,11 +26,15 @@ class JobProcess:
     role: str
     """launcher, trainer, pserver, data, waiting (the init container), or other."""
     rank: int
+    progress_file: str = "/work/progress.json"
+    """In the pod's file system."""
 
     def progress(self) -> dict[str, Any]:
         """Return progress.json of this trainer process, or {} if there is none."""
         try:
-            return dict(json.loads((PROC / str(self.pid) / "root/work/progress.json").read_text()))
+            return dict(
+                json.loads((PROC / str(self.pid) / "root" / self.progress_file.lstrip("/")).read_text())
+            )
         except (OSError, ValueError):
             return {}
 
@@ -59,7 +63,8 @@ def _identified(path: Path, job_name: str) -> JobProcess | None:
         return None
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")
-    return JobProcess(int(path.name), role, int(rank))
+    script = environ.get("PADDLE_LAUNCHER_PROGRESS_FILE")  # only processes of a script have it
+    return JobProcess(int(path.name), "trainer" if script else role, int(rank), *filter(None, [script]))
 
 
 def signal_all(whom: Iterable[JobProcess], number: signal.Signals) -> None:

@@ -1,11 +1,10 @@
-"""Fixtures of the fault tests: long runs to inject faults into, the score of an undisturbed run, results."""
+"""Fixtures of the fault tests: long runs to inject faults into, the result of an undisturbed run, results."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,27 +12,14 @@ from typing import Any
 
 import pytest
 
-from local.paths import POD_UID
 from testkit.local_cluster import ROOT, Cluster, Training, merge_values
 from testkit.shared_fixtures import create_once
 from tests.e2e.conftest import cluster, create_trainings, train
 from tests.faults import cluster_faults
 from tests.faults.faulty_run import FaultyRun
+from tests.faults.paced_programs import LONGER, Result, install_paced, paced_values
 
 __all__ = ["cluster", "train"]
-
-PACED = Path(__file__).parent / "paced"
-VALUES: dict[str, Any] = {
-    # 434 batches a pass: 4.4 s of training at least, and a save after each pass.
-    "training": {
-        "config": f"{PACED.name}/trainer_config.py",
-        "passes": 4,
-        "batchSize": 16,
-        "keepCheckpoints": 100,
-        "terminationGracePeriodSeconds": 15,
-    },
-}
-"""On top of the example quick_start."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -43,44 +29,35 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"{item.name} would start {late:.0f} s after FAULTS_UNTIL; `make test-faults` runs it")
 
 
-def install_paced(training: Training) -> Training:
-    """Copy the paced program to the job's folder, as `push` would, install the release and return the training."""
-    folder = training.job / PACED.name
-    folder.mkdir(parents=True)
-    plain = ROOT / "launcher" / "programs" / "quick_start"
-    sources = {
-        "trainer_config.py": PACED / "trainer_config.py",
-        "plain.py": plain / "trainer_config.py",
-        "texts.py": plain / "texts.py",
-    }
-    for name, source in sources.items():
-        shutil.copy(source, folder / name)
-    for path in (training.job, folder, *folder.iterdir()):
-        os.chown(path, POD_UID, POD_UID)
-    os.sync()  # a volume that rejects writes a moment later would give back empty files
-    training.upgrade()
-    return training
-
-
-@pytest.fixture(scope="session")
-def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[[], float]:
-    """Return the score of a run without faults, which is trained once for all pytest processes."""
-
-    def train_it() -> float:
-        """Train without faults and return the test error."""
-        with create_trainings(cluster, "undisturbed") as make:
-            training = install_paced(make("quick_start", **VALUES))
-            training.complete(300)
-            record = json.loads((training.output / "run.json").read_text())
-            assert record["restarts"] == []
-            return float(record["score"]["error"])
-
-    return lambda: create_once(tmp_path_factory, "undisturbed", train_it)
+@pytest.fixture
+def runtime(request: pytest.FixtureRequest) -> str:
+    """Return the runtime of this test's run: fleet, unless the test is marked BOTH_RUNTIMES or ONLY_COLLECTIVE."""
+    return str(getattr(request, "param", "fleet"))
 
 
 @pytest.fixture
-def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
-    """Return a function that writes this test's row to the file FAULT_RESULTS, if that is set."""
+def undisturbed(
+    runtime: str, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], Result]:
+    """Return the result of a run without faults, which is trained once for all tests of its runtime."""
+
+    def train_it() -> Result:
+        """Train without faults and return the result."""
+        with create_trainings(cluster, f"undisturbed_{runtime}") as make:
+            training = install_paced(make("quick_start", **paced_values(runtime, {})))
+            training.complete(300)
+            assert json.loads((training.output / "run.json").read_text())["restarts"] == []
+            return Result.of(training.output)
+
+    return lambda: create_once(tmp_path_factory, f"undisturbed_{runtime}", train_it)
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest, runtime: str) -> Callable[[dict[str, Any]], None]:
+    """Return a function that writes this test's result to the file FAULT_RESULTS, if that is set.
+
+    The file is JSON: test → runtime → result.
+    """
 
     def write(row: dict[str, Any]) -> None:
         if "FAULT_RESULTS" not in os.environ:
@@ -89,7 +66,8 @@ def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
             fcntl.flock(file, fcntl.LOCK_EX)  # pytest may have several processes
             file.seek(0)
             rows = json.loads(file.read() or "{}")
-            rows[f"{Path(str(request.node.path)).relative_to(ROOT)}::{request.node.name}"] = row
+            test = f"{Path(str(request.node.path)).relative_to(ROOT)}::{request.node.originalname}"
+            rows[test] = {**rows.get(test, {}), runtime: row}
             file.truncate(0)
             file.write(json.dumps(rows, indent=1, sort_keys=True) + "\n")
 
@@ -98,16 +76,16 @@ def note(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], None]:
 
 @pytest.fixture
 def start_run(
+    runtime: str,
     train: Callable[..., Training],
-    undisturbed: Callable[[], float],
+    undisturbed: Callable[[], Result],
     note: Callable[[dict[str, Any]], None],
 ) -> Callable[..., FaultyRun]:
-    """Return a function that starts a run with `VALUES` and the given changes."""
+    """Return a function that starts a run of the test's runtime with the given changes of its values."""
 
-    def start(**changes: Any) -> FaultyRun:
-        return FaultyRun(
-            install_paced(train("quick_start", **merge_values(VALUES, changes))), undisturbed, note
-        )
+    def start(*, longer: bool = False, **changes: Any) -> FaultyRun:
+        values = paced_values(runtime, merge_values(LONGER[runtime] if longer else {}, changes))
+        return FaultyRun(install_paced(train("quick_start", **values)), undisturbed, note)
 
     return start
 

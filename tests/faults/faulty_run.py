@@ -15,11 +15,11 @@ from testkit.local_cluster import POLL, Cluster, Training
 from testkit.waiting import Seen, until
 from tests.e2e import job_processes
 from tests.e2e.job_processes import JobProcess
+from tests.faults.paced_programs import Result
 
 SCORE_WITHIN = 0.02
-"""Allowed difference from the score of the undisturbed run: asynchronous training is not repeatable."""
-LONG = {"passes": 8}
-"""Values of `training` that make the run longer, for faults that are detected only after ten seconds."""
+"""Allowed difference from the error of the undisturbed run, where training is not repeatable: with asynchronous
+updates (runtime fleet), and with another number of processes."""
 LATE = 30
 """Seconds after the end of a Job within which all its processes have exited."""
 
@@ -29,8 +29,8 @@ class FaultyRun:
     """A training and what is expected of it after a fault."""
 
     training: Training
-    undisturbed: Callable[[], float]
-    """Returns the score of the run without faults."""
+    undisturbed: Callable[[], Result]
+    """Returns the result of the run without faults."""
     note: Callable[[dict[str, Any]], None]
     """Saves the row of docs/reliability.json for this test."""
     at: float | None = field(default=None, init=False)
@@ -55,6 +55,11 @@ class FaultyRun:
 
     def processes(self, role: str | None = None, rank: int | None = None) -> list[JobProcess]:
         return job_processes.find_job_processes(self.name, role, rank)
+
+    def count_trainers(self) -> int:
+        """Return the number of trainers, or processes of the script, in all pods."""
+        values = self.training.values
+        return int(values["trainers"]) * int(values["training"].get("processesPerPod") or 1)
 
     def progress(self, rank: int = 0) -> dict[str, Any]:
         """Return the latest progress of this rank's trainer, or {} if there is none."""
@@ -110,7 +115,7 @@ class FaultyRun:
                 one.progress().get("marks", {}).get("first_batch") for one in self.processes("trainer")
             ]
             marks = [mark for mark in batches if mark is not None and mark > broken_at]
-            return min(marks) if len(marks) == self.training.values["trainers"] else None
+            return min(marks) if len(marks) == self.count_trainers() else None
 
         self.seconds = self.until(first, "the first batches after the fault", seconds) - broken_at
         return self.seconds
@@ -129,13 +134,24 @@ class FaultyRun:
             cause in line for cause, line in zip(causes, lines, strict=True)
         ), lines
         self._check_nothing_lost()
-        score = float(self.json("run.json")["score"]["error"])
-        assert abs(score - self.undisturbed()) <= SCORE_WITHIN, (score, self.undisturbed())
+        result = self.check_result()
         self.until(lambda: not self.processes(), f"no process of {self.name}", LATE)
-        self.keep(
-            len(lines),
-            f"{what}complete, all passes, error {score:.3f} (undisturbed {self.undisturbed():.3f})",
-        )
+        self.keep(len(lines), f"{what}complete, all passes, {result}")
+
+    def check_result(self) -> str:
+        """Check that the run learned what the undisturbed one did; return a text about it for the table.
+
+        With runtime collective and the same number of processes all parameters must be exactly equal.
+        """
+        found, wanted = Result.of(self.output), self.undisturbed()
+        if wanted.parameters:
+            assert len(found.parameters) == self.count_trainers()
+            assert len(set(found.parameters)) == 1, "all processes must have the same parameters"
+        if wanted.parameters and len(found.parameters) == len(wanted.parameters):
+            assert found == wanted
+            return "parameters equal to undisturbed"
+        assert abs(found.error - wanted.error) <= SCORE_WITHIN, (found, wanted)
+        return f"error {found.error:.3f} (undisturbed {wanted.error:.3f})"
 
     def keep(self, restarts: int, outcome: str) -> None:
         """Record the row of this test."""
@@ -144,7 +160,7 @@ class FaultyRun:
 
     def _check_nothing_lost(self) -> None:
         """Check that every pass is complete and that what was finished before the fault is unchanged."""
-        passes, trainers = self.training.values["training"]["passes"], self.training.values["trainers"]
+        passes = self.training.values["training"]["passes"]
         for number in range(passes):
             assert (self.output / f"pass-{number:05d}" / "done").exists(), f"pass {number} is incomplete"
         for name, content in self.saves.items():
@@ -152,7 +168,9 @@ class FaultyRun:
         now = self._metrics()
         assert set(self.rows) <= set(now), "a row of a finished pass was changed after the fault"
         found = {(int(row["pass"]), int(row["rank"])) for row in csv.DictReader(now)}
-        assert found == {(number, rank) for number in range(passes) for rank in range(trainers)}
+        is_script = self.training.values.get("runtime") == "collective"  # process 0 writes the rows
+        ranks = 1 if is_script else self.training.values["trainers"]
+        assert found == {(number, rank) for number in range(passes) for rank in range(ranks)}
 
     def _finished(self) -> list[Path]:
         return sorted(self.output.glob("pass-*/done"))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.faults import cluster_faults
-from tests.faults.faulty_run import LONG, FaultyRun
+from tests.faults.faulty_run import FaultyRun
 from tests.faults.test_pods import node_of
 
 pytestmark = [
@@ -63,7 +63,7 @@ def test_two_ranks_that_reach_rank_0_but_not_each_other_are_restarted_until_they
     start_run: StartRun,
 ) -> None:
     """Rank 0 reaches both, so only their trainers notice: no batch completes, and the next start hangs."""
-    run = start_run(training={"progressDeadlineSeconds": 10, **LONG})
+    run = start_run(longer=True, training={"progressDeadlineSeconds": 10})
     run.reach(1, batch=100)
     [launcher] = run.processes("launcher", 1)
     run.broken()

@@ -6,14 +6,17 @@ import contextlib
 import json
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from testkit.local_cluster import Training
+from launcher.paths import Position
+from testkit.local_cluster import Training, merge_values
 from testkit.waiting import until
 from tests.e2e import job_processes
 from tests.faults import cluster_faults
-from tests.faults.faulty_run import LONG, FaultyRun
+from tests.faults.faulty_run import FaultyRun
+from tests.faults.paced_programs import BOTH_RUNTIMES, ONLY_COLLECTIVE, pace_first_attempt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -37,6 +40,7 @@ def node_of(training: Training, rank: int) -> str:
     return str(next(p["spec"]["nodeName"] for p in training.pods() if p["metadata"]["name"] == name))
 
 
+@BOTH_RUNTIMES
 def test_a_deleted_pod_is_replaced_and_the_other_ranks_wait_with_their_staged_data(
     start_run: StartRun,
 ) -> None:
@@ -99,7 +103,7 @@ def test_a_second_rank_0_waits_until_the_first_one_has_exited(
 def test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues(
     start_run: StartRun, repaired_cluster: None
 ) -> None:
-    run = start_run(training=LONG)
+    run = start_run(longer=True)
     run.reach(0, batch=100)
     assert node_of(run.training, 0) != node_of(run.training, 1)
     with deserted(run.training, 1):
@@ -125,7 +129,7 @@ def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again
     start_run: StartRun, repaired_cluster: None
 ) -> None:
     wait = {"rendezvousSeconds": 10, "notify": {"events": True}}
-    run = start_run(**wait, training={**LONG, "rankWaitHours": 0.02})
+    run = start_run(**wait, longer=True, training={"rankWaitHours": 0.02})
     there = "-n", run.training.namespace
     run.reach(1, batch=100)
     with no_capacity(run.training):
@@ -194,11 +198,16 @@ def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_r
     run.ends_complete(*run.ends())
 
 
-def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: StartRun) -> None:
+STOPPED = {"fleet": {"training": {"passes": 1, "batchSize": 2}}, "collective": pace_first_attempt(0.05)}
+"""Runtime → values. fleet: 3472 batches; collective: a pass takes 11 s, and a process asks rank 0 every 5 s."""
+
+
+@BOTH_RUNTIMES
+def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: StartRun, runtime: str) -> None:
     """`stop` saves inside the pass without training.checkpointEvery, and `resume` continues there."""
-    run = start_run(training={"passes": 1, "batchSize": 2})  # 3472 batches
+    run = start_run(**STOPPED[runtime])
     place = "--release", run.training.release, "-n", run.training.namespace
-    run.reach(0, batch=200)
+    run.reach(0, batch=100)
     said = run.cluster.launcher("stop", *place).stdout
     assert "checkpoint: pass 1, batch " in said
     assert run.processes() == []
@@ -210,17 +219,51 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     run.recovered()
     passes, batches = run.json("run.json")["resume"]
     assert (passes, f"{batches:07d}") == (0, saved[-7:])
-    assert batches >= 200
+    assert batches >= 100
     run.training.complete()
-    run.keep(0, "complete; only the few batches between this checkpoint and the suspension are trained again")
+    result = f", {run.check_result()}" if runtime == "collective" else ""
+    run.keep(
+        0,
+        "complete; only the few batches between this checkpoint and the suspension are trained again"
+        + result,
+    )
 
 
-def test_a_drained_node_loses_no_work_of_its_pod(start_run: StartRun, repaired_cluster: None) -> None:
+@ONLY_COLLECTIVE
+def test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers(start_run: StartRun) -> None:
+    """The data Job makes other shards, and the run continues at the same part of the pass."""
+    run = start_run(**pace_first_attempt(0.05))
+    run.reach(1, batch=200)
+    run.cluster.launcher("stop", "--release", run.training.release, "-n", run.training.namespace)
+    stopped_at = max(path.parent.name for path in run.output.glob("pass-00001-batch-*/done"))
+    run.broken()
+    run.training.upgrade({"trainers": 2})
+    run.recovered(180)
+    passes, batches = run.json("run.json")["resume"]
+    assert Position(passes, batches).folder == stopped_at
+    run.ends_complete(what="2 trainers instead of 3; ")
+    assert run.json("run.json")["fingerprint"]["trainers"] == 2
+    assert not (run.training.job / "runs").exists(), "the output was continued, not moved away"
+
+
+# The newest checkpoint is 12 s old; one that is younger than 10 s would be used.
+DRAINED: dict[str, tuple[dict[str, Any], int, int]] = {
+    # 3472 batches; the checkpoint is at 1500.
+    "fleet": ({"training": {"passes": 1, "batchSize": 2, "checkpointEvery": {"batches": 1500}}}, 0, 2800),
+    # 216 steps of 3 processes a pass; the checkpoint is at the end of the first pass.
+    "collective": (pace_first_attempt(0.08), 1, 450),
+}
+"""Runtime → values; pass and batch at which the node is drained."""
+
+
+@BOTH_RUNTIMES
+def test_a_drained_node_loses_no_work_of_its_pod(
+    start_run: StartRun, repaired_cluster: None, runtime: str
+) -> None:
     """As before a spot node is reclaimed: the eviction is a SIGTERM, upon which all ranks save a checkpoint."""
-    grace = {"terminationGracePeriodSeconds": 110}
-    training = {"passes": 1, "batchSize": 2, "checkpointEvery": {"batches": 1500}, **grace}  # 3472 batches
-    run = start_run(training=training)
-    run.reach(0, batch=2800)  # 13 s after the newest checkpoint; a younger one than 10 s would be used
+    values, number, batch = DRAINED[runtime]
+    run = start_run(**merge_values({"training": {"terminationGracePeriodSeconds": 110}}, values))
+    run.reach(number, batch=batch)
     run.broken()
     at = max(run.progress(rank)["batch"] for rank in range(3))
     node = node_of(run.training, 1)
@@ -228,15 +271,15 @@ def test_a_drained_node_loses_no_work_of_its_pod(start_run: StartRun, repaired_c
     run.cluster.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=150s")
     try:
         run.recovered()
-        passes, batches = run.json("run.json")["resume"]
-        assert passes == 0
-        assert batches >= at, "no batch from before the drain is trained again"
+        resumed = run.json("run.json")["resume"]
+        assert resumed >= [number, at], "no batch from before the drain is trained again"
         [cause] = run.ends()
     finally:
         run.cluster.kubectl("uncordon", node)
     assert "SIGTERM: saved a checkpoint at " in cause
     run.until(lambda: not run.processes(), "no process", 30)
-    run.keep(1, "complete; 0 of the batches from before the drain done again")
+    result = f", {run.check_result()}" if runtime == "collective" else ""
+    run.keep(1, f"complete; 0 of the batches from before the drain done again{result}")
 
 
 def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: StartRun) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.faults.faulty_run import LONG, FaultyRun
+from tests.e2e import job_processes
+from tests.faults.faulty_run import FaultyRun
+from tests.faults.paced_programs import BOTH_RUNTIMES, ONLY_COLLECTIVE, pace_first_attempt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -22,6 +24,7 @@ def test_a_killed_pserver_restarts_the_gang_from_the_newest_checkpoint(start_run
     run.ends_complete("pserver 0 exited with signal SIGKILL")
 
 
+@BOTH_RUNTIMES
 def test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
@@ -32,8 +35,9 @@ def test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint(start_run
     assert {run.training.pod(rank) for rank in range(3)} == pods, "no pod was replaced for it"
 
 
+@BOTH_RUNTIMES
 def test_a_stopped_trainer_counts_as_hung_after_progress_deadline_seconds(start_run: StartRun) -> None:
-    run = start_run(training={"progressDeadlineSeconds": 10, **LONG})
+    run = start_run(longer=True, training={"progressDeadlineSeconds": 10})
     run.reach(1, batch=100)
     run.kill("trainer", 1, signal.SIGSTOP)
     run.recovered()
@@ -42,7 +46,7 @@ def test_a_stopped_trainer_counts_as_hung_after_progress_deadline_seconds(start_
 
 def test_a_stopped_launcher_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
     """Its child processes continue, and only Kubernetes may terminate them: the other ranks wait for that."""
-    run = start_run(training=LONG)
+    run = start_run(longer=True)
     run.reach(1, batch=100)
     run.kill("launcher", 1, signal.SIGSTOP)
     run.recovered(240)
@@ -51,13 +55,14 @@ def test_a_stopped_launcher_is_restarted_by_its_liveness_probe(start_run: StartR
 
 def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
     """No attempt can start meanwhile; no other pod may write to the output until the lease has expired."""
-    run = start_run(training=LONG)
+    run = start_run(longer=True)
     run.reach(1, batch=100)
     run.kill("launcher", 0, signal.SIGSTOP)
     run.recovered(240)
     run.ends_complete("rank 0's launcher was lost")
 
 
+@BOTH_RUNTIMES
 def test_a_killed_launcher_of_rank_0_is_restarted_and_resumes_from_run_json(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
@@ -76,3 +81,32 @@ def test_three_faults_in_a_row_cause_three_restarts(start_run: StartRun) -> None
     run.kill("launcher", rank=1)
     run.recovered()
     run.ends_complete("pserver 0 exited", "trainer exited", "rank 1")
+
+
+@ONLY_COLLECTIVE
+def test_a_process_that_exits_with_0_before_the_others_is_named_first(start_run: StartRun) -> None:
+    """The others wait for it in their next step, and abort or hang."""
+    run = start_run(training={"progressDeadlineSeconds": 10})
+    run.reach(1, batch=100)
+    run.kill("trainer", 1, signal.SIGUSR1)
+    run.recovered()
+    [cause] = run.ends()
+    before, _, after = cause.partition(" before the other trainers had finished. Then: ")
+    assert before.startswith("the trainer of rank 1 ")
+    assert before.endswith("exited with code 0")
+    assert after.startswith("rank ")
+    run.ends_complete("exited with code 0 before")
+
+
+@ONLY_COLLECTIVE
+def test_the_processes_of_two_pods_that_die_at_once_cause_one_restart(start_run: StartRun) -> None:
+    """Each pod has two processes, which share its shard."""
+    training = {"processesPerPod": 2, "checkpointEvery": {"batches": 60}}
+    run = start_run(training=training, **pace_first_attempt(0.05))
+    run.reach(1, batch=480)  # of 648: 80 steps of each of 6 processes
+    run.broken()
+    at = max(one.progress()["batch"] for one in run.processes("trainer"))
+    job_processes.signal_all(run.processes("trainer", 1) + run.processes("trainer", 2), signal.SIGKILL)
+    run.recovered()
+    assert run.json("run.json")["resume"] == [1, 360]
+    run.ends_complete("exited with signal SIGKILL", what=f"{at // 6 - 60} steps done again; ")

@@ -12,7 +12,8 @@ import pytest
 from testkit import failing_filesystem
 from tests.e2e import job_processes
 from tests.faults.cluster_faults import Volume
-from tests.faults.faulty_run import LONG, FaultyRun
+from tests.faults.faulty_run import FaultyRun
+from tests.faults.paced_programs import BOTH_RUNTIMES
 from tests.faults.test_pods import delete
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -36,8 +37,9 @@ def fails(run: FaultyRun, *words: str) -> list[str]:
     return said
 
 
+@BOTH_RUNTIMES
 def test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restored(
-    start_run: StartRun,
+    start_run: StartRun, runtime: str
 ) -> None:
     run = start_run()
     run.reach(2, batch=50)
@@ -45,8 +47,8 @@ def test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restor
     trainers = run.processes("trainer")
     job_processes.signal_all(trainers, signal.SIGSTOP)  # no newer save can come between
     newest = max(path.parent for path in run.output.glob("pass-*/done"))
-    files = sorted(newest.rglob("part-*"), key=lambda path: path.stat().st_size)
-    flip(files[-1])
+    parameters = newest.rglob({"fleet": "part-*", "collective": "*.pdparams"}[runtime])
+    flip(max(parameters, key=lambda path: path.stat().st_size))
     job_processes.signal_all(trainers[:1], signal.SIGKILL)
     run.recovered()
     assert (newest / "rejected.json").exists()
@@ -78,7 +80,7 @@ def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart
     start_run: StartRun,
 ) -> None:
     """Rank 1's processes wait in the kernel from the next save on and cannot be killed meanwhile."""
-    run = start_run(training=LONG)
+    run = start_run(longer=True)
     run.reach(1, batch=100)
     [launcher] = run.processes("launcher", 1)
     run.broken()
