@@ -198,8 +198,8 @@ def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_r
     run.ends_complete(*run.ends())
 
 
-STOPPED = {"fleet": {"training": {"passes": 1, "batchSize": 2}}, "collective": pace_first_attempt(0.05)}
-"""Runtime → values. fleet: 3472 batches; collective: a pass takes 11 s, and a process asks rank 0 every 5 s."""
+STOPPED = {"fleet": {"training": {"passes": 1, "batchSize": 2}}, "collective": pace_first_attempt(0.1)}
+"""Runtime → values. fleet: 3472 batches; collective: a pass takes 22 s, and process 0 asks every 5 s whether to save."""
 
 
 @BOTH_RUNTIMES
@@ -251,7 +251,7 @@ DRAINED: dict[str, tuple[dict[str, Any], int, int]] = {
     # 3472 batches; the checkpoint is at 1500.
     "fleet": ({"training": {"passes": 1, "batchSize": 2, "checkpointEvery": {"batches": 1500}}}, 0, 2800),
     # 216 steps of 3 processes a pass; the checkpoint is at the end of the first pass.
-    "collective": (pace_first_attempt(0.08), 1, 450),
+    "collective": (pace_first_attempt(0.1), 1, 375),
 }
 """Runtime → values; pass and batch at which the node is drained."""
 
