@@ -199,7 +199,7 @@ def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_r
 
 
 STOPPED = {"fleet": {"training": {"passes": 1, "batchSize": 2}}, "collective": pace_first_attempt(0.1)}
-"""Runtime → values. fleet: 3472 batches; collective: a pass takes 22 s, and process 0 asks every 5 s whether to save."""
+"""Runtime → values. fleet: 3472 batches; collective: a pass takes 22 s, and process 0 asks for requests every 5 s."""
 
 
 @BOTH_RUNTIMES
