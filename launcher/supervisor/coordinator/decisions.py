@@ -141,6 +141,9 @@ def _plan_while_running(
     """
     failure = _first_failure(plan, members, now, limits)
     if failure is not None:
+        trains = any(m.phase == "training" and m.state is not None and not m.state.failure for m in members)
+        if failure.is_abort and trains and now - failure.at < _ABORT_SECONDS:
+            return plan
         return replace(plan, do="stop", since=now, cause=failure)
     reached, then = _STEPS[plan.do]
     if all(
@@ -160,6 +163,9 @@ def _plan_while_running(
     return replace(plan, do="stop", since=now, cause=cause)
 
 
+_ABORT_SECONDS = 2.0
+"""Seconds to wait for the cause of an aborted trainer: gloo aborts a trainer when another one has closed its
+connections, which exits a moment later."""
 _STEPS: dict[str, tuple[str, OrderAction]] = {
     "serve": ("ready", "train"),
     "train": ("done", "finish"),
@@ -240,7 +246,7 @@ def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState],
 def _first_failure(
     plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
 ) -> Failure | None:
-    """Return the earliest failure of this attempt; later ones are usually its consequences."""
+    """Return the earliest failure of this attempt that is no abort; later ones are usually its consequences."""
     if not plan.incarnations:
         return None  # the attempt of an earlier rank 0, whose loss is the cause
     found = [
@@ -255,7 +261,7 @@ def _first_failure(
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
-    first = min(found, key=lambda failure: failure.at, default=None)
+    first = min(found, key=lambda failure: (failure.is_abort, failure.at), default=None)
     early = [
         m for m in members if m.phase == "done" and m.state is not None and m.state.attempt == plan.attempt
     ]

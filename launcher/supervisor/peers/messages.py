@@ -4,6 +4,7 @@ answer.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -49,6 +50,14 @@ class Failure:
         if isinstance(error, ProcessError):
             more |= {"process": error.process, "returncode": error.returncode}
         return cls(str(error), error.exit_code, at, rank, **more)
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether a trainer got SIGABRT, in most cases because it lost its connection to another one."""
+        return self.process.startswith("trainer") and self.returncode in (
+            -signal.SIGABRT,
+            128 + signal.SIGABRT,
+        )
 
     @property
     def signature(self) -> tuple[Any, ...] | None:

@@ -170,6 +170,15 @@ def test_the_earliest_failure_is_the_cause_even_if_it_is_reported_later() -> Non
     assert after.cause.text.endswith("earlier")
 
 
+def test_an_aborted_trainer_waits_for_a_cause_on_another_rank() -> None:
+    aborted = rank(0, "training", 3, Failure("it aborted", 70, NOW - 1, 0, "trainer", -6))
+    assert step(plan("train"), [aborted, rank(1, "training", 3)]).do == "train"
+    later = [aborted, rank(1, "training", 3, heard=NOW + 2)]
+    assert "it aborted" in str(step(plan("train"), later, now=NOW + 2).cause)
+    assert "0 before the other" in str(step(plan("train"), [aborted, rank(1, "done", 3)]).cause)
+    assert "it broke" in str(step(plan("train"), [aborted, rank(1, "training", 3, failure(at=NOW))]).cause)
+
+
 def test_restarts_without_a_new_checkpoint_are_limited() -> None:
     used = stopped(resume=Position(2), counted_restarts=2)
     after = step(used, gang("idle"), Position(2))
