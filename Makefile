@@ -34,7 +34,7 @@ image: ## build the launcher image of RUNTIME=fleet|collective and import it int
 sources: ## download the examples' data to sources/, from where a stack with target aws uploads it
 	@$(LOCAL) sources --to sources
 
-demo: ## set up everything and train an example; CONFIG=quick_start|recommendation|ctr, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
+demo: ## set up everything and train an example; CONFIG=quick_start|recommendation|ctr|text, CLUSTER_KUBECONFIG= CONTEXT= IMAGE=
 	@NODES=$(NODES) $(LOCAL) demo --config "$(CONFIG)" --cluster-kubeconfig "$(CLUSTER_KUBECONFIG)" --context "$(CONTEXT)" --image "$(IMAGE)"
 
 try: ## train an example with three launchers on loopback, without root and Kubernetes; CONFIG=

@@ -58,11 +58,14 @@ def join_shards(data: list[Path], root: Path) -> Path:
     return one
 
 
-def train_gang(name: str, root: Path, data: list[Path]) -> dict[str, float]:
+def train_gang(name: str, root: Path, data: list[Path], seed: int = 1) -> dict[str, float]:
     """Train example `name` on loopback, a trainer and a pserver per folder of `data`; return the model's score."""
     environment = try_example.example_environment(try_example.example_values(name), root)
     keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
     values = {key: environment[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
+    values["PADDLE_LAUNCHER_EXTRA_ARGS"] = json.dumps(
+        [*json.loads(values["PADDLE_LAUNCHER_EXTRA_ARGS"]), f"--seed={seed}"]
+    )
     gang = TrainerProcesses(root / "gang", data, PROGRAMS / name, values=values)
     gang.root.mkdir()
     began = time.monotonic()

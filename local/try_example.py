@@ -49,13 +49,14 @@ def example_environment(v: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """
     training, source, trainers = v["training"], v["data"], v["trainers"]
     config_dir, _, config_file = training["config"].partition("/")
+    is_script, processes = v["runtime"] == "collective", training["processesPerPod"] or 1
     variables: dict[str, Any] = {
         **job_environment(folder / "shared", v["jobName"], trainers),
         "TRAIN_CONFIG_DIR": config_dir,
         "PADDLE_LAUNCHER_CONFIG_FILE": config_file or "trainer_config.py",
         "CONF_PADDLE_PORT": v["port"],
-        "CONF_PADDLE_PORTS_NUM": v["portsNum"],
-        "CONF_PADDLE_PORTS_NUM_SPARSE": v["portsNumSparse"],
+        "CONF_PADDLE_PORTS_NUM": processes if is_script else v["portsNum"],
+        "CONF_PADDLE_PORTS_NUM_SPARSE": 1 if is_script else v["portsNumSparse"],
         "CONF_PADDLE_GRADIENT_NUM": trainers,
         "TRAINER_COUNT": v["trainerCount"],
         "PADDLE_LAUNCHER_RUNTIME": v["runtime"],
@@ -83,7 +84,10 @@ def example_environment(v: Mapping[str, Any], folder: Path) -> dict[str, str]:
         "PADDLE_LAUNCHER_DATA_HEADER": str(source["header"]).lower(),
         "PADDLE_LAUNCHER_DATA_TABLES": _json(source["tables"]),
         "PADDLE_LAUNCHER_DATA_COLUMNS": _json(source["columns"]),
+        **{each["name"]: each["value"] for each in v["extraEnv"]},
     }
+    if is_script:
+        variables["PADDLE_LAUNCHER_PROCESSES_PER_POD"] = processes
     return {key: str(value) for key, value in variables.items()}
 
 

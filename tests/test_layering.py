@@ -67,6 +67,7 @@ SAME_MODULE_NAME = {
     "paths": "the well-known paths of each package",
     "serve": "the command `serve`, and the program that it starts",
     "status": "the command `status`, and the module that makes status.json",
+    "predict": "a command, and the script of the example `text` that does the same for its model",
     "trainer_config": "the file name that users' programs have by default",
 }
 """Names of modules that exist in several folders, each with the reason."""

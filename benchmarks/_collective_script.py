@@ -1,0 +1,134 @@
+"""Trainings of the example `text` with runtime collective on loopback: under launchers, and under Paddle's launcher.
+
+Both run the same script on the same data, with as many processes, in the Python environment of the image of runtime
+collective (PaddlePaddle 3.3.1). Every process has one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks._example_trainings import events, read
+from launcher.metrics import parse_metrics
+from local import try_example
+from local.collective_python import ensure_collective_python
+from local.launcher_gang import LauncherGang
+from local.paths import CLONE
+from local.trainer_processes import PROGRAMS
+
+EXAMPLE = "text"
+SCRIPT = "timed.py"
+MARKS = {"started": "python", "imported": "import", "joined": "join", "loaded": "load", "first_step": "step"}
+"""Time mark of `_timed_script.py` → the part of a start that ends at it."""
+
+
+def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
+    """Prepare the data of `text` in `folder` for so many pods, with the program to start; return their environment."""
+    env = try_example.prepare_example(EXAMPLE, folder, trainers=trainers)
+    program = Path(env["OUT_DIR"]) / EXAMPLE
+    shutil.copytree(PROGRAMS / EXAMPLE, program)
+    shutil.copyfile(CLONE / "benchmarks" / "_timed_script.py", program / SCRIPT)
+    threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
+    return {**env, **threads, "PADDLE_LAUNCHER_CONFIG_FILE": SCRIPT, "MARKS_DIR": str(folder)}
+
+
+def speed(output: Path) -> float:
+    """Return the median over all passes but the first of the samples per second of all processes, by metrics.csv."""
+    rows = parse_metrics((output / "metrics.csv").read_text())[1:]
+    return statistics.median(row.samples / row.seconds for row in rows)
+
+
+def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, float]]:
+    """Return the time marks (Unix seconds) of each process that has trained a step in this attempt."""
+    found = (read(folder / f"marks-{attempt}-{process}.json") for process in range(processes))
+    return [marks for marks in found if marks]
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Return the ids of the processes that have this folder in a variable of their environment, except this one."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if re.search(rb"=%b[/\0]" % re.escape(str(folder).encode()), (entry / "environ").read_bytes()):
+                found.append(int(entry.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+class ScriptGang(LauncherGang):
+    """A gang of launchers, each with one process of the script."""
+
+    def __init__(self, folder: Path, trainers: int, **values: str) -> None:
+        env = prepare_text(folder, trainers)
+        super().__init__(folder, {**env, **values}, ensure_collective_python())
+        self.output = Path(env["OUT_DIR"]) / "output"
+
+    def events(self, rank: int) -> list[tuple[float, str]]:
+        """Return (Unix seconds, message) of each line of a rank's launcher."""
+        return events(self.pod_log(rank))
+
+    def kill_script(self, rank: int) -> float:
+        """Kill the process of the script of a rank, and return when (Unix seconds)."""
+        for pid in find_processes(self.work_dir(rank)):
+            with contextlib.suppress(OSError):
+                if SCRIPT.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    os.kill(pid, signal.SIGKILL)
+                    return time.time()
+        sys.exit(f"rank {rank} has no process {SCRIPT}; its log:\n{self.pod_log(rank)[-3000:]}")
+
+
+@contextlib.contextmanager
+def run_with_paddle(folder: Path, trainers: int, **values: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Start the script with `python -m paddle.distributed.launch`, once for each pod; kill what runs after the block.
+
+    The script gets the shards and settings that the launchers would give it, and saves checkpoints in
+    `folder/output`.
+    """
+    env = prepare_text(folder, trainers)
+    job = Path(env["OUT_DIR"])
+    own = {
+        name: value
+        for name, value in (env | values).items()
+        if not name.startswith(("PADDLE_LAUNCHER_RESUME", "PADDLE_TRAINER"))
+    }
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    processes = []
+    try:
+        for rank in range(trainers):
+            own |= {
+                "PADDLE_LAUNCHER_TRAIN_FILE": str(job / str(rank) / "data" / "train.txt"),
+                "PADDLE_LAUNCHER_TEST_FILE": str(job / "test.txt"),
+                "PADDLE_LAUNCHER_OUTPUT_DIR": str(folder / "output"),
+                "PADDLE_DISTRI_BACKEND": "gloo",
+            }
+            argv = [str(ensure_collective_python()), "-m", "paddle.distributed.launch"]
+            argv += ["--master", f"127.0.0.1:{port}", "--nnodes", str(trainers), "--rank", str(rank)]
+            argv += ["--host", "127.0.0.1", "--start_port", str(20_000 + os.getpid() % 1000 * 10 + rank)]
+            argv += ["--nproc_per_node", "1", "--log_dir", str(folder / f"log-{rank}"), SCRIPT]
+            with (folder / f"launch-{rank}.log").open("wb") as log:
+                processes.append(subprocess.Popen(argv, cwd=job / EXAMPLE, env=own, stdout=log, stderr=log))
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        for pid in find_processes(folder):  # the script's processes, which are in sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def paddle_logs(folder: Path) -> str:
+    """Return the ends of the logs of a run with Paddle's launcher."""
+    logs = sorted([*folder.glob("launch-*.log"), *folder.glob("log-*/workerlog.*")])
+    return "\n".join(f"{path}:\n{path.read_text(errors='replace')[-2000:]}" for path in logs)
