@@ -55,7 +55,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
         folder: the program.
         name: its name on the storage; None: that of the folder.
         check: whether the program must define what the trainer of runtime fleet needs. A file with another name than
-            trainer_config.py that defines nothing of it is a script for runtime collective.
+            trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
         fix: how the user can choose another name, as text after `Fix:`.
 
     Raises:
@@ -96,7 +96,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
         )
     required = {**VALUES, **FUNCTIONS}
     lacks = [text for name, text in required.items() if name not in defined[config]]
-    is_script = config != CONFIG and len(lacks) == len(required)
+    is_script = config != CONFIG and not {"inputs", "parse"} & set(defined[config])
     if check and lacks and not is_script and "*" not in defined[config]:
         raise UsageError(
             "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])

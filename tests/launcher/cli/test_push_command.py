@@ -93,7 +93,9 @@ def test_push_accepts_a_script_for_runtime_collective(cli, job_folder, tmp_path,
     folder = tmp_path / "mine"
     folder.mkdir()
     for name in files:
-        (folder / name).write_text("import sys\nprint(sys.argv)\n")
+        (folder / name).write_text(
+            "import sys\nprint(sys.argv)\nnetwork, metrics = [], {}\n"
+        )  # names of programs
     code, out, _ = cli("push", folder, "--path", job_folder)
     assert (code, f"training.config=mine/{files[0]}" in out) == (0, True)
     (folder / "other.py").write_text("")
