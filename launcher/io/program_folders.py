@@ -5,11 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from launcher.errors import SettingsError
+from launcher.io.files import folder_files
 
 CONFIG = "trainer_config.py"
 """The main file of a program, unless the user specifies another."""
 BUILT_IN = Path(__file__).parents[1] / "programs"
 """The folder of the example programs that come with the launcher."""
+TEXT_BYTES = 128 << 10
+"""Limit for the texts of all of a program's files in program.json together."""
+
+
+def read_program_texts(folder: Path) -> dict[str, str]:
+    """Return the texts of a program's .py files by name; files that would exceed TEXT_BYTES together are left out."""
+    texts, left = {}, TEXT_BYTES
+    for path in folder_files(folder):
+        if path.suffix == ".py" and path.stat().st_size <= left:
+            texts[path.relative_to(folder).as_posix()] = path.read_text("utf-8", "replace")
+            left -= path.stat().st_size
+    return texts
 
 
 def built_in_programs() -> list[str]:

@@ -31,6 +31,7 @@ from launcher.errors import SettingsError, setting_message
 from launcher.io import files, run_record, script_checkpoints
 from launcher.io.checkpoint_checks import find_newest_usable
 from launcher.io.helper_protocol import python_environ
+from launcher.io.program_folders import read_program_texts
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.schema import RunFile, read_fields
@@ -132,6 +133,11 @@ class CollectiveRuntime:
         folder = OutputPaths(attempt.output_dir).script_checkpoints
         with files.storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            if attempt.rank == 0:  # for `compare`
+                texts = read_program_texts(attempt.program_dir)
+                files.write_json(
+                    OutputPaths(attempt.output_dir).program_json, {"options": {}, "files": texts}
+                )
         specs = []
         for local in range(count):
             copy = OutputPaths(attempt.output_dir).train_log(attempt.rank, local)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from launcher.errors import LauncherError, SettingsError
-from launcher.io import files, spelling
+from launcher.io import program_folders, spelling
 from launcher.program import Ids, Job, Real
 
 FUNCTIONS = {
@@ -30,8 +30,6 @@ VALUES = {
 }
 COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
 """Options that every program has, with their defaults; `training.extraArgs` sets them."""
-TEXT_BYTES = 128 << 10
-"""Limit for the texts of all of a program's files in program.json together."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +60,9 @@ class TrainingProgram:
             raise self.failed(function, error) from error
 
     def record(self) -> dict[str, Any]:
-        """Return the content of program.json: all options with their values, and the texts of the program's files.
-
-        Files that would make the texts longer than TEXT_BYTES together are left out.
-        """
-        texts, left = {}, TEXT_BYTES
-        for path in files.folder_files(self.path.parent):
-            if path.suffix == ".py" and path.stat().st_size <= left:
-                name = path.relative_to(self.path.parent).as_posix()
-                texts[name] = path.read_text("utf-8", "replace")
-                left -= path.stat().st_size
+        """Return the content of program.json: all options with their values, and the texts of the program's files."""
         options = {**self.common_options, **self.job.options}
+        texts = program_folders.read_program_texts(self.path.parent)
         return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
 
     def failed(self, function: str, error: Exception, detail: str = "") -> SettingsError:

@@ -10,7 +10,7 @@ import typer
 
 from launcher.cli.cluster.cluster_api import CHART
 from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.launch_training import describe_next_steps, launch, plan_trainings
+from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
 from launcher.cli.shared_options import Format, OutputFormat, Release, report, with_options
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 from launcher.cli.views.pass_tables import curve_table
@@ -53,4 +53,4 @@ def run(
     out, _ = consoles()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
-    print(describe_next_steps(session, launched.keep))
+    print(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))

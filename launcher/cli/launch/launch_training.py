@@ -364,13 +364,16 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Repo
                 uploads.send(storage, upload, True, report)
 
 
-def describe_next_steps(session: ClusterSession, keep: Path) -> str:
-    """Return the commands that are useful after a complete run, one on each line."""
+def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -> str:
+    """Return the commands that are useful after a complete run, one on each line; `is_program`: of runtime fleet."""
     options, to = session.options(), f"results/{session.run().job_name}"
-    lines = [
-        ("copy the model", command_text("results", *options, "--to", to)),
+    use = (
         ("predict with it", command_text("predict", to, "COLUMN=VALUE")),
         ("serve it", command_text("serve", "--model", f"{to}/model")),
+    )
+    lines = [
+        ("copy the model", command_text("results", *options, "--to", to)),
+        *(use if is_program else ()),
         ("list the job's runs", command_text("runs", *options)),
         ("train again", "edit the program, or add --set KEY=VALUE, and run the same command"),
         ("values", str(keep)),

@@ -69,6 +69,7 @@ def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> 
             (number, STEPS * 8 * 4, ["accuracy"]) for number in range(3)
         ]
         assert (gang.output / "curve.png").is_file()
+        assert "train()" in gang.read_json("program.json")["files"]["train.py"], "for `compare`"
         assert (gang.output / "report.html").is_file()
         for rank in range(2):
             for name in ("train.log", "train-1.log"):
