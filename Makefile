@@ -59,7 +59,7 @@ endif
 test: tools ## run all tests except those of test-faults and test-kueue
 	@$(RUN) -m tests.run
 
-test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (35 to 52 minutes)
+test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (45 to 65 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
 test-kueue: tools ## build the Kueue controller (about five minutes), and test scheduling.queue with it on the local cluster
