@@ -1,7 +1,7 @@
 """Measure how many samples per second one, two and three processes of a script train on this machine.
 
 Launchers train the example `text` (runtime `collective`) on loopback; each process has one thread, its own shard and
-batches of the same size.
+batches of 256 texts.
 
 `collective_scaling_<N>`: `ours` is the samples per second of N processes together, `theirs` those of one process, and
 `ratio` how many times faster N are. There is no limit: the processes share the cores of one machine and also need them
@@ -20,7 +20,7 @@ from benchmarks._collective_script import ScriptGang, speed
 from benchmarks._result_lines import print_ratio
 
 ROUNDS, MOST, DEADLINE = 3, 3, 400.0
-VALUES = {"PADDLE_LAUNCHER_PASSES": "4"}
+VALUES = {"PADDLE_LAUNCHER_PASSES": "5", "PADDLE_LAUNCHER_BATCH_SIZE": "256"}
 
 
 def measure(folder: Path, processes: int) -> float:
