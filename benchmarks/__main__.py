@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ON_REQUEST = {"own_model_guide"}
-"""Benchmarks that repeat what `make test` has just done: tests/e2e/test_own_model_guide.py takes minutes."""
+ON_REQUEST = {"collective_learning", "own_model_guide"}
+"""Benchmarks that take eight minutes or more; `own_model_guide` repeats what `make test` has just done."""
 
 
 def main() -> int:

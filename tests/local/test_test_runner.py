@@ -148,5 +148,7 @@ def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(
     argv += ["-n", workers]
     done = subprocess.run([*argv, str(tmp_path)], cwd=run.ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stdout
-    assert "ERROR collecting test_it.py" in done.stdout
+    assert re.search(
+        r"ERROR collecting \S*test_it\.py", done.stdout
+    )  # its path depends on where the clone is
     assert "a test module starts helm when it is imported" in done.stdout
