@@ -10,11 +10,13 @@ import contextlib
 import http.client
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from launcher import metrics
 from launcher.errors import LauncherError
 from launcher.io import checkpoint_checks, files, metrics_file, requested_checkpoints, script_checkpoints
 from launcher.io.progress_file import ProgressFile
@@ -22,6 +24,9 @@ from launcher.paths import OutputPaths, Position, position
 
 ASK_SECONDS = 5.0
 """Seconds between two questions to the launcher whether somebody requested a checkpoint."""
+SCORE_JSON = "score.json"
+JOIN_SECONDS = 900.0
+"""Longest wait for process 0 in seconds: the timeout of Paddle's own store (`init_parallel_env` in parallel.py)."""
 
 
 class ScriptRun:
@@ -65,6 +70,7 @@ class ScriptRun:
         minutes = env.get("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES") or (0 if self._every_steps else 10)
         self._every_seconds = float(minutes) * 60
         self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
+        self._master = env.get("PADDLE_MASTER") or env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
         self._progress = ProgressFile(progress, saves=self.rank == 0) if progress else None
         self._saved_at = self._asked_at = time.monotonic()
@@ -91,6 +97,22 @@ class ScriptRun:
         if (damage := script_checkpoints.find_damage(folder)) is not None:
             raise checkpoint_checks.reject(folder, damage, self._attempt)
         return folder
+
+    def init_parallel_env(self) -> None:
+        """Connect to all other processes with `paddle.distributed.init_parallel_env`; nothing to do for a single one.
+
+        Paddle asks process 0 again only three seconds after it did not answer (kDelay in its tcp_utils.h). This method
+        waits until process 0 listens, and then calls Paddle's function: a start takes up to three seconds less.
+        """
+        if self.world_size == 1:
+            return
+        from paddle.distributed import init_parallel_env
+
+        self._write(state="joining")
+        if self.rank:
+            _wait_for_listener(self._master, time.monotonic() + JOIN_SECONDS)
+        init_parallel_env()
+        self._write(state="starting")
 
     def report(self, epoch: int, step: int, steps: int = 0, *, loss: float, samples: int) -> None:
         """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
@@ -166,15 +188,24 @@ class ScriptRun:
     def save_model(self) -> Iterator[Path]:
         """Save the finished model: `with run.save_model() as folder:` and write any files into `folder`.
 
-        It becomes `output/model/`, which `training.exportTo` uploads. Only process 0 may call this.
+        It becomes `output/model/`, which `training.exportTo` uploads. The scores of the last epoch (`end_epoch`) are
+        added as score.json, unless the block writes that file. Only process 0 may call this.
         """
         folder, model = self.output / ".model.script.tmp", OutputPaths(self.output).model
         with self._writing(folder, "writing"):
             yield folder
+            if not (folder / SCORE_JSON).exists() and (scores := self._last_scores()):
+                files.write_json(folder / SCORE_JSON, scores)
             files.fsync_tree(folder)
             files.remove_path(model)
             folder.rename(model)
             files.fsync_dir(self.output)
+
+    def _last_scores(self) -> dict[str, float]:
+        """Return the test scores of the newest epoch in metrics.csv, also if an earlier attempt has written them."""
+        content = files.read_bytes(OutputPaths(self.output).metrics_csv) or b""
+        rows = [row for row in metrics.parse_metrics(content.decode(errors="replace")) if row.rank == 0]
+        return rows[-1].tests if rows else {}
 
     @contextlib.contextmanager
     def _writing(self, folder: Path, state: str) -> Iterator[None]:
@@ -236,6 +267,15 @@ class ScriptRun:
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:
     return Path(env[name]) if env.get(name) else None
+
+
+def _wait_for_listener(address: str, deadline: float) -> None:
+    """Wait until a connection to `host:port` succeeds or `deadline` (monotonic seconds) has passed."""
+    host, _, port = address.rpartition(":")
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=3.0):
+            return
+        time.sleep(0.05)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import pytest
 
 from tests.faults import cluster_faults
 from tests.faults.faulty_run import FaultyRun
+from tests.faults.paced_programs import BOTH_RUNTIMES
 from tests.faults.test_pods import node_of
 
 pytestmark = [
@@ -33,6 +34,7 @@ def test_a_node_without_kubelet_and_containerd_continues_training(start_run: Sta
     run.ends_complete()
 
 
+@BOTH_RUNTIMES
 def test_a_network_failure_of_5_seconds_costs_at_most_one_restart(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
@@ -46,6 +48,7 @@ def test_a_network_failure_of_5_seconds_costs_at_most_one_restart(start_run: Sta
     assert len(restarts) <= 1
 
 
+@BOTH_RUNTIMES
 def test_a_network_failure_of_60_seconds_ends_with_a_restart_in_the_same_pods(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
@@ -59,6 +62,7 @@ def test_a_network_failure_of_60_seconds_ends_with_a_restart_in_the_same_pods(st
     assert 1 <= len(restarts) <= 2, "Kubernetes may end the pod of a node that was lost, later"
 
 
+@BOTH_RUNTIMES
 def test_two_ranks_that_reach_rank_0_but_not_each_other_are_restarted_until_they_do(
     start_run: StartRun,
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(sta
     run.ends_complete(what="rejected with the shard's name (65); repaired and started again: ")
 
 
+@BOTH_RUNTIMES
 def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart(
     start_run: StartRun,
 ) -> None:
@@ -94,6 +95,7 @@ def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart
     assert len(restarts) <= 1
 
 
+@BOTH_RUNTIMES
 def test_a_full_volume_fails_the_run_which_resumes_once_there_is_space(
     volume: Volume, start_run: StartRun
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_full_volume_fails_the_run_which_resumes_once_there_is_space(
     run.ends_complete(what="rejected with the reason (75); freed and started again: ")
 
 
+@BOTH_RUNTIMES
 def test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable(
     volume: Volume, start_run: StartRun
 ) -> None:

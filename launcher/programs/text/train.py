@@ -46,9 +46,8 @@ class Network(nn.Layer):
 
 
 run = ScriptRun()  # in every process, before the first step
+run.init_parallel_env()
 together = run.world_size > 1
-if together:
-    dist.init_parallel_env()
 paddle.seed(args.seed)
 network = Network()
 average = copy.deepcopy(network)  # the mean of the network's latest parameters: it makes fewer errors
@@ -119,8 +118,8 @@ for epoch in range(run.start[0], run.epochs):
     with run.testing():
         scores = test() if run.rank == 0 and run.test_file else {}
     run.end_epoch(epoch, **scores)
-    print(f"epoch {epoch + 1}: {scores}", flush=True)
     if run.rank == 0:
+        print(f"epoch {epoch + 1}: {scores}", flush=True)
         save(epoch + 1, 0)
 
 if run.rank == 0:

@@ -26,7 +26,7 @@ PACE = float(os.environ.get("PACED_SECONDS", "0.02")) if FIRST_ATTEMPT else 0.02
 
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 run = ScriptRun()
-dist.init_parallel_env()
+run.init_parallel_env()
 paddle.seed(1)
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import threading
+import time
+import types
 from pathlib import Path
 
 import pytest
@@ -213,6 +218,49 @@ def test_the_model_replaces_an_earlier_one(tmp_path: Path) -> None:
         with run.save_model() as folder:
             (folder / f"{text}.bin").write_text(text)
     assert [path.name for path in (tmp_path / "output" / "model").iterdir()] == ["new.bin"]
+
+
+def test_the_model_has_the_scores_of_the_last_epoch_unless_the_script_writes_others(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    for epoch, accuracy in enumerate((0.5, 0.75)):
+        run.report(epoch, 1, 1, loss=1.0, samples=1)
+        run.end_epoch(epoch, accuracy=accuracy)
+    again = build_run(tmp_path, PADDLE_LAUNCHER_ATTEMPT="1")  # an attempt after the last epoch
+    with again.save_model() as folder:
+        (folder / "model.bin").write_text("x")
+    assert json.loads((again.output / "model" / "score.json").read_text()) == {"accuracy": 0.75}
+    with again.save_model() as folder:
+        (folder / "score.json").write_text('{"f1": 0.5}')
+    assert json.loads((again.output / "model" / "score.json").read_text()) == {"f1": 0.5}
+
+
+def test_process_1_connects_only_once_process_0_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    events: list[str] = []
+
+    def listen() -> None:
+        time.sleep(0.3)
+        events.append("process 0 listens")
+        opened.append(socket.create_server(("127.0.0.1", port)))
+
+    opened: list[socket.socket] = []
+    distributed = types.SimpleNamespace(init_parallel_env=lambda: events.append("init_parallel_env"))
+    monkeypatch.setitem(sys.modules, "paddle.distributed", distributed)
+    monkeypatch.setitem(sys.modules, "paddle", types.SimpleNamespace(distributed=distributed))
+    variables = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": f"127.0.0.1:{port}"}
+    build_run(tmp_path, PADDLE_TRAINER_ID="0", **variables).init_parallel_env()
+    assert events == ["init_parallel_env"], "process 0 does not wait for itself"
+    thread = threading.Thread(target=listen)
+    thread.start()
+    run = build_run(tmp_path, PADDLE_TRAINER_ID="1", **variables)
+    run.init_parallel_env()
+    thread.join()
+    opened[0].close()
+    assert events[1:] == ["process 0 listens", "init_parallel_env"]
+    assert read_progress(tmp_path)["state"] == "starting"
 
 
 def test_without_the_launcher_a_script_works_in_the_current_folder(
