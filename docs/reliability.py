@@ -213,21 +213,18 @@ ROWS = (
         "test_nodes_and_network.py::test_a_network_failure_of_5_seconds_costs_at_most_one_restart",
         "training continues. If Paddle lost a request meanwhile, a restart would follow; here it lost none",
         systems.NETWORK_CUT,
-        collective=NOT_RUN,
     ),
     Row(
         "a node's network is cut for 60 s",
         "test_nodes_and_network.py::test_a_network_failure_of_60_seconds_ends_with_a_restart_in_the_same_pods",
         "that rank's launcher stops its own processes; the other ranks stop theirs and wait until it reports again",
         systems.NETWORK_CUT,
-        collective=NOT_RUN,
     ),
     Row(
         "two ranks reach rank 0 but not each other for half a minute, `progressDeadlineSeconds` 10",
         "test_nodes_and_network.py::test_two_ranks_that_reach_rank_0_but_not_each_other_are_restarted_until_they_do",
         "no batch within the deadline: a restart, whose processes wait (state `starting`) until the network is back",
         systems.NETWORK_CUT,
-        collective=NOT_RUN,
     ),
     Row(
         "the API server restarts during the rendezvous (`rendezvous: api`)",
@@ -275,21 +272,18 @@ ROWS = (
         "test_storage.py::test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart",
         "`status` names the rank after 10 s; its pod is replaced only after 150 s without an answer",
         systems.STORAGE,
-        collective=NOT_RUN,
     ),
     Row(
         "the volume is full during a checkpoint, and freed",
         "test_storage.py::test_a_full_volume_fails_the_run_which_resumes_once_there_is_space",
         "the run ends with exit code 75 (storage full); started again, it resumes from the newest checkpoint",
         systems.VOLUME,
-        collective=NOT_RUN,
     ),
     Row(
         "the volume becomes read-only, and writable again",
         "test_storage.py::test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable",
         "the run ends with exit code 75 (read-only); started again, it resumes from the newest checkpoint",
         systems.VOLUME,
-        collective=NOT_RUN,
     ),
 )
 
