@@ -63,6 +63,9 @@ def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> 
             "every pod has the test set"
         )
         assert read_model(gang) == 3 * STEPS
+        assert run["score"] == {"accuracy": round(1 - 1 / (3 * STEPS), 6)}, (
+            "for `runs`, `sweep` and notifications"
+        )
         assert [p.name for p in sorted(gang.output.glob("pass-*"))] == [Position(n).folder for n in (1, 2, 3)]
         rows = parse_metrics((gang.output / "metrics.csv").read_text())
         assert [(row.number, row.samples, sorted(row.tests)) for row in rows] == [
