@@ -105,7 +105,7 @@ def storage_request(
     job: JobOption = None, claim: ClaimOption = None, image: ImageOption = None
 ) -> StorageRequest:
     """Return the request for the storage that --job, --claim and --image select."""
-    return StorageRequest(job=job, claim=claim, image=image, options=("job", "claim", "image"))
+    return StorageRequest(job=job, claim=claim, image=image)
 
 
 Command = Callable[..., None]

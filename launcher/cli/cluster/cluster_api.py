@@ -91,9 +91,8 @@ def labels(release: str, component: str | None = None) -> str:
 class Cluster:
     """A client for the objects in one namespace of a cluster; every method raises CliError if it fails.
 
-    In its methods, `action` is the attempt as an infinitive ("list the release's pods"), for the message
-    `cannot ACTION: …`. `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job,
-    config_map, persistent_volume_claim.
+    `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job, config_map,
+    persistent_volume_claim.
     """
 
     def __init__(self, api: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
@@ -103,12 +102,9 @@ class Cluster:
         self.name = name
 
     def _call(self, method: str, action: str, *arguments: Any, **options: Any) -> Any:
-        """Call one of the client's API methods; return the raw HTTP response.
+        """Call one of the client's API methods, such as `list_namespaced_pod`; return the raw HTTP response.
 
-        Args:
-            method: name of the method, such as `list_namespaced_pod`.
-            action: what is attempted, for messages.
-            arguments, options: passed to the method.
+        `action` is the attempt as an infinitive, for the message `cannot ACTION: …`.
         """
         import urllib3
         from kubernetes import client
@@ -157,25 +153,28 @@ class Cluster:
         finally:
             answer.release_conn()
 
-    def list_objects(self, kind: str, action: str, selector: str = "") -> list[Object]:
+    def list_objects(self, kind: str, selector: str = "") -> list[Object]:
         """Return this namespace's objects of a kind that match the label selector."""
-        return self._list(f"list_namespaced_{kind}", action, selector, self.namespace)
+        return self._list(f"list_namespaced_{kind}", kind, selector, self.namespace)
 
-    def list_in_all_namespaces(self, kind: str, action: str, selector: str = "") -> list[Object]:
+    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
         """Return the objects of all namespaces; of this one only if the user may not list the others."""
         try:
-            return self._list(f"list_{kind}_for_all_namespaces", action, selector)
+            return self._list(f"list_{kind}_for_all_namespaces", kind, selector)
         except CliError:
-            return self.list_objects(kind, action, selector)
+            return self.list_objects(kind, selector)
 
-    def _list(self, method: str, action: str, selector: str, *arguments: str) -> list[Object]:
+    def _list(self, method: str, kind: str, selector: str, *arguments: str) -> list[Object]:
         options = {"label_selector": selector} if selector else {}
-        return cast(list[Object], self._call_json(method, action, *arguments, **options).get("items", []))
+        found = self._call_json(method, f"list every {_words(kind)}", *arguments, **options)
+        return cast(list[Object], found.get("items", []))
 
-    def find(self, kind: str, name: str, action: str) -> Object | None:
+    def find(self, kind: str, name: str) -> Object | None:
         """Return one object of this namespace, or None if it does not exist."""
         try:
-            return self._call_json(f"read_namespaced_{kind}", action, name, self.namespace)
+            return self._call_json(
+                f"read_namespaced_{kind}", f"read {_words(kind)} {name}", name, self.namespace
+            )
         except NotFoundError:
             return None
 
@@ -204,7 +203,7 @@ class Cluster:
         for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
             try:
                 arguments = ("kueue.x-k8s.io", version, self.namespace, "workloads")
-                return self._list("list_namespaced_custom_object", "read Workloads", "", *arguments)
+                return self._list("list_namespaced_custom_object", "workload", "", *arguments)
             except UnreachableError:
                 raise
             except CliError:
@@ -214,7 +213,7 @@ class Cluster:
     def list_volumes(self, release: str) -> list[Object]:
         """Return the persistent volumes that a release of this namespace created."""
         selector = f"{labels(release)},{NAMESPACE_LABEL}={self.namespace}"
-        return self._list("list_persistent_volume", "list the release's volumes", selector)
+        return self._list("list_persistent_volume", "persistent_volume", selector)
 
     def is_namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted; False if the user may not read it."""
@@ -228,13 +227,14 @@ class Cluster:
 
     def create(self, kind: str, thing: Object) -> Object:
         """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
-        return self._call_json(f"create_namespaced_{kind}", f"create a {kind}", self.namespace, thing)
+        action = f"create {_words(kind)} {thing['metadata']['name']}"
+        return self._call_json(f"create_namespaced_{kind}", action, self.namespace, thing)
 
     def replace(self, kind: str, thing: Object) -> Object:
         """Replace an object, and return it as stored. Raises ConflictError if it has changed since `thing` was read."""
         name = thing["metadata"]["name"]
         return self._call_json(
-            f"replace_namespaced_{kind}", f"update {kind} {name}", name, self.namespace, thing
+            f"replace_namespaced_{kind}", f"update {_words(kind)} {name}", name, self.namespace, thing
         )
 
     def with_own_client(self) -> Cluster:
@@ -257,7 +257,7 @@ class Cluster:
         namespaced = () if kind == "persistent_volume" else (self.namespace,)
         method = f"delete_namespaced_{kind}" if namespaced else f"delete_{kind}"
         with contextlib.suppress(NotFoundError):
-            self._call_json(method, f"delete {kind.replace('_', ' ')} {name}", name, *namespaced, **options)
+            self._call_json(method, f"delete {_words(kind)} {name}", name, *namespaced, **options)
 
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
@@ -298,14 +298,7 @@ class Cluster:
     def exec(
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
-        """Start the command `argv` in a container; return its stdout as a stream.
-
-        Args:
-            pod, container: where the command runs.
-            argv: the command and its arguments.
-            stdin: bytes for the command; None: no stdin.
-            idle_seconds: a read of the stream fails after so many seconds without a byte.
-        """
+        """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
         target = ExecTarget(self.api, self.name, self.namespace, pod, container)
         return ExecStream(target, argv, stdin=stdin, idle_seconds=idle_seconds)
 
@@ -320,6 +313,10 @@ class ConflictError(CliError):
 
 class UnreachableError(CliError):
     """The API server did not answer. `wait` and `run` retry for some time; other commands fail."""
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _short_reason(error: Exception) -> str:

@@ -147,16 +147,6 @@ class Helm:
                     ) from error
                 raise CliError(text, _HELM_FIX) from error
 
-    def list_revisions(self, release: str) -> list[dict[str, Any]]:
-        """Return a release's revisions, newest first: `revision`, `updated`, `status` and `description`."""
-        words = ["history", release, "-n", self.namespace, *self._options(), "-o", "json"]
-        return list(reversed(json.loads(self._run(words))))
-
-    def read_claim(self, release: str, revision: int) -> str:
-        """Return the name of the PersistentVolumeClaim in a helm revision; empty if it is of another chart."""
-        words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
-        return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")
-
     def uninstall(self, release: str) -> None:
         """Uninstall a release. The storage keeps its data and results."""
         self._run(["uninstall", release, "-n", self.namespace, *self._options()])

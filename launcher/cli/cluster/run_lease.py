@@ -74,7 +74,7 @@ def _acquire(
     seen, since = "", clock()
     while True:
         with contextlib.suppress(ConflictError, NotFoundError):  # another process was faster: try again
-            lease = cluster.find("lease", name, "check whether another `run` holds the lease")
+            lease = cluster.find("lease", name)
             if lease is None:
                 return cluster.create("lease", {"metadata": meta, "spec": _spec()})
             version = str(lease["metadata"]["resourceVersion"])

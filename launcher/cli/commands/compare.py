@@ -12,7 +12,7 @@ from rich.text import Text
 
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, JobOption, OutputFormat, with_session
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.pass_tables import curve_table, pass_table
@@ -22,20 +22,21 @@ from launcher.reporting import text_formats
 DIFF_LINES = 100  # of two programs' diff, in a terminal
 
 
-@with_session
+@with_options(session=open_session, request=storage_request)
 def compare(
     session: Session,
+    request: StorageRequest,
+    *,
     one: Annotated[
         str, typer.Argument(metavar="A", help="A run's name, as `runs` shows it, or its first characters.")
     ] = CURRENT,
     other: Annotated[
         str | None, typer.Argument(metavar="B", help="Another run; default: the newest one except A.")
     ] = None,
-    job: JobOption = None,
     output: Format = OutputFormat.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
-    with session.storage(StorageRequest(job=job, options=("job",))) as storage:
+    with session.storage(request) as storage:
         found = read_runs(storage)
     pair = _choose_pair(found, one, other)
     if output is OutputFormat.json:

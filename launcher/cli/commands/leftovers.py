@@ -127,8 +127,8 @@ def find_leftovers(session: ClusterSession) -> tuple[list[Leftover], Object | No
     cluster = session.cluster
     run = None if cluster.is_namespace_terminating() else session.run_if_installed()
     selector = labels(session.release)
-    jobs = cluster.list_objects("job", "list the release's Jobs", selector)
-    claims = cluster.list_objects("persistent_volume_claim", "list the release's claims", selector)
+    jobs = cluster.list_objects("job", selector)
+    claims = cluster.list_objects("persistent_volume_claim", selector)
     found = select_leftovers(run, jobs, claims, cluster.list_volumes(session.release))
     if run is None or not any(object_states.name_of(job) == run.k8s_data_job for job in jobs):
         return found, None

@@ -36,7 +36,7 @@ def run(
 ) -> None:
     """Upload a program and data, train with them, follow the training until it is over, and print its score.
 
-    After a change to the program, or to continue a training that has failed, run the same command again.
+    After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
     options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
     helm = options.helm()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import yaml
 
@@ -35,16 +35,14 @@ def check_job_name_is_free(session: ClusterSession, base: str, values: Values) -
             )
 
 
-def check_releases_are_free(cluster: Cluster, releases: Iterable[str]) -> None:
+def check_releases_are_free(cluster: Cluster, releases: Collection[str]) -> None:
     """Raise UsageError if one of the releases exists and its job has another name than the release.
 
     A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
     """
-    for name in releases:
-        run = ClusterSession(cluster, name, lambda _: None).run_if_installed()
-        if run and run.job_name != name:
+    for release in list_releases(cluster, all_namespaces=False):
+        if release.name in releases and release.run and release.run.job_name != release.name:
             raise UsageError(
-                f"the sweep would replace release {name} in namespace {cluster.namespace}, which has job "
-                f"{run.job_name}",
+                f"the sweep would replace {release}, which has job {release.run.job_name}",
                 "choose another name for the sweep with --set jobName=NAME",
             )

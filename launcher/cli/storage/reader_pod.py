@@ -124,14 +124,14 @@ def _alive(pid: int) -> bool:
 
 def remove_stale(cluster: Cluster, release: str) -> None:
     """Delete the reader pods of commands that were killed before they could delete them."""
-    for pod in cluster.list_objects("pod", "list old reader pods", labels(release, READER)):
+    for pod in cluster.list_objects("pod", labels(release, READER)):
         if is_stale(pod, socket.gethostname(), _alive):
             cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
 
 
 def _training_template(cluster: Cluster, run: ReleaseRun) -> Object | None:
     with contextlib.suppress(CliError):
-        job = cluster.find("job", run.k8s_job, "read the training Job")
+        job = cluster.find("job", run.k8s_job)
         return dict(job["spec"]["template"]["spec"]) if job else None
     return None
 
@@ -158,12 +158,7 @@ def open_reader_pod(
     Raises:
         CliError: the pod cannot be created or does not start; the message says why.
     """
-    claim = claim_problem(cluster, run)
-    if claim and object_states.ABSENT in claim:
-        raise CliError(
-            f"cannot read the storage: {claim} in namespace {run.namespace}",
-            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
-        )
+    require_claim(cluster, run)
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
     owner, template = f"{socket.gethostname()}:{os.getpid()}", _training_template(cluster, run)
@@ -202,17 +197,29 @@ def _signals_as_exceptions() -> Iterator[None]:
 def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:
     """Return why the run's claim cannot be mounted; empty if it can be, or if the user may not read it."""
     try:
-        claim = cluster.find("persistent_volume_claim", run.claim, "read the claim")
+        claim = cluster.find("persistent_volume_claim", run.claim)
     except CliError:
         return ""  # without that right, the pod's own state explains the problem
     return object_states.explain_claim(claim, run.claim, cluster.list_events(run.claim) if claim else ())
+
+
+def require_claim(cluster: Cluster, run: ReleaseRun) -> None:
+    """Raise CliError if the claim in the release's values does not exist."""
+    problem = claim_problem(cluster, run)
+    if object_states.ABSENT in problem:
+        at = f"{run.release} -n {run.namespace}"
+        raise CliError(
+            f"{problem} in namespace {run.namespace}, so the storage of release {run.release} cannot be reached",
+            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade, or "
+            f"return to a revision with the right claim (helm history {at}, helm rollback {at})",
+        )
 
 
 def _await_running(cluster: Cluster, run: ReleaseRun, name: str, report: Callable[[str], None]) -> None:
     started = time.monotonic()
     last_reason = ""
     while True:
-        pod = cluster.find("pod", name, "read the reader pod")
+        pod = cluster.find("pod", name)
         if pod is None:
             raise CliError(f"the reader pod {name} was deleted before it ran", "run the same command again")
         phase = pod.get("status", {}).get("phase")

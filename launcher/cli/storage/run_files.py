@@ -19,7 +19,6 @@ OUTPUT = OutputPaths(Path("output"))
 _JOB = JobPaths(Path(), "")
 _MANIFEST, _DATA_FAILED = _JOB.manifest.as_posix(), _JOB.data_failed.as_posix()
 STATUS = OUTPUT.status_json.as_posix()
-_DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,6 @@ class JobFiles:
     data_failure: DataFailure | None = None
     passes: Sequence[Mapping[str, Any]] = ()
     """One row for each pass, from metrics.csv (`launcher.metrics.pass_table`)."""
-    checkpoints: Sequence[str] = ()
-    """The folder names of the complete checkpoints."""
     was_read: bool = True
     """Whether the files were read; if not, None does not mean that a file is absent."""
     is_stale: bool = False
@@ -80,7 +77,7 @@ def read_job_files(storage: Storage, run_id: str = "") -> JobFiles:
     """
     moved = [OutputPaths(_JOB.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
     records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]
-    wanted = [STATUS, _MANIFEST, _DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix(), _DONE]
+    wanted = [STATUS, _MANIFEST, _DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix()]
     found = read_small_files(storage, wanted)
     status, manifest, failure = (parse_json(found.get(name)) for name in (STATUS, _MANIFEST, _DATA_FAILED))
     last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
@@ -91,5 +88,4 @@ def read_job_files(storage: Storage, run_id: str = "") -> JobFiles:
         manifest=read_fields(ManifestFile, manifest) if manifest else None,
         data_failure=read_fields(DataFailure, failure) if failure else None,
         passes=parse_pass_table(found, OUTPUT),
-        checkpoints=[PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(_DONE)],
     )

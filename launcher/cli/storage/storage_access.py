@@ -60,6 +60,8 @@ class Storage:
     start: Start
     through: str = ""
     """How the folder is reached, for messages; empty for a folder of this machine."""
+    claim: str = ""
+    """The PersistentVolumeClaim of the storage; empty for a folder of this machine."""
 
     @property
     def where(self) -> str:
@@ -102,8 +104,6 @@ class StorageRequest:
     writable: bool = False
     outlives_training: bool = False
     """Whether the folder must stay open when the training's pods exit."""
-    options: tuple[str, ...] = ()
-    """Which of `job`, `claim` and `image` the command has as options, for the fixes in messages."""
 
 
 def check_name(name: str, fix: str) -> str:

@@ -26,7 +26,7 @@ from launcher.cli.views.run_view import (
     describe_culprit,
     owned_by,
 )
-from launcher.paths import OutputPaths, Position, position
+from launcher.paths import OutputPaths
 from launcher.schema import RunFile
 
 
@@ -220,28 +220,14 @@ def _leftovers(run: ReleaseRun, *options: str) -> str:
 
 
 def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
-    """Return a note if the output of a complete run has more passes than were requested.
-
-    A checkpoint of a later pass than metrics.csv has was copied there by hand, and is not counted.
-    """
-    last = max((row["pass"] + 1 for row in files.passes), default=None)
-    checkpoints = [at for name in files.checkpoints if (at := position(name))]
-    trained = max((at.passes for at in checkpoints if last is None or at.passes <= last), default=0)
+    """Return a note if the output of a complete run has more passes than were requested."""
+    trained = max((row["pass"] + 1 for row in files.passes), default=0)
     if trained <= requested:
         return []
-    model_pass = files.run.model_pass if files.run else None
-    scored = trained if model_pass is None else model_pass + 1
-    wanted = Position(requested)
-    kept = (
-        f"is {wanted.folder} in output/"
-        if wanted in checkpoints
-        else "is no longer kept (training.keepCheckpoints)"
-    )
     return [
-        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained. The "
-        f"model and its score are of pass {scored}. The checkpoint of pass {requested} {kept}. Fix: for a "
-        f"model of {requested} pass{'' if requested == 1 else 'es'}, train from scratch: run the same "
-        "command with --set startFromScratch=TEXT (any new text)"
+        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained, and model and "
+        "score are those of the longer training. Fix: train from scratch: run the same command with "
+        "--set startFromScratch=TEXT (any new text)"
     ]
 
 
@@ -261,21 +247,21 @@ def _note_silent_script(files: JobFiles) -> list[str]:
 def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
     """Return a note if the data Job is complete, but the storage does not contain its data."""
     run, manifest = seen.run, seen.files.manifest
-    again = f"{_leftovers(run, '--remove')} starts that Job again"
     if not seen.files.was_read or (manifest and manifest.data_digest == run.data_digest):
         return []
-    if not manifest:
-        if state in FINAL_STATES:
-            return []
-        return [f"the storage no longer contains the data of Job {data.name}. Fix: {again}"]
-    by = manifest.made_by
+    if not manifest and state in FINAL_STATES:
+        return []
+    by = manifest.made_by if manifest else {}
+    other = ""
     if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
-        return [
-            f"release {by['release']} in namespace {by.get('namespace')} has the same jobName "
-            f"{run.job_name!r} and replaced the data of Job {data.name}. Fix: give one of the two another "
-            f"jobName; or uninstall that release, then {again}"
-        ]
-    return [f"the storage contains other data than that of Job {data.name}. Fix: {again}"]
+        other = (
+            f": release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r} "
+            "and replaced it; give one of the two another jobName"
+        )
+    return [
+        f"the storage does not contain the data of Job {data.name}{other}. Fix: {_leftovers(run, '--remove')} starts "
+        "that Job again"
+    ]
 
 
 def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> RunView:

@@ -48,11 +48,15 @@ def make_pod(
     }
 
 
-def make_job(name, *conditions, **status):
+def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None, **status):
     entries = [
         {"type": kind, "status": "True", "reason": why, "message": text} for kind, why, text in conditions
     ]
-    return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": entries, **status}}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
+        "spec": {"suspend": suspended, "template": {"metadata": {}, "spec": {}}},
+        "status": {"conditions": entries, **status},
+    }
 
 
 def make_status(**changed):

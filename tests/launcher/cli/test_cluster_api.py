@@ -69,5 +69,5 @@ def test_jobs_of_all_namespaces_are_listed_with_the_batch_api(monkeypatch):
     monkeypatch.setattr(api, "list_job_for_all_namespaces", lambda *_, **__: Answer())
     monkeypatch.setattr(api, "patch_namespaced_job", lambda *_, **__: Answer())
     cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
-    assert [job["metadata"]["name"] for job in cluster.list_in_all_namespaces("job", "list")] == ["a"]
+    assert [job["metadata"]["name"] for job in cluster.list_in_all_namespaces("job")] == ["a"]
     cluster.suspend_job("a", True)

@@ -30,8 +30,7 @@ QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for 
 
 def queued_job(api, name, suspended=True):
     """Return a Job with the label of queue research."""
-    job = {**api.job(name, active=0 if suspended else 3), "spec": {"suspend": suspended}}
-    return {**job, "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "research"}}}
+    return api.job(name, suspended=suspended, labels={"kueue.x-k8s.io/queue-name": "research"})
 
 
 def workload(job, spec=None, **conditions):

@@ -119,8 +119,12 @@ def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
 
 @pytest.mark.parametrize("with_files", [True, False])
 def test_a_suspended_job_waits_for_resume(api, with_files):
-    job = {**api.job(api.k8s_job), "spec": {"suspend": True}}
-    seen = view(api, {api.k8s_job: job}, pods=[], **({"status": api.status()} if with_files else {}))
+    seen = view(
+        api,
+        {api.k8s_job: api.job(api.k8s_job, suspended=True)},
+        pods=[],
+        **({"status": api.status()} if with_files else {}),
+    )
     wait = "`resume`: the Job is suspended and will continue from its newest checkpoint"
     assert status_text.describe_wait(seen) == wait
     assert wait in status_text.status_line(seen)

@@ -67,17 +67,6 @@ class FakeHelm(Helm):
         cluster.add_release(release, base="image: x\n", k8sJob=job)
         done.append((job, description))
 
-    def list_revisions(self, release: str) -> list[dict[str, Any]]:
-        done = self.state[2]  # type: ignore[attr-defined]
-        entries = [
-            {"revision": number, "updated": "today", "description": description}
-            for number, (_, description) in enumerate(done, 2)
-        ]
-        return [*reversed(entries), {"revision": 1, "updated": "before", "description": "Install complete"}]
-
-    def read_claim(self, release: str, revision: int) -> str:
-        return "nope" if revision == len(self.list_revisions(release)) else "paddle-training"
-
 
 def launch(
     cluster: FakeCluster, request: launch_training.LaunchOptions, batch: int = 8, helm: FakeHelm | None = None
@@ -99,19 +88,17 @@ def test_a_running_training_is_not_stopped_without_confirmation(api: Any, here: 
     assert not launch(cluster, launch_options()).changed, "the same training again is only followed"
 
 
-def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: Path) -> None:
+def test_a_run_of_a_stopped_training_resumes_it(api: Any, here: Path) -> None:
     cluster = make_cluster(api)
     cluster.add_release(k8sJob="mine-8", jobName="mine")
-    cluster.jobs = [{**api.job("mine-8"), "spec": {"suspend": True}}]
-    fix = r"Fix: resume it: python -m launcher resume --follow$"
-    for replace in (False, True):
-        with pytest.raises(UsageError, match=rf"training mine of release paddle-training is stopped .*{fix}"):
-            launch(cluster, launch_options(replace=replace))
-    assert not (here / "kept.yaml").exists()
-    cluster.jobs[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    queue = {"kueue.x-k8s.io/queue-name": "research"}
+    cluster.jobs = [api.job("mine-8", suspended=True, labels=queue)]
     assert not launch(cluster, launch_options()).changed, "its queue starts it"
     with pytest.raises(UsageError, match="Starting mine would stop it"):
         launch(cluster, launch_options(), batch=16)
+    cluster.jobs = [api.job("mine-8", suspended=True)]
+    assert launch(cluster, launch_options()).changed
+    assert cluster.suspended == [("mine-8", False)]
 
 
 FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
@@ -121,37 +108,27 @@ FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
 def test_a_run_of_a_failed_training_starts_its_job_again(api: Any, here: Path, data_failed: bool) -> None:
     cluster = make_cluster(api)
     cluster.add_release(k8sJob="mine-8", jobName="mine")
-    failed = api.job("mine-8", FAILED)
-    failed["metadata"] |= {"uid": "u1", "labels": {"app": "x"}}
-    failed["spec"] = {
-        "completions": 3,
-        "selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": "u1"}},
-        "template": {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}},
-    }
+    failed = api.job("mine-8", FAILED, labels={"app": "x"})
+    failed["metadata"] |= {"uid": "u1"}
+    spec = {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}}
+    template = {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}}
+    failed["spec"] = {**spec, "selector": {"matchLabels": {"controller-uid": "u1"}}, "template": template}
     data = api.job(api.data_job, FAILED if data_failed else ("Complete", "", ""))
-    data["spec"] = failed["spec"]
     cluster.jobs = [failed, data]
     assert launch(cluster, launch_options()).changed is not data_failed
     if data_failed:
         assert cluster.jobs == [failed, data], "only another runId repeats both Jobs"
         return
     assert "mine-8" in cluster.deleted
-    assert cluster.jobs == [
-        data,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": "mine-8", "labels": {"app": "x"}, "annotations": {}},
-            "spec": {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}},
-        },
-    ]
+    metadata = {"name": "mine-8", "namespace": "paddle", "labels": {"app": "x"}, "annotations": {}}
+    again = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    assert cluster.jobs == [data, again]
     assert not launch(cluster, launch_options()).changed, "it is only followed now"
 
 
 def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "paddle-training")
-    stopped = {"spec": {"suspend": True}}
-    cluster.jobs = [{**api.job(name), **stopped} for name in (api.k8s_job, api.data_job)]
+    cluster.jobs = [api.job(name, suspended=True) for name in (api.k8s_job, api.data_job)]
     assert launch(cluster, launch_options()).changed
     assert cluster.suspended == [(api.data_job, False)], "helm leaves a Job that it keeps suspended"
 
@@ -195,12 +172,12 @@ def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
     assert rejected[0].exit_code == 4
 
 
-def test_a_replaced_run_is_reported_with_who_replaced_it_and_a_fix(api: Any, here: Path) -> None:
+def test_a_replaced_run_is_reported_with_a_fix(api: Any, here: Path) -> None:
     cluster = make_cluster(api, "paddle-training")
     helm = FakeHelm(cluster)
     first = launch(cluster, launch_options(replace=True), helm=helm)
     launch(cluster, launch_options(replace=True), batch=16, helm=helm)
-    with pytest.raises(OtherRunError, match=r"run mine-8 was replaced by revision 3 \(run by .*--replace"):
+    with pytest.raises(OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*--replace"):
         first.session.poll_view()
 
 
@@ -275,20 +252,6 @@ def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
 
 
 @pytest.mark.slow
-def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "old.json").write_text('[{"revision": 1, "description": "a"}, {"revision": 2}]')
-    run = json.dumps({"claim": "shared"})
-    (here / "manifest.yaml").write_text(
-        "---\n# Source: x\n---\nkind: Job\nmetadata: {name: x-run}\n---\nkind: ConfigMap\n"
-        f"metadata: {{name: x-run}}\ndata: {{run.json: '{run}'}}\n"
-    )
-    cases = '"history x") cat old.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
-    helm = fake_helm(here, monkeypatch, f'case "$(echo "$*" | sed "s/ -n .*//")" in\n{cases}\nesac; exit')
-    assert [entry["revision"] for entry in helm.list_revisions("x")] == [2, 1]
-    assert helm.read_claim("x", 1) == "shared"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "printed",
     [
@@ -308,17 +271,11 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
-def test_a_missing_claim_is_reported_with_the_revision_to_roll_back_to(
-    api: Any, here: Path, release: str
-) -> None:
+def test_a_missing_claim_is_reported_with_a_fix(api: Any, here: Path, release: str) -> None:
     cluster = make_cluster(api, "paddle-training")
-    helm = FakeHelm(cluster)
-    launch(cluster, launch_options(replace=True), helm=helm)
-    cluster.add_release(claim="nope")
-    del cluster.claims["nope"]
-    fix = "helm rollback paddle-training 1 -n paddle; then run the same command again"
-    with pytest.raises(CliError, match=rf"the claim nope .* does not exist\. .*Fix: {fix}"):
-        launch(cluster, launch_options(replace=True, release=release), helm=helm)
+    cluster.claims = {}
+    with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
+        launch(cluster, launch_options(replace=True, release=release))
     assert not cluster.leases
 
 

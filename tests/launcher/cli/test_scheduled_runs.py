@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -87,14 +88,10 @@ def test_the_storage_is_in_use_while_the_newest_job_runs(
 
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
     plan = launch_training.TrainingPlan([], {"jobName": "mine"})
-    with pytest.raises(UsageError, match=r"training\.schedule, which `run` would remove.*--replace"):
-        launch_training.launch(
-            plan,
-            LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml"),
-            cast(Helm, None),
-            cast(Cluster, cluster),
-            print,
-        )
+    helm = SimpleNamespace(check=lambda *_: {"k8sJob": "mine-1"})
+    options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
+        launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster), print)
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

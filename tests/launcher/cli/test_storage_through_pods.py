@@ -86,10 +86,10 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monke
     monkeypatch.setattr(reader_pod, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
     found = cluster.find
-    cluster.find = lambda kind, name, action: (
+    cluster.find = lambda kind, name: (
         {"metadata": {}, "status": {"phase": "Pending", "conditions": [unscheduled]}}
         if kind == "pod"
-        else found(kind, name, action)
+        else found(kind, name)
     )
     with release.storage(StorageRequest(writable=True)) as storage:
         assert "through pod p0" in storage.where
@@ -105,9 +105,12 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monke
 
 def test_a_replaced_run_is_not_followed(api):
     cluster, release = open_release(api, ended(api), [running(api)])
-    release.expect_run(api.k8s_job, lambda: "replaced by eve")
+    release.expected_job = api.k8s_job
     assert release.read_view().run_id == api.k8s_job
     cluster.add_release(k8sJob="quick-start-00000000")
-    with pytest.raises(OtherRunError, match="replaced by eve") as raised:
+    with pytest.raises(
+        OtherRunError,
+        match=r"replaced by run quick-start-00000000 .*helm history paddle-training .*--replace",
+    ) as raised:
         release.poll_view()
     assert raised.value.exit_code == 4
