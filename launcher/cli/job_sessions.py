@@ -225,16 +225,16 @@ class ClusterSession:
             return self._files
         try:
             if running is not None:
-                self._files, self._files_read_at = read_job_files(running, run.k8s_job), now
+                self._files, self._files_read_at = read_job_files(running), now
                 return self._files
             if with_reader:
                 with open_reader_pod(self.cluster, run, READ_SECONDS, report=self.report) as opened:
-                    return read_job_files(opened, run.k8s_job)
+                    return read_job_files(opened)
         except UnreachableError:
             raise
         except CliError as error:  # the pod may just have exited
             return self._files or JobFiles(was_read=False, problem=str(error))
-        return replace(self._files or JobFiles(was_read=False), is_stale=True)
+        return self._files or JobFiles(was_read=False)
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:

@@ -130,14 +130,19 @@ class Cluster:
         if 200 <= status < 300:
             return answer
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        if status == 404:
-            raise NotFoundError(
-                f"cannot {action}: {self.name} answered that there is no such object (HTTP 404): {text}",
-                "check the names of release and namespace, then run the same command again",
-            )
-        if status == 409:
-            raise ConflictError(str(api_error(status, text, action, self.name)))
-        raise api_error(status, text, action, self.name)
+        failure = api_error(status, text, action, self.name)
+        specific = {404: NotFoundError, 409: ConflictError}.get(status)
+        raise specific(str(failure)) if specific else failure
+
+    @contextlib.contextmanager
+    def _without_error(self) -> Iterator[None]:
+        """Suppress the error of a call whose answer only explains a state, such as a missing right."""
+        try:
+            yield
+        except UnreachableError:
+            raise
+        except CliError:
+            pass
 
     def _call_json(self, method: str, action: str, *arguments: Any, **options: Any) -> Object:
         import urllib3
@@ -184,14 +189,11 @@ class Cluster:
         A user who may not read events gets an empty list and no error: events only explain a state.
         """
         selector = f"involvedObject.name={name}"
-        try:
+        found: Object = {}
+        with self._without_error():
             found = self._call_json(
                 "list_namespaced_event", "read events", self.namespace, field_selector=selector
             )
-        except UnreachableError:
-            raise
-        except CliError:
-            return []
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
 
@@ -201,13 +203,9 @@ class Cluster:
         A user who may not read them gets an empty list and no error, as for events.
         """
         for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
-            try:
+            with self._without_error():
                 arguments = ("kueue.x-k8s.io", version, self.namespace, "workloads")
                 return self._list("list_namespaced_custom_object", "workload", "", *arguments)
-            except UnreachableError:
-                raise
-            except CliError:
-                continue
         return []
 
     def list_volumes(self, release: str) -> list[Object]:
@@ -217,12 +215,9 @@ class Cluster:
 
     def is_namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted; False if the user may not read it."""
-        try:
+        found: Object = {}
+        with self._without_error():
             found = self._call_json("read_namespace", "read the namespace", self.namespace)
-        except UnreachableError:
-            raise
-        except CliError:
-            return False
         return (found.get("status") or {}).get("phase") == "Terminating"
 
     def create(self, kind: str, thing: Object) -> Object:

@@ -16,7 +16,7 @@ from launcher.cli.shared_options import Format, OutputFormat, open_session, stor
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.views.pass_tables import curve_table, pass_table
-from launcher.cli.views.terminal_output import consoles, print_json, text_table
+from launcher.cli.views.terminal_output import console, print_json, text_table
 from launcher.reporting import text_formats
 
 DIFF_LINES = 100  # of two programs' diff, in a terminal
@@ -43,7 +43,7 @@ def compare(
         differences = {"differing": differing_settings(pair), "diff": _diff_programs(*pair)}
         print_json({**differences, "runs": [run.as_json() for run in pair]})
     else:
-        consoles()[0].print(_comparison(*pair))
+        console().print(_comparison(*pair))
 
 
 def _choose_pair(found: Sequence[SavedRun], one: str, other: str | None) -> list[SavedRun]:

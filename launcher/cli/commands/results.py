@@ -35,7 +35,7 @@ from launcher.cli.storage.storage_access import (
 )
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.pass_tables import pass_table
-from launcher.cli.views.terminal_output import consoles, print_json
+from launcher.cli.views.terminal_output import console, print_json
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import ReaderError, save_tar
 from launcher.metrics import best_pass
@@ -72,7 +72,7 @@ def results(
         folder = OUTPUT
         if run is not None:
             folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
-        found = read_results(storage, storage.where, folder)
+        found = read_results(storage, folder)
         if to is not None and not found["has_model"]:
             report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
         copied = copy_output(storage, to, force, report, folder) if to is not None else {}
@@ -82,28 +82,17 @@ def results(
         _print_results(found, folder, to, copied)
 
 
-def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> dict[str, Any]:
-    """Read the results of a run.
+def read_results(storage: Storage, output: OutputPaths) -> dict[str, Any]:
+    """Return the results of a run, as `results -o json` prints them.
 
-    Args:
-        storage: the job's folder.
-        where: the folder, for messages.
-        output: the run's output folder, below the job's.
-
-    Returns:
-        where, state, run_id, score, passes (one row for each pass, from metrics.csv), has_model, exported (the
-        address to which the model was exported, or empty), restarts, finished (Unix seconds or None), best
-        (the best pass and its score: `launcher.metrics.best_pass`).
-
-    Raises:
-        CliError: the run has not written any file yet.
+    `output` is the run's output folder, below the job's. Raises CliError if the run has not written any file yet.
     """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
     found = read_small_files(storage, [path.as_posix() for path in read])
     record, status_json = parse_run_file(found, output), parse_json(found.get(output.status_json.as_posix()))
     if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
         raise CliError(
-            f"no results in {where}: no training has written to this folder yet, or somebody removed it",
+            f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
             f"see what the training waits for: {command_text('status')}; after a removal, train again: helm "
             "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
@@ -112,7 +101,7 @@ def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> 
     known = record or RunFile()
     restarts = known.restarts if record else status.restarts
     return {
-        "where": where,
+        "where": storage.where,
         "state": status.state if status_json else known.state or "unknown",
         "run_id": known.run_id or status.run_id,
         "score": known.score,
@@ -129,7 +118,7 @@ def _print_results(
     found: Mapping[str, Any], folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
 ) -> None:
     """Print the results as text; `copied` are the copied files by name, if `to` is not None."""
-    out, _ = consoles()
+    out = console()
     count, finished = len(found["restarts"]), text_formats.utc_time(found["finished"])
     restarts = f" (restarts: {count}; `status` shows their causes)" if count else ""
     out.print(
@@ -151,7 +140,7 @@ def _print_results(
 
 
 def copy_output(
-    storage: Storage, target: Path, force: bool, report: Callable[[str], None], output: OutputPaths = OUTPUT
+    storage: Storage, target: Path, force: bool, report: Callable[[str], None], output: OutputPaths
 ) -> dict[str, int]:
     """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
 

@@ -14,7 +14,7 @@ from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_st
 from launcher.cli.shared_options import Format, OutputFormat, Release, report, with_options
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
 from launcher.cli.views.pass_tables import curve_table
-from launcher.cli.views.terminal_output import consoles, print_json
+from launcher.cli.views.terminal_output import console, print_json
 
 
 @with_options(options=LaunchOptions)
@@ -50,7 +50,7 @@ def run(
     if output is OutputFormat.json:
         print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
         return
-    out, _ = consoles()
+    out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
     print(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))

@@ -33,7 +33,7 @@ from launcher.cli.views.follow_run import (
 )
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
-from launcher.cli.views.terminal_output import consoles, print_json, spark_line, text_table
+from launcher.cli.views.terminal_output import console, print_json, spark_line, text_table
 from launcher.metrics import higher_is_better
 from launcher.reporting import text_formats
 
@@ -116,7 +116,7 @@ def sweep(
         options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
         return launch(numbered[trial.release], options_of_trial, helm, cluster, report).session
 
-    out, _ = consoles()
+    out = console()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
     print_to = report if output is OutputFormat.json else print_line
     with (

@@ -32,7 +32,6 @@ from launcher.io.program_folders import find_program_folder
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
-RENAME_FIX = "rename your folder or file"
 SCRIPT_RUNTIME = "collective"
 """The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
@@ -81,11 +80,11 @@ def plan_trainings(
     """
     folder = find_program_folder(options.program)
     name = training_values.make_storage_name(folder.resolve().name)
-    program = uploads.plan_program(folder, name, options.check, RENAME_FIX)
+    program = uploads.plan_program(folder, name, options.check)
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
         name = training_values.make_storage_name(Path(options.data).name)
-        source = uploads.plan_source(Path(options.data), name, "--data", RENAME_FIX)
+        source = uploads.plan_source(Path(options.data), name)
     defaults = helm.read_defaults()
     values = _compute_values(options, program, source, defaults)
     plans: list[TrainingPlan] = []

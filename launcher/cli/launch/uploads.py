@@ -20,7 +20,7 @@ from launcher.io.tar_stream import ReaderError, write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
-RENAME_FIX = "choose another name with --as NAME"
+RENAME_FIX = "rename your folder or file (for `push`: choose another name with --as NAME)"
 SCRIPT = "train.py"
 """Name of the main file in a folder with several .py files and without a trainer_config.py."""
 
@@ -48,7 +48,7 @@ class Upload:
         return sum(file.stat().st_size for _, file in self.entries)
 
 
-def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = RENAME_FIX) -> Upload:
+def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
     """Return the upload of a program's folder; files whose names begin with a dot are left out.
 
     Args:
@@ -56,20 +56,19 @@ def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = 
         name: its name on the storage; None: that of the folder.
         check: whether the program must define what the trainer of runtime fleet needs. A file with another name than
             trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
-        fix: how the user can choose another name, as text after `Fix:`.
 
     Raises:
         UsageError: the name is reserved, or the folder has links, no .py file or an incomplete program.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
-    chosen = check_name(name or folder.resolve().name, fix)
+    chosen = check_name(name or folder.resolve().name, RENAME_FIX)
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
         folders = f"the folder {chosen}" if chosen in RESERVED_FOLDERS else "folders with numbers as names"
         raise UsageError(
             f"a program cannot have the name {chosen}: the program is sent to the job's folder, where the launcher "
             f"itself uses {folders}",
-            fix,
+            RENAME_FIX,
         )
 
     def is_visible(path: Path) -> bool:
@@ -131,15 +130,11 @@ def _defined_names(file: Path) -> set[str]:
     return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
-def plan_source(file: Path, name: str | None, option: str = "--source", fix: str = RENAME_FIX) -> Upload:
-    """Return the upload of a data file for `file://` sources.
-
-    `option` is the option with which the user gave the file, for messages. `name` is the file's name on the
-    storage (None: that of `file`), and `fix` says how the user can choose another name.
-    """
+def plan_source(file: Path, name: str | None) -> Upload:
+    """Return the upload of a data file for `file://` sources; `name` is its name on the storage (None: its own)."""
     if not file.is_file():
-        raise UsageError(f"{option} {file}: no such file", "give the path of a data file")
-    chosen = check_name(name or file.name, fix)
+        raise UsageError(f"{file}: no such file", "give the path of a data file")
+    chosen = check_name(name or file.name, RENAME_FIX)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Upload(chosen, ((chosen, file),), values, is_source=True)
 
@@ -168,7 +163,7 @@ def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str]
         if not replace:
             raise OtherContentError(
                 f"{path} exists already with other content; nothing was sent",
-                "replace it with --force, or choose another name with --as NAME",
+                f"replace it with --force, or {RENAME_FIX}",
             )
     reading_end, writing_end = os.pipe()
     failure: list[BaseException] = []

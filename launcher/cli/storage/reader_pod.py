@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -146,30 +145,24 @@ def open_reader_pod(
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
-    The pod is deleted on every way out of the block: an exception, Ctrl-C, SIGTERM or SIGHUP.
-
-    Args:
-        cluster: the cluster.
-        run: the run whose storage is opened.
-        seconds: the pod's deadline.
-        writable: whether the volume is mounted read-write.
-        report: receives progress messages.
+    The pod is deleted on every way out of the block: an exception or a signal, which is an exception, too (main.py).
+    `seconds` is the pod's deadline; `report` receives progress messages.
 
     Raises:
-        CliError: the pod cannot be created or does not start; the message says why.
+        UnschedulableError: no node can run the pod.
+        CliError: the claim does not exist, or the pod does not start for another reason.
     """
     require_claim(cluster, run)
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
     owner, template = f"{socket.gethostname()}:{os.getpid()}", _training_template(cluster, run)
     pod = build_pod(run, name, owner, seconds=seconds, writable=writable, template=template)
-    with _signals_as_exceptions():
-        try:
-            cluster.create("pod", pod)
-            _await_running(cluster, run, name, report)
-            yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
-        finally:
-            _delete(cluster, name)
+    try:
+        cluster.create("pod", pod)
+        _await_running(cluster, run, name, report)
+        yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
+    finally:
+        _delete(cluster, name)
 
 
 def _delete(cluster: Cluster, name: str) -> None:
@@ -183,15 +176,6 @@ def _delete(cluster: Cluster, name: str) -> None:
                 time.sleep(pause)
             else:
                 return
-
-
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    def end(number: int) -> None:
-        raise SystemExit(128 + number)
-
-    with handle_signals(end, (signal.SIGTERM, signal.SIGHUP)):
-        yield
 
 
 def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:

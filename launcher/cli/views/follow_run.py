@@ -21,7 +21,7 @@ from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import describe_wait, restart_text, status_line, status_screen
-from launcher.cli.views.terminal_output import consoles
+from launcher.cli.views.terminal_output import console
 from launcher.reporting import text_formats
 
 LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
@@ -166,7 +166,7 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
     Raises:
         CliError: as `poll_until_over`.
     """
-    out, _ = consoles()
+    out = console()
     drawn = print_to is print_line and out.is_terminal
     with open_screen(out if drawn else None) as draw:
         lines = LinePrinter(print_to)
@@ -192,7 +192,6 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
         if not view.score:
             view = session.read_view()
             show(view)
-            check_not_failed(view)  # another release's run may have moved the output in the meantime
         if not drawn:  # the screen shows them
             for note in view.notes:
                 print_to(note)

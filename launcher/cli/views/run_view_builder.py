@@ -57,8 +57,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     data = _build_data_view(seen, training, pods)
     reported = files.status.ranks if files.status and progress else ()
     state, cause = _state_and_cause(seen, progress, data, training, pods)
-    records = [record for record in (files.run, files.moved) if record and record.run_id == run.k8s_job]
-    record = records[0] if records else RunFile()
+    record = files.run if files.run and files.run.run_id == run.k8s_job else RunFile()
     passes = files.passes if progress else ()
     return RunView(
         where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
@@ -112,17 +111,9 @@ def _state_and_cause(
         state = "failed", cause or describe_culprit(pods) or training.reason
     elif training.state == "missing":
         state = (reported if reported in FINAL_STATES else "missing"), cause
-    elif training.state == "complete" and files.moved is None and (other := _describe_other_run(seen)):
-        state = (
-            "failed",
-            f"the Job is complete, but its output is lost: output/ contains {other}, and runs/ has no output "
-            f"of {run.k8s_job}. Fix: give one of the two releases another jobName, and train again",
-        )
     elif training.state in ("complete", "suspended"):
-        state = (
-            training.state,
-            "" if training.queue else training.reason,
-        )  # a queue's reason is in describe_wait
+        # A queue's reason is in describe_wait.
+        state = training.state, "" if training.queue else training.reason
     elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
         state = "finishing", ""  # its pods have exited, and the Job is not complete yet
     elif reported and reported not in FINAL_STATES:
@@ -132,14 +123,16 @@ def _state_and_cause(
     return state
 
 
-def _describe_other_run(seen: ClusterSnapshot) -> str:
-    """Return which run of another release has replaced this run's `output/`; empty if none has."""
-    run, record = seen.run, seen.files.run
-    if seen.files.is_stale or record is None or not record.release:
-        return ""
-    if (record.release, record.namespace) == (run.release, run.namespace):
-        return ""
-    return f"run {record.run_id} of release {record.release} in namespace {record.namespace}"
+def _note_replaced_output(seen: ClusterSnapshot) -> list[str]:
+    """Return a note if a run of another release has replaced the `output/` of this complete run."""
+    run, other = seen.run, seen.files.run
+    if other is None or not other.release or (other.release, other.namespace) == (run.release, run.namespace):
+        return []
+    return [
+        f"run {other.run_id} of release {other.release} in namespace {other.namespace} has the same jobName, and "
+        f"output/ belongs to it; this run's output was moved to runs/{run.k8s_job} (`runs` lists it). Fix: give one of "
+        "the two releases another jobName"
+    ]
 
 
 def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
@@ -160,10 +153,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
         notes += _note_surplus_passes(files, run.passes)
     if data.state == "complete" and run.k8s_data_job:
         notes += _note_lost_data(seen, data, state)
-    if files.moved is not None and (other := _describe_other_run(seen)):
-        notes.append(
-            f"{other} has the same jobName and moved this run's output to runs/{run.k8s_job} (`runs` lists it)"
-        )
+    if state == "complete":
+        notes += _note_replaced_output(seen)
     if data.state in ("running", "waiting"):
         notes.append(describe_running_data(data))
     if state == "missing" and run.cron_job == run.k8s_job:

@@ -36,14 +36,13 @@ def spark_line(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
 
 
-def consoles() -> tuple[Console, Console]:
-    """Return (stdout, stderr). Lines are not wrapped unless they go to a terminal: scripts read them."""
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    for console in (out, err):
-        if not console.is_terminal:
-            console.width = _PIPE_WIDTH
-            console.soft_wrap = True
-    return out, err
+def console() -> Console:
+    """Return a console for stdout. Lines are not wrapped unless they go to a terminal: scripts read them."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = _PIPE_WIDTH
+        out.soft_wrap = True
+    return out
 
 
 def print_json(value: Any) -> None:

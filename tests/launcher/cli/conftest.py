@@ -120,7 +120,6 @@ def make_files(**raw):
     shapes = {
         "status": StatusFile,
         "run": RunFile,
-        "moved": RunFile,
         "manifest": ManifestFile,
         "data_failure": DataFailure,
     }

@@ -258,30 +258,14 @@ def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix(api
     ).notes
 
 
-def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
+def test_a_complete_run_whose_output_another_release_replaced_is_noted(api):
     done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    moved = {"runId": api.k8s_job, "score": {"error": 0.25}}
-    view = run_view_builder.build_cluster_view(seen(api, done, run=THEIRS, moved=moved))
-    assert (view.state, view.score) == ("complete", {"error": 0.25})
-    assert view.notes == (
-        "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
-        f"run's output to runs/{api.k8s_job} (`runs` lists it)",
-    )
-
-
-def test_a_complete_job_whose_output_belongs_to_another_release_is_failed(api):
-    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    view = run_view_builder.build_cluster_view(
-        seen(api, done, run=THEIRS, status=api.status(runId="quick-start-other"))
-    )
-    assert view.state == "failed"
-    assert "run quick-start-other of release theirs in namespace team-b" in view.cause
-    assert view.notes == ()
-    for known in (
-        {"run": THEIRS, "is_stale": True},
-        {"run": None},
-    ):  # read before the end; the folder was removed
-        assert run_view_builder.build_cluster_view(seen(api, done, **known)).state == "complete"
+    view = run_view_builder.build_cluster_view(seen(api, done, run=THEIRS))
+    assert (view.state, view.score) == ("complete", {})
+    (note,) = view.notes
+    assert note.startswith("run quick-start-other of release theirs in namespace team-b has the same jobName")
+    assert f"moved to runs/{api.k8s_job}" in note
+    assert run_view_builder.build_cluster_view(seen(api, run=THEIRS)).notes == ()
 
 
 def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):

@@ -1,13 +1,11 @@
 """How a session reads the storage: through a running pod, a reader pod, or not at all."""
 
-import json
-
 import pytest
 
 from launcher.cli import job_sessions
 from launcher.cli.errors import CliError, OtherRunError
-from launcher.cli.storage import reader_pod, run_files
-from launcher.cli.storage.storage_access import StorageRequest, folder_storage
+from launcher.cli.storage import reader_pod
+from launcher.cli.storage.storage_access import StorageRequest
 
 from .fake_cluster import FakeCluster
 
@@ -64,19 +62,6 @@ def test_progress_but_no_copy_is_read_through_a_running_init_container(api):
     release.poll_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert job_sessions.open_through_running_pod(cluster, release.run(), pods) is None
-
-
-def test_the_record_of_a_run_whose_output_was_moved_is_read(tmp_path):
-    for number, folder in enumerate(("runs/x", "runs/x.2", "runs/y"), 1):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "run.json").write_text(json.dumps({"runId": folder, "score": {"error": number}}))
-    found = run_files.read_job_files(folder_storage(tmp_path), "x")
-    assert found.moved.score == {"error": 2}
-    newest = tmp_path / "runs" / "x.2"
-    (newest / "run.json").rename(newest / "run.copy.json")
-    (newest / "run.json").write_text("{")
-    assert run_files.read_job_files(folder_storage(tmp_path), "x") == found
-    assert run_files.read_job_files(folder_storage(tmp_path)).moved is None
 
 
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
