@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -76,9 +76,9 @@ class FolderSession:
 class ClusterSession:
     """Reads a release on a cluster: its run, Jobs, pods and logs, and the job's folder on the storage."""
 
-    def __init__(self, cluster: Cluster, release: str, report: Callable[[str], None]) -> None:
-        """Store where the release is; `report` receives progress messages."""
-        self.cluster, self.release, self.report = cluster, release, report
+    def __init__(self, cluster: Cluster, release: str) -> None:
+        """Store where the release is."""
+        self.cluster, self.release = cluster, release
         self._files: JobFiles | None = None
         self._files_read_at = float("-inf")
         self.expected_job = ""
@@ -228,7 +228,7 @@ class ClusterSession:
                 self._files, self._files_read_at = read_job_files(running), now
                 return self._files
             if with_reader:
-                with open_reader_pod(self.cluster, run, READ_SECONDS, report=self.report) as opened:
+                with open_reader_pod(self.cluster, run, READ_SECONDS) as opened:
                     return read_job_files(opened)
         except UnreachableError:
             raise
@@ -254,7 +254,7 @@ class ClusterSession:
             if opened is None:
                 try:
                     opened = stack.enter_context(
-                        open_reader_pod(self.cluster, run, request.seconds, request.writable, self.report)
+                        open_reader_pod(self.cluster, run, request.seconds, request.writable)
                     )
                 except UnschedulableError:
                     opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)

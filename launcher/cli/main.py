@@ -33,8 +33,8 @@ from launcher.cli.commands import (
     wait,
 )
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
-from launcher.cli.shared_options import report
 from launcher.cli.suggested_commands import INSTALLED, program_name
+from launcher.cli.terminal import report
 from launcher.errors import LauncherError
 from launcher.io.tar_stream import ReaderError
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Cluster, Object
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
+from launcher.cli.terminal import report
 
 GONE_SECONDS = 120.0  # for a deleted Job to disappear
 _SERVER_FIELDS = (
@@ -24,7 +24,7 @@ _SERVER_LABELS = {
 }
 
 
-def continue_training(cluster: Cluster, run: ReleaseRun, report: Callable[[str], None]) -> bool:
+def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
     """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
 
     Jobs with a Kueue queue stay suspended: the queue starts them. After a failure of the data Job nothing is

@@ -16,7 +16,7 @@ from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, Release, list_st
 from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, confirm, report, with_session
+from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
 from launcher.cli.storage.run_files import OUTPUT, parse_json
 from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.cli.storage.storage_access import (
@@ -26,6 +26,7 @@ from launcher.cli.storage.storage_access import (
     read_small_files,
     run_json_command,
 )
+from launcher.cli.terminal import confirm, report
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output

@@ -15,8 +15,8 @@ from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
+from launcher.cli.terminal import console, print_json, text_table
 from launcher.cli.views.pass_tables import curve_table, pass_table
-from launcher.cli.views.terminal_output import console, print_json, text_table
 from launcher.reporting import text_formats
 
 DIFF_LINES = 100  # of two programs' diff, in a terminal

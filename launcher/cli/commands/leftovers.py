@@ -21,7 +21,7 @@ from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import Format, OutputFormat, require_cluster, with_session
 from launcher.cli.storage.run_files import read_job_files
 from launcher.cli.storage.storage_access import StorageRequest
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.terminal import print_json
 from launcher.schema import ManifestFile
 
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import UsageError
-from launcher.cli.shared_options import Format, OutputFormat, report
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.shared_options import Format, OutputFormat
+from launcher.cli.terminal import print_json, report
 from launcher.errors import DataError
 
 

@@ -10,16 +10,9 @@ import typer
 
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
-from launcher.cli.shared_options import (
-    Format,
-    OutputFormat,
-    open_session,
-    report,
-    storage_request,
-    with_options,
-)
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.terminal import print_json
 
 
 @with_options(session=open_session, request=storage_request)
@@ -46,7 +39,7 @@ def push(
     """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
     upload = uploads.plan_source(src, name) if source else uploads.plan_program(src, name, check)
     with session.storage(replace(request, seconds=COPY_SECONDS, writable=True)) as storage:
-        path = uploads.send(storage, upload, force, report)
+        path = uploads.send(storage, upload, force)
     if output is OutputFormat.json:
         print_json({"path": path, "values": upload.values})
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +14,7 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import (
-    Format,
-    OutputFormat,
-    open_session,
-    report,
-    storage_request,
-    with_options,
-)
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.reader_commands import move_into_place
 from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.run_history import find_run, read_runs
@@ -34,8 +27,8 @@ from launcher.cli.storage.storage_access import (
     read_small_files,
 )
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.pass_tables import pass_table
-from launcher.cli.views.terminal_output import console, print_json
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import ReaderError, save_tar
 from launcher.metrics import best_pass
@@ -75,7 +68,7 @@ def results(
         found = read_results(storage, folder)
         if to is not None and not found["has_model"]:
             report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
-        copied = copy_output(storage, to, force, report, folder) if to is not None else {}
+        copied = copy_output(storage, to, force, folder) if to is not None else {}
     if output is OutputFormat.json:
         print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
     else:
@@ -139,9 +132,7 @@ def _print_results(
         out.print(f"report, for any browser: {to / 'report.html'}")
 
 
-def copy_output(
-    storage: Storage, target: Path, force: bool, report: Callable[[str], None], output: OutputPaths
-) -> dict[str, int]:
+def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths) -> dict[str, int]:
     """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
 
     Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_session
+from launcher.cli.terminal import console, print_json
 from launcher.cli.views.status_text import status_screen
-from launcher.cli.views.terminal_output import console, print_json
 
 
 @with_session

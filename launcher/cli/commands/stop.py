@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,9 +13,10 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
-from launcher.cli.shared_options import confirm, report, require_cluster, with_session
+from launcher.cli.shared_options import require_cluster, with_session
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import confirm, report
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.paths import position
 from launcher.reporting import text_formats
@@ -48,7 +49,7 @@ def stop(
     """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
     session = require_cluster(session, "stop")
     jobs = find_running_jobs(session)
-    saved = request_checkpoint(session, timeout, report) if checkpoint else CheckpointAnswer()
+    saved = request_checkpoint(session, timeout) if checkpoint else CheckpointAnswer()
     if saved.problem:
         report(
             f"no checkpoint could be saved: {saved.problem}. If you stop now, the run resumes from its "
@@ -59,7 +60,7 @@ def stop(
                 "nothing was stopped, because no checkpoint could be saved",
                 "try again later, or stop without a checkpoint with --yes",
             )
-    suspend_jobs(session, jobs, report)
+    suspend_jobs(session, jobs)
     print(f"stopped: {', '.join(jobs)}")
     print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
     print(f"  continue:     {command_text('resume', *session.options())}")
@@ -117,9 +118,7 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
     )
 
 
-def request_checkpoint(
-    session: ClusterSession, seconds: float, report: Callable[[str], None]
-) -> CheckpointAnswer:
+def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAnswer:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
 
     Raises:
@@ -165,7 +164,7 @@ def _describe_place(answer: dict[str, Any]) -> str:
     return f"{answer['state']}, pass {int(answer['pass']) + 1}, batch {answer.get('batch') or 0}"
 
 
-def suspend_jobs(session: ClusterSession, names: Sequence[str], report: Callable[[str], None]) -> None:
+def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
     """Suspend these Jobs, and wait until their pods have exited.
 
     Raises:

@@ -21,19 +21,12 @@ from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import launch, plan_trainings
 from launcher.cli.launch.name_conflicts import check_releases_are_free
 from launcher.cli.launch.training_values import expand_grid
-from launcher.cli.shared_options import Format, OutputFormat, report, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.views.follow_run import (
-    LinePrinter,
-    Report,
-    ViewSource,
-    explain_interrupt,
-    open_screen,
-    print_line,
-)
+from launcher.cli.terminal import console, print_json, print_line, report, spark_line, text_table
+from launcher.cli.views.follow_run import LinePrinter, Report, ViewSource, explain_interrupt, open_screen
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
-from launcher.cli.views.terminal_output import console, print_json, spark_line, text_table
 from launcher.metrics import higher_is_better
 from launcher.reporting import text_formats
 
@@ -103,7 +96,7 @@ def sweep(
     options = dataclasses.replace(options, by=by)
     helm = options.helm()
     combinations = expand_grid(grid)
-    plans = plan_trainings(options, helm, report, combinations)
+    plans = plan_trainings(options, helm, combinations)
     folder = keep or Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
@@ -114,13 +107,13 @@ def sweep(
     def launch_trial(trial: Trial) -> ViewSource:
         file = folder / f"{trial.release}.values.yaml"
         options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], options_of_trial, helm, cluster, report).session
+        return launch(numbered[trial.release], options_of_trial, helm, cluster).session
 
     out = console()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
     print_to = report if output is OutputFormat.json else print_line
     with (
-        explain_interrupt(lambda: describe_trials(trials), report),
+        explain_interrupt(lambda: describe_trials(trials)),
         open_screen(terminal, transient=True) as draw,
     ):
         print_between: Report = (lambda _: None) if terminal else print_to

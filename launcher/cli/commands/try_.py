@@ -13,9 +13,8 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.check_before_upload import CHECKED_ROWS
-from launcher.cli.shared_options import Format, OutputFormat, report, with_options
-from launcher.cli.views.follow_run import print_line
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.shared_options import Format, OutputFormat, with_options
+from launcher.cli.terminal import print_json, print_line, report
 from launcher.io import files
 from launcher.io.program_folders import find_program_file
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.name_conflicts import check_job_name_is_free
 from launcher.cli.launch.training_values import Values
-from launcher.cli.shared_options import confirm
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import confirm, report
 from launcher.cli.views.status_text import describe_wait
 from launcher.io import files
 from launcher.io.program_folders import find_program_folder
@@ -35,7 +35,6 @@ _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those th
 SCRIPT_RUNTIME = "collective"
 """The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class LaunchResult:
 
 
 def plan_trainings(
-    options: LaunchOptions, helm: Helm, report: Report, grid: Sequence[tuple[str, ...]] = ((),)
+    options: LaunchOptions, helm: Helm, grid: Sequence[tuple[str, ...]] = ((),)
 ) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
@@ -137,9 +136,7 @@ def _compute_values(
     return values
 
 
-def launch(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, report: Report
-) -> LaunchResult:
+def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
     A failed or stopped training with these values continues. The leases of the release and of the job's name are
@@ -156,7 +153,7 @@ def launch(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )
     values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
-    session = ClusterSession(cluster, options.release, report)
+    session = ClusterSession(cluster, options.release)
     with (
         run_lease.hold_lease(cluster, options.release) as check_release,
         run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
@@ -170,7 +167,7 @@ def launch(
         if current and is_new and not options.replace:
             _confirm_replacement(session, current, plan.job)
         files.write_atomically(keep, values)
-        _upload(plan, base_session, options.yes, report)
+        _upload(plan, base_session, options.yes)
         check_release()
         check_job()
         report(
@@ -178,7 +175,7 @@ def launch(
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
         helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
-        is_continued = continue_training(cluster, session.run(), report)  # helm leaves such Jobs as they are
+        is_continued = continue_training(cluster, session.run())  # helm leaves such Jobs as they are
     session.expected_job = k8s_job
     return LaunchResult(session, is_new or is_continued, keep)
 
@@ -194,10 +191,10 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
     """
     cluster = session.cluster
     if given is not None:
-        return ClusterSession(cluster, given, session.report)
+        return ClusterSession(cluster, given)
     known = [release.name for release in list_releases(cluster, all_namespaces=False)]
     if len(known) == 1 or CHART in known:
-        return ClusterSession(cluster, CHART if CHART in known else known[0], session.report)
+        return ClusterSession(cluster, CHART if CHART in known else known[0])
     place = f"namespace {cluster.namespace} on {cluster.name}"
     if not known:
         raise CliError(
@@ -232,13 +229,13 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
         )
 
 
-def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Report) -> None:
+def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool) -> None:
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
     with session.storage(request) as storage:
         for upload in plan.uploads:
             replace = yes or not upload.is_source  # the program is used by this job only
             try:
-                uploads.send(storage, upload, replace, report)
+                uploads.send(storage, upload, replace)
             except uploads.OtherContentError as error:
                 problem = f"sources/{upload.name} on the storage has other content"
                 if not confirm(f"{problem}. Replace it?"):
@@ -247,7 +244,7 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Repo
                         "since other jobs may train on it",
                         "replace it with --yes, or rename the file",
                     ) from error
-                uploads.send(storage, upload, True, report)
+                uploads.send(storage, upload, True)
 
 
 def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -> str:

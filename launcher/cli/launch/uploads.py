@@ -7,13 +7,13 @@ import os
 import re
 import symtable
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.cluster.releases import SOURCES
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.storage.storage_access import Storage, check_name, run_json_command
+from launcher.cli.terminal import report
 from launcher.io.files import folder_files, sha256_file
 from launcher.io.program_folders import CONFIG
 from launcher.io.tar_stream import ReaderError, write_tar
@@ -139,16 +139,10 @@ def plan_source(file: Path, name: str | None) -> Upload:
     return Upload(chosen, ((chosen, file),), values, is_source=True)
 
 
-def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str], None]) -> str:
+def send(storage: Storage, upload: Upload, replace: bool) -> str:
     """Send an upload to the storage, unless the storage has the same content; return its path on the storage.
 
     The upload gets its name on the storage after every sha256 was verified.
-
-    Args:
-        storage: the job's folder.
-        upload: what to send.
-        replace: whether to replace other content with the same name.
-        report: receives progress messages.
 
     Raises:
         OtherContentError: the storage has other content with that name, and `replace` is False.

@@ -28,6 +28,7 @@ from launcher.cli.cluster.cluster_api import (
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
 from launcher.cli.storage.storage_access import Storage, pod_storage
+from launcher.cli.terminal import report
 from launcher.io.stop_signals import handle_signals
 
 READER = "reader"
@@ -141,12 +142,11 @@ def open_reader_pod(
     run: ReleaseRun,
     seconds: int,
     writable: bool = False,
-    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
     The pod is deleted on every way out of the block: an exception or a signal, which is an exception, too (main.py).
-    `seconds` is the pod's deadline; `report` receives progress messages.
+    `seconds` is the pod's deadline.
 
     Raises:
         UnschedulableError: no node can run the pod.
@@ -159,7 +159,7 @@ def open_reader_pod(
     pod = build_pod(run, name, owner, seconds=seconds, writable=writable, template=template)
     try:
         cluster.create("pod", pod)
-        _await_running(cluster, run, name, report)
+        _await_running(cluster, run, name)
         yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
     finally:
         _delete(cluster, name)
@@ -199,7 +199,7 @@ def require_claim(cluster: Cluster, run: ReleaseRun) -> None:
         )
 
 
-def _await_running(cluster: Cluster, run: ReleaseRun, name: str, report: Callable[[str], None]) -> None:
+def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
     started = time.monotonic()
     last_reason = ""
     while True:

@@ -19,13 +19,14 @@ from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import console, print_line, report
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import describe_wait, restart_text, status_line, status_screen
-from launcher.cli.views.terminal_output import console
 from launcher.reporting import text_formats
 
 LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
 UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is unreachable for less
+PAUSE_SECONDS = 2.0  # between two polls
 Report = Callable[[str], None]
 
 
@@ -39,11 +40,6 @@ class ViewSource(Protocol):
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's present state, including what only the files on the storage contain, such as the score."""
         ...
-
-
-def print_line(text: str) -> None:
-    """Print one line to stdout and flush it."""
-    print(text, flush=True)
 
 
 @dataclass
@@ -92,17 +88,10 @@ def poll_until_over(
     *,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    pause: float = 2.0,
 ) -> RunView:
-    """Poll a run every `pause` seconds until it is complete; return its last view.
+    """Poll a run every PAUSE_SECONDS until it is complete; return its last view.
 
-    Args:
-        poll: returns the run's present state.
-        show: receives each view.
-        report: receives messages such as that the cluster is unreachable.
-        timeout: seconds.
-        clock, sleep: replaced in tests.
-        pause: seconds.
+    `show` receives each view, `report` messages such as that the cluster is unreachable. `timeout` is in seconds.
 
     Raises:
         RunFailedError: the run failed, or its release was removed; the message has the cause.
@@ -140,7 +129,7 @@ def poll_until_over(
                 f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {what}",
                 f"follow it again with a larger --timeout: {command_text('wait')}",
             )
-        sleep(min(pause, max(0.1, deadline - clock())))
+        sleep(min(PAUSE_SECONDS, max(0.1, deadline - clock())))
 
 
 def check_not_failed(view: RunView) -> None:
@@ -153,32 +142,26 @@ def check_not_failed(view: RunView) -> None:
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
-def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Report) -> RunView:
-    """Show a run until it is complete; return its last view, with the score.
+def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) -> RunView:
+    """Show a run until it is complete; return its last view, with the score. Raises as `poll_until_over`.
 
-    Args:
-        session: the run.
-        timeout: seconds.
-        print_to: receives the lines. If it is `print_line` and stdout is a terminal, a screen that is
-            redrawn replaces the lines.
-        report: receives messages for stderr, such as that the cluster is unreachable.
-
-    Raises:
-        CliError: as `poll_until_over`.
+    The run is shown as a screen that is redrawn if stdout is a terminal, else as lines. With `to_stderr`, which
+    leaves stdout to the JSON of the command, it is shown as lines on stderr.
     """
     out = console()
-    drawn = print_to is print_line and out.is_terminal
+    drawn = out.is_terminal and not to_stderr
+    print_to = report if to_stderr else print_line
     with open_screen(out if drawn else None) as draw:
         lines = LinePrinter(print_to)
 
         def show(view: RunView) -> None:
             draw(status_screen(view)) if drawn else lines.print_view(view)
 
-        def say_between(text: str) -> None:
+        def report_between(text: str) -> None:
             out.print(Text(text)) if drawn else report(text)
 
         try:
-            view = poll_until_over(lambda: session.poll_view(log=drawn), show, say_between, timeout)
+            view = poll_until_over(lambda: session.poll_view(log=drawn), show, report_between, timeout)
         except RunFailedError as failed:
             with contextlib.suppress(CliError):
                 view = session.read_view()  # `poll_view` reads no file once the pods are gone
@@ -214,8 +197,8 @@ def open_screen(
 
 
 @contextlib.contextmanager
-def explain_interrupt(describe: Callable[[], str], report: Report) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the block, pass the text of `describe` to `report` before the process exits."""
+def explain_interrupt(describe: Callable[[], str]) -> Iterator[None]:
+    """If Ctrl-C or a signal ends the block, print the text of `describe` to stderr before the process exits."""
     try:
         yield
     except SystemExit as end:

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import text_table
 from launcher.cli.views.pass_tables import curve_table
 from launcher.cli.views.run_view import DATA_FAILED, JobView, RankView, RunProgress, RunView, first_line
 from launcher.cli.views.run_view_builder import describe_running_data
-from launcher.cli.views.terminal_output import text_table
 from launcher.reporting.text_formats import best_pass, duration, number, rate, scores, utc_time
 from launcher.schema import RestartRecord
 

@@ -36,17 +36,16 @@ class ChangingCluster(FakeCluster):
 
 
 @pytest.fixture
-def read(api, monkeypatch):
+def read(api, monkeypatch, capsys):
     """Return a function that reads a rank's log while the release goes through stages (conditions of its Job, pods)."""
 
     def run(*stages, following=True, role=None, rank=0, **run_json):
         jobs = [([api.job(api.k8s_job, *conditions)], pods) for conditions, pods in stages]
         cluster = ChangingCluster(*jobs, **run_json)
         monkeypatch.setattr(logs.time, "sleep", cluster.pause)
-        printed = []
-        session = job_sessions.ClusterSession(cluster, "paddle-training", printed.append)
+        session = job_sessions.ClusterSession(cluster, "paddle-training")
         request = logs.LogRequest(rank=rank, role=role, follow=following)
-        return b"".join(logs.read_log(session, request, printed.append)), printed
+        return b"".join(logs.read_log(session, request)), capsys.readouterr().err.splitlines()
 
     return run
 

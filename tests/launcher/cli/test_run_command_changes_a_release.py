@@ -72,7 +72,7 @@ def launch(
     cluster: FakeCluster, request: launch_training.LaunchOptions, batch: int = 8, helm: FakeHelm | None = None
 ) -> launch_training.LaunchResult:
     made = launch_training.TrainingPlan([], {"jobName": "mine", "training": {"batchSize": batch}})
-    return launch_training.launch(made, request, helm or FakeHelm(cluster), cast(Cluster, cluster), print)
+    return launch_training.launch(made, request, helm or FakeHelm(cluster), cast(Cluster, cluster))
 
 
 @pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
@@ -212,7 +212,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
         launch(cluster, launch_options(replace=True))
-    assert ClusterSession(cast(Cluster, cluster), "paddle-training", print).run().k8s_job == api.k8s_job
+    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == api.k8s_job
     assert cluster.leases, "it is another's"
 
 
@@ -247,7 +247,7 @@ def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
         launch_training.TrainingPlan([], {"jobName": "mine"}),
     )
     helm = fake_helm(here, monkeypatch)
-    launch_training.launch(made, launch_options(replace=True), helm, cluster, print)  # type: ignore[arg-type]
+    launch_training.launch(made, launch_options(replace=True), helm, cluster)  # type: ignore[arg-type]
     assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
 
 
@@ -294,7 +294,7 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
     cluster = make_cluster(api, "theirs")
     theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
     theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
-    session = ClusterSession(cluster, "new", print)  # type: ignore[arg-type]
+    session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
         name_conflicts.check_job_name_is_free(session, base, values)
@@ -325,15 +325,15 @@ def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
         name_conflicts.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
 
 
-def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:
-    printed: list[str] = []
+def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         pytest.raises(SystemExit),
-        explain_interrupt(lambda: describe_following(["--release", "mine"]), printed.append),
+        explain_interrupt(lambda: describe_following(["--release", "mine"])),
     ):
         raise SystemExit(128 + signal.SIGINT)
     assert (
-        "training continues on the cluster. Show it: python -m launcher status --release mine;" in printed[0]
+        "continues on the cluster. Show it: python -m launcher status --release mine;"
+        in capsys.readouterr().err
     )
 
 

@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> FakeCluster:
 
 
 def session(cluster: FakeCluster) -> ClusterSession:
-    return ClusterSession(cast(Cluster, cluster), "paddle-training", print)
+    return ClusterSession(cast(Cluster, cluster), "paddle-training")
 
 
 NIGHTS = [
@@ -91,7 +91,7 @@ def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: 
     helm = SimpleNamespace(check=lambda *_: {"k8sJob": "mine-1"})
     options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
-        launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster), print)
+        launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster))
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,9 +84,9 @@ def test_stop_saves_a_checkpoint_suspends_the_job_and_suggests_resume(
 
 def test_resume_starts_a_failed_training_again(cli: Cli, cluster: FakeCluster) -> None:
     cluster.jobs[0] = make_job(K8S_JOB, ("Failed", "PodFailurePolicy", "exit code 70"))
-    code, out, err = cli("resume")
+    code, _, err = cli("resume")
     assert (code, cluster.deleted) == (0, [K8S_JOB]), err
-    assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in out
+    assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in err
     assert [job["metadata"]["name"] for job in cluster.jobs] == [DATA_JOB, K8S_JOB]
     assert "status" not in cluster.jobs[1]
 

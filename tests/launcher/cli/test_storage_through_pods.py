@@ -22,7 +22,7 @@ def open_release(api, jobs, pods, name="paddle-training"):
     cluster = FakeCluster()
     cluster.add_release()
     cluster.jobs, cluster.pods = jobs, pods
-    return cluster, job_sessions.ClusterSession(cluster, name, lambda _: None)
+    return cluster, job_sessions.ClusterSession(cluster, name)
 
 
 def test_progress_is_read_through_a_running_pod(api):

@@ -200,11 +200,10 @@ def test_an_equal_line_is_printed_once():
     assert printed == ["failed"]
 
 
-def test_notes_on_a_complete_run_are_printed_without_a_screen():
+def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     class Session:
         def poll_view(self, log=False):
             return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
 
-    printed: list[str] = []
-    follow_run.follow_run(Session(), 10, printed.append, printed.append)
-    assert printed[-1] == "3 passes already"
+    follow_run.follow_run(Session(), 10)
+    assert capsys.readouterr().out.endswith("3 passes already\n")
