@@ -78,13 +78,9 @@ _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P
 
 
 def api_error(status: int, body: str, action: str, context: str) -> CliError:
-    """Return the error for an API call that failed.
+    """Return the error for an API call that failed with this HTTP status and answer (a Status as JSON, or text).
 
-    Args:
-        status: the HTTP status.
-        body: the API server's answer: a Status object as JSON, or text.
-        action: what was attempted, as an infinitive ("start the reader pod").
-        context: the cluster's name in messages.
+    `action` is what was attempted, as an infinitive ("start the reader pod"); `context` is the cluster's name.
     """
     answer = _status_message(body)
     if status == 401:

@@ -101,11 +101,10 @@ Command = Callable[..., None]
 
 
 def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the options of a function or dataclass.
+    """Return a decorator that gives a command the options of functions or dataclasses.
 
-    Args:
-        builders: for a parameter of the command, the function (or dataclass) that makes the parameter's value. The
-            function's own parameters with the type `Annotated` become options of the command.
+    `builders` has for a parameter of the command the function (or dataclass) that makes the parameter's value. The
+    function's own parameters with the type `Annotated` become options of the command.
     """
 
     def decorate(command: Command) -> Command:

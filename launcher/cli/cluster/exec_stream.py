@@ -42,16 +42,9 @@ class ExecStream(io.RawIOBase):
     def __init__(
         self, target: ExecTarget, argv: list[str], *, stdin: IO[bytes] | None, idle_seconds: float
     ) -> None:
-        """Start the command.
+        """Start the command `argv`. Raises CliError if the API server rejects the command.
 
-        Args:
-            target: where the command runs.
-            argv: the command and its arguments.
-            stdin: bytes that a thread sends while stdout is read; None: no stdin.
-            idle_seconds: a read fails after so many seconds without a byte.
-
-        Raises:
-            CliError: the API server rejects the command.
+        A thread sends `stdin` while stdout is read. A read fails after `idle_seconds` without a byte.
         """
         from kubernetes.client import CoreV1Api
         from kubernetes.client.rest import ApiException

@@ -58,7 +58,11 @@ class HelmConflictError(CliError):
 
 @dataclass(frozen=True)
 class Helm:
-    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails."""
+    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails.
+
+    In its methods, `base` is the YAML of the values that describe the cluster, and `values` that of the training's
+    values, which override them. `keep` is the path that messages show for `values`; this file is not read.
+    """
 
     chart: str
     namespace: str
@@ -81,12 +85,6 @@ class Helm:
 
     def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
         """Return `run.json` as an upgrade to these values would write it; nothing is changed.
-
-        Args:
-            release: the release's name.
-            base: YAML of the values that describe the cluster.
-            values: YAML of the training's values, which override `base`.
-            keep: the path that messages show for `values`; this file is not read.
 
         Raises:
             UsageError: the chart or the cluster rejects the values.
@@ -115,18 +113,7 @@ class Helm:
         return run_json
 
     def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
-        """Install or upgrade a release with helm.
-
-        Args:
-            release: the release's name.
-            base: YAML of the values that describe the cluster.
-            values: YAML of the training's values, which override `base`.
-            keep: the path that messages show for `values`; this file is not read.
-            description: helm's description of the new revision.
-
-        Raises:
-            HelmConflictError: another helm process changes the release.
-        """
+        """Install or upgrade a release. Raises HelmConflictError if another helm process changes the release."""
         self._upgraded(release, base, values, keep, "--description", description)
 
     def _upgraded(self, release: str, base: str, values: str, keep: Path, *more: str) -> str:

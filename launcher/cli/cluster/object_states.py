@@ -202,11 +202,9 @@ def queue_of(job: Object | None) -> str:
 
 
 def explain_queue(queue: str, workload: Object | None) -> str:
-    """Return why Kueue keeps a Job suspended, and the fix.
+    """Return why Kueue keeps a Job of this LocalQueue suspended, and the fix.
 
-    Args:
-        queue: the Job's LocalQueue.
-        workload: the Workload that Kueue made for the Job; None if there is none or the user may not read it.
+    `workload` is the Workload that Kueue made for the Job; None if there is none or the user may not read it.
     """
     if workload and workload.get("spec", {}).get("active") is False:
         where = f"{name_of(workload)} -n {workload['metadata'].get('namespace')}"

@@ -123,13 +123,8 @@ def clean(
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
     """Return the candidates that may be removed, with their sizes; print which stay and which will be removed.
 
-    Args:
-        root: the folder that the candidates' paths are relative to.
-        found: the candidates.
-        all_or_nothing: whether the user specified each candidate, so that it is an error if one of them must stay.
-
-    Raises:
-        UsageError: with `all_or_nothing`, one of the candidates must stay.
+    `root` is the folder that the candidates' paths are relative to. With `all_or_nothing`, because the user specified
+    each candidate, raise UsageError if one of them must stay.
     """
     for one in found:
         if one.kept:
@@ -186,12 +181,8 @@ def explain_kept_runs(
 ) -> list[tuple[SavedRun, str]]:
     """Return each earlier run with the reason why it stays, which is empty if it may be removed.
 
-    Args:
-        runs: the runs of a job, newest first.
-        keep: how many of the newest earlier runs stay.
-        older_than: runs that finished within so many days stay.
-        used: names of the runs that pods use.
-        best: a run that stays because of its score; None: no run.
+    `runs` are the runs of a job, newest first, `used` the names of those that pods use. `keep` and `older_than` are
+    the options of `clean`; the run `best` stays because of its score.
     """
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}

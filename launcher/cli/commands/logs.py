@@ -161,9 +161,7 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
 def _log_container(pod: dict[str, Any], only: str | None = None) -> str | None:
     """Return the container with the log: the main one once it has started, before that the newest init container.
 
-    Args:
-        pod: the pod.
-        only: the only container that is considered; None: all.
+    With `only`, no other container is considered.
     """
     status = pod.get("status", {})
     for key in ("containerStatuses", "initContainerStatuses"):

@@ -44,16 +44,10 @@ def predict(
 
 
 def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
-    """Return the prediction for each row.
+    """Return the prediction for each row; the parameters are the arguments of `predict`.
 
-    Args:
-        folder: the model's folder, or one that contains it as `model/`.
-        cells: one row as `column=value`.
-        rows: a file with more rows, one JSON object on each line; `-`: stdin.
-
-    Returns:
-        For each row {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding
-        table: number of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
+    That is {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding table: number
+    of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
 
     Raises:
         UsageError: there is no row, or an argument is invalid.

@@ -188,10 +188,7 @@ def train_all(
 def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:
     """Return (the trial with the best score, a description such as `lowest error`).
 
-    Args:
-        trials: the trials, which are over.
-        by: the score that decides; None: the first one.
-        highest: whether a higher score is better; None: the score's name decides.
+    `by` and `highest` are the options of `sweep`.
 
     Raises:
         RunFailedError: no trial has a score.

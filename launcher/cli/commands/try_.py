@@ -78,13 +78,7 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
 def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
     """Train, write the model, and predict the first row of the test data; `report` receives the progress.
 
-    Returns:
-        passes (for each pass: pass, samples, seconds, loss, and each score by its name), model (the folder),
-        score (test scores of the model), row (the predicted row), prediction (its numbers), words (text of
-        describe() or None).
-
-    Raises:
-        LauncherError: the program, a row or an option is invalid.
+    Return what `try -o json` prints. Raises LauncherError if the program, a row or an option is invalid.
     """
     if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
         raise UsageError(

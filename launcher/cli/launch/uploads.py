@@ -51,11 +51,8 @@ class Upload:
 def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
     """Return the upload of a program's folder; files whose names begin with a dot are left out.
 
-    Args:
-        folder: the program.
-        name: its name on the storage; None: that of the folder.
-        check: whether the program must define what the trainer of runtime fleet needs. A file with another name than
-            trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
+    With `check`, the program must define what the trainer of runtime fleet needs. A file with another name than
+    trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
 
     Raises:
         UsageError: the name is reserved, or the folder has links, no .py file or an incomplete program.

@@ -301,16 +301,8 @@ def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
 def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
     """Run one subcommand of `launcher reader`, or without one sleep as the reader pod does.
 
-    Args:
-        argv: the command and its arguments; None: those of this process.
-        source: the command's input, such as an archive.
-        out: receives the command's output.
-
-    Returns:
-        Why the command failed, in one sentence; empty on success.
-
-    Raises:
-        BrokenPipeError: nobody reads `out` any more.
+    Return why the command failed, in one sentence; empty on success. `argv` None stands for this process's own
+    arguments. Raises BrokenPipeError if nobody reads `out` any more.
     """
     try:
         _run(_parse(argv), source, out)

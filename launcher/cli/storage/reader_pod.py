@@ -46,15 +46,10 @@ class UnschedulableError(CliError):
 def build_pod(
     run: ReleaseRun, name: str, owner: str, *, seconds: int, writable: bool, template: Object | None
 ) -> Object:
-    """Return the Kubernetes object of a reader pod.
+    """Return the Kubernetes object of a reader pod, with the run's image, user and claim.
 
-    Args:
-        run: the run whose image, user and claim the pod has.
-        name: the pod's name.
-        owner: `host:pid` of the command that creates the pod; becomes the annotation OWNER.
-        seconds: the pod's deadline.
-        writable: whether the volume is mounted read-write.
-        template: the training Job's pod spec, whose tolerations and node selector the pod has, too.
+    `owner` is the `host:pid` of the command that creates the pod, `template` the training Job's pod spec, whose
+    tolerations and node selector the pod has, too.
     """
     like = template or {}
     return {

@@ -77,10 +77,7 @@ class Storage:
     ) -> ReaderStream:
         """Start a subcommand of `launcher reader` on the job's folder; return its stdout as a stream.
 
-        Args:
-            command: the command and its arguments, without `--root`.
-            stdin: bytes for the command; None: none.
-            idle_seconds: the command fails after so many seconds without a byte from a pod.
+        The command fails after `idle_seconds` without a byte from a pod.
         """
         return self.start([command, "--root", str(self.job), *arguments], stdin, idle_seconds)
 
@@ -198,11 +195,9 @@ def buffered_reader(stream: ReaderStream) -> io.BufferedReader:
 
 
 def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]:
-    """Read files of the job's folder with one command; return their contents by name.
+    """Read files of the job's folder with one command; return their contents by name, without absent files.
 
-    Args:
-        storage: the job's folder.
-        names: paths or glob patterns below it; absent files are left out.
+    `names` are paths or glob patterns below the folder.
     """
     stream = storage.run("tar", "--optional", *names)
     found: dict[str, bytes] = {}
@@ -246,13 +241,9 @@ def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = Non
 
 
 def stream_file(storage: Storage, name: str, follow_seconds: float, until: str | None) -> Iterator[bytes]:
-    """Yield a file's bytes.
+    """Yield a file's bytes; with `follow_seconds` above 0 also what is appended, for at most so long.
 
-    Args:
-        storage: the job's folder.
-        name: the file's path below it.
-        follow_seconds: with a value above 0, what is appended is yielded, too, for at most so long.
-        until: a status file; following ends when it says that the run is over.
+    Following ends when the status file `until` says that the run is over.
     """
     options = (
         ["--follow", str(follow_seconds), *(["--until", until] if until else [])] if follow_seconds else []
