@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from launcher.cli.cluster.exec_stream import ExecStream, ExecTarget
+from launcher.cli.cluster.exec_stream import ExecStream
 from launcher.cli.errors import CliError, UsageError, api_error
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -232,10 +232,6 @@ class Cluster:
             f"replace_namespaced_{kind}", f"update {_words(kind)} {name}", name, self.namespace, thing
         )
 
-    def with_own_client(self) -> Cluster:
-        """Return a copy with its own client, so that another thread can call `exec`, which modifies its client."""
-        return Cluster(type(self.api)(self.api.configuration), self.namespace, self.name, self.options)
-
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
     ) -> None:
@@ -294,8 +290,10 @@ class Cluster:
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
         """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
-        target = ExecTarget(self.api, self.name, self.namespace, pod, container)
-        return ExecStream(target, argv, stdin=stdin, idle_seconds=idle_seconds)
+        place = (self.namespace, pod, container)
+        return ExecStream(
+            self.api.configuration, self.name, place, argv, stdin=stdin, idle_seconds=idle_seconds
+        )
 
 
 class NotFoundError(CliError):

@@ -122,10 +122,14 @@ def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...
     return (kind, place, namespace if kind == "existingClaim" else "")
 
 
-def releases_in(config_maps: Sequence[Object]) -> list[Release]:
-    """Return the releases whose run ConfigMaps are among `config_maps`, sorted by namespace and name."""
+def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Release]:
+    """Return the releases of all namespaces that this user may list, or of the cluster's namespace only.
+
+    They are sorted by namespace and name.
+    """
+    list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
     found = []
-    for entry in config_maps:
+    for entry in list_maps("config_map", f"{NAME_LABEL}={CHART}"):
         meta, content = entry.get("metadata", {}), entry.get("data") or {}
         name, namespace = (meta.get("labels") or {}).get(RELEASE_LABEL), str(meta.get("namespace"))
         if not name or meta.get("name") != f"{name}-run":
@@ -137,12 +141,6 @@ def releases_in(config_maps: Sequence[Object]) -> list[Release]:
             volume = volume_identity(yaml.safe_load(content["base.yaml"]) or {}, namespace)
         found.append(Release(namespace, str(name), run, volume))
     return sorted(found, key=lambda release: (release.namespace, release.name))
-
-
-def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Release]:
-    """Return the releases of all namespaces that this user may list, or of the cluster's namespace only."""
-    list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
-    return releases_in(list_maps("config_map", f"{NAME_LABEL}={CHART}"))
 
 
 class ReleaseNotFoundError(CliError):

@@ -14,12 +14,12 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from launcher.cli.cluster.cluster_api import UnreachableError
+from launcher.cli.cluster.cluster_api import Cluster, UnreachableError
+from launcher.cli.cluster.releases import list_releases
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import release_options
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import launch, plan_trainings
-from launcher.cli.launch.name_conflicts import check_releases_are_free
 from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.suggested_commands import command_text
@@ -101,7 +101,7 @@ def sweep(
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
     numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
-    check_releases_are_free(cluster, numbered)
+    check_releases_are_free(cluster, list(numbered))
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]
 
     def launch_trial(trial: Trial) -> ViewSource:
@@ -139,6 +139,19 @@ def sweep(
         print(f"  copy one of them: {copy}")
 
 
+def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
+    """Raise UsageError if one of the releases exists and its job has another name than the release.
+
+    A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
+    """
+    for release in list_releases(cluster, all_namespaces=False):
+        if release.name in names and release.run and release.run.job_name != release.name:
+            raise UsageError(
+                f"the sweep would replace {release}, which has job {release.run.job_name}",
+                "choose another name for the sweep with --set jobName=NAME",
+            )
+
+
 def train_all(
     trials: Sequence[Trial],
     parallel: int,
@@ -147,7 +160,6 @@ def train_all(
     report: Report,
     *,
     by: str | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Launch the trials, at most `parallel` at the same time, and poll them until all are over.
 
@@ -182,7 +194,7 @@ def train_all(
                 printers[trial.release].print_view(trial.view)
             show()
         if not all(trial.is_over for trial in trials):
-            sleep(PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
 
 
 def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:

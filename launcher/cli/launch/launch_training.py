@@ -15,13 +15,12 @@ from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import CHART, Cluster
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.job_restart import continue_training
-from launcher.cli.cluster.releases import ReleaseRun, list_releases
+from launcher.cli.cluster.releases import ReleaseRun, list_releases, volume_identity
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import training_values, uploads
 from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.name_conflicts import check_job_name_is_free
 from launcher.cli.launch.training_values import Values
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.suggested_commands import command_text
@@ -178,6 +177,27 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         is_continued = continue_training(cluster, session.run())  # helm leaves such Jobs as they are
     session.expected_job = k8s_job
     return LaunchResult(session, is_new or is_continued, keep)
+
+
+def check_job_name_is_free(session: ClusterSession, base: str, values: Values) -> None:
+    """Raise UsageError if another release has a job with the same name on the same storage.
+
+    Each of the two would replace the other's data and move its output. Releases in namespaces that this user
+    may not list are not checked.
+    """
+    cluster, release, job = session.cluster, session.release, values["jobName"]
+    merged = training_values.merge_values(yaml.safe_load(base) or {}, values)
+    volume = volume_identity(merged, cluster.namespace)
+    for other in list_releases(cluster):
+        if (other.namespace, other.name) == (cluster.namespace, release):
+            continue
+        if other.run and other.run.job_name == job and other.volume == volume:
+            raise UsageError(
+                f"jobName {job!r} is taken: {other} has a job with this name on the same storage, and "
+                f"release {release} would replace its data and its output",
+                f"choose another name with --set jobName=NAME (or, to continue that training, --release "
+                f"{other.name} -n {other.namespace})",
+            )
 
 
 def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:

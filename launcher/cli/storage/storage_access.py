@@ -25,7 +25,6 @@ from launcher.io.tar_stream import read_tar
 
 IDLE_SECONDS = 60.0  # a copy fails after so many seconds without a byte
 SLOW_IDLE_SECONDS = 1800.0  # the same for commands that read 100 GB or millions of files before they answer
-SMALL_BYTES = 64 * 1024 * 1024  # larger than any status or metrics file that the launcher writes
 READ_SECONDS = 300  # deadline of a reader pod that reads small files
 COPY_SECONDS = 3600  # deadline of a reader pod that copies data
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -202,22 +201,13 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
     stream = storage.run("tar", "--optional", *names)
     found: dict[str, bytes] = {}
     try:
-        for name, size, content in read_tar(buffered_reader(stream)):
-            _check_size(name, size)
+        for name, _, content in read_tar(buffered_reader(stream)):
             found[name] = b"".join(iter(functools.partial(content.read, 1 << 16), b""))
     except Exception:
         stream.result()  # raises the sender's own message, if there is one
         raise
     stream.result()
     return found
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > SMALL_BYTES:
-        raise CliError(
-            f"{name} has {size:,} bytes (limit {SMALL_BYTES:,}): the launcher did not write it",
-            "remove the file from the job's folder",
-        )
 
 
 def list_folder(storage: Storage, folder: str) -> list[str]:

@@ -1,7 +1,4 @@
-"""Follow a run until it is over, on a screen or as lines: for `wait`, `run`, `sweep` and `resume --follow`.
-
-Clock, sleep and the source of views are arguments, so that tests need neither time nor a cluster.
-"""
+"""Follow a run until it is over, on a screen or as lines: for `wait`, `run`, `sweep` and `resume --follow`."""
 
 from __future__ import annotations
 
@@ -47,7 +44,6 @@ class LinePrinter:
     """Prints the views of a run as lines, each when enough has changed since the last one."""
 
     report: Report
-    clock: Callable[[], float] = time.monotonic
     _key: tuple[object, ...] = ()
     _line: str = ""
     _printed_at: float = float("-inf")
@@ -74,20 +70,14 @@ class LinePrinter:
             progress.attempt if progress else None,
             bool(view.score),
         )
-        text, now = status_line(view), self.clock()
+        text, now = status_line(view), time.monotonic()
         if text != self._line and (key != self._key or now - self._printed_at >= LINE_SECONDS):
             self._key, self._line, self._printed_at = key, text, now
             self.report(text)
 
 
 def poll_until_over(
-    poll: Callable[[], RunView],
-    show: Callable[[RunView], None],
-    report: Report,
-    timeout: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    poll: Callable[[], RunView], show: Callable[[RunView], None], report: Report, timeout: float
 ) -> RunView:
     """Poll a run every PAUSE_SECONDS until it is complete; return its last view.
 
@@ -98,7 +88,7 @@ def poll_until_over(
         WaitTimeoutError: `timeout` expired; the message says what the run waits for.
         CliError: the release does not exist, or the cluster is unreachable for UNREACHABLE_SECONDS.
     """
-    deadline = clock() + timeout
+    deadline = time.monotonic() + timeout
     run_id: str | None = None
     view: RunView | None = None
     lost: float | None = None
@@ -107,8 +97,8 @@ def poll_until_over(
             view = poll()
             lost = None
         except UnreachableError as error:
-            lost = clock() if lost is None else lost
-            if clock() - lost > UNREACHABLE_SECONDS or view is None:
+            lost = time.monotonic() if lost is None else lost
+            if time.monotonic() - lost > UNREACHABLE_SECONDS or view is None:
                 raise
             report(f"{error}. Retrying.")
         except ReleaseNotFoundError as error:
@@ -123,13 +113,13 @@ def poll_until_over(
             check_not_failed(view)
             if view.state == "complete":
                 return view
-        if clock() >= deadline:
+        if time.monotonic() >= deadline:
             what = describe_wait(view) if view else "the cluster to answer"
             raise WaitTimeoutError(
                 f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {what}",
                 f"follow it again with a larger --timeout: {command_text('wait')}",
             )
-        sleep(min(PAUSE_SECONDS, max(0.1, deadline - clock())))
+        time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
 
 
 def check_not_failed(view: RunView) -> None:

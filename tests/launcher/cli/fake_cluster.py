@@ -113,9 +113,6 @@ class FakeCluster:
             self.deleted.append(name)
             self.jobs = [job for job in self.jobs if job["metadata"]["name"] != name]
 
-    def with_own_client(self) -> FakeCluster:
-        return self
-
     def suspend_job(self, name: str, suspended: bool) -> None:
         self.suspended.append((name, suspended))
         for job in self.jobs:

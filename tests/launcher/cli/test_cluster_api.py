@@ -4,7 +4,7 @@ import pytest
 
 from launcher.cli import errors
 from launcher.cli.cluster.cluster_api import Cluster
-from launcher.cli.cluster.releases import ReleaseNotFoundError
+from launcher.cli.cluster.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
 
@@ -51,6 +51,17 @@ def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
 
     monkeypatch.setattr(cluster, "list_in_all_namespaces", reject)
     assert "this user may not list which others exist" in str(ReleaseNotFoundError(cluster, "a"))
+
+
+def test_only_run_config_maps_are_releases():
+    cluster = FakeCluster()
+    cluster.add_release("b", "two")
+    cluster.add_release("a", "one")
+    cluster.config_maps["x"] = {"metadata": {**cluster.config_maps["a"]["metadata"], "name": "a-other"}}
+    assert [(release.namespace, release.name) for release in list_releases(cluster)] == [
+        ("one", "a"),
+        ("two", "b"),
+    ]
 
 
 def test_jobs_of_all_namespaces_are_listed_with_the_batch_api(monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,9 +18,10 @@ import yaml
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
+from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training, name_conflicts
+from launcher.cli.launch import launch_training
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
@@ -181,7 +183,7 @@ def test_a_replaced_run_is_reported_with_a_fix(api: Any, here: Path) -> None:
         first.session.poll_view()
 
 
-def test_an_expired_lease_is_taken_over(api: Any) -> None:
+def test_an_expired_lease_is_taken_over(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, now = make_cluster(api), [0.0]
     cluster.create("lease", {"metadata": {"name": "mine-run"}, "spec": {"holderIdentity": "eve@gone:1"}})
 
@@ -189,7 +191,8 @@ def test_an_expired_lease_is_taken_over(api: Any) -> None:
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"] == "eve@gone:1"
         now[0] += seconds
 
-    with run_lease.hold_lease(cluster, "mine", clock=lambda: now[0], sleep=sleep):  # type: ignore[arg-type]
+    monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with run_lease.hold_lease(cast(Cluster, cluster), "mine"):
         assert now[0] >= run_lease.EXPIRED_SECONDS
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
     assert not cluster.leases
@@ -297,7 +300,7 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
     session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
-        name_conflicts.check_job_name_is_free(session, base, values)
+        launch_training.check_job_name_is_free(session, base, values)
 
     same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
     for place in ("paddle", "elsewhere"):
@@ -320,9 +323,9 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
 
 def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
     cluster = make_cluster(api, "quick-start", "line-2")
-    name_conflicts.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
-        name_conflicts.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+        sweep.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:

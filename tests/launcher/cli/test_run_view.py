@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from launcher.cli.cluster.releases import ReleaseRun, releases_in
+from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.views import pass_tables, run_view_builder, status_text
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
@@ -211,16 +211,6 @@ def test_an_earlier_job_that_is_being_deleted_is_noted(api):
     old["metadata"]["deletionTimestamp"] = "2026-11-21T04:00:00Z"
     view = run_view_builder.build_cluster_view(seen(api, {**seen(api).jobs, "quick-start-older": old}))
     assert any("quick-start-older (being deleted)" in note for note in view.notes)
-
-
-def test_all_releases_of_the_chart_are_found_by_their_config_maps():
-    def entry(name, release, place):
-        labels = {"app.kubernetes.io/instance": release}
-        return {"metadata": {"name": name, "namespace": place, "labels": labels}}
-
-    maps = [entry("b-run", "b", "two"), entry("a-run", "a", "one"), entry("a-other", "a", "one")]
-    found = [(release.namespace, release.name) for release in releases_in(maps)]
-    assert found == [("one", "a"), ("two", "b")]
 
 
 def test_json_output_calls_a_pass_as_status_json_does(api):
