@@ -1,17 +1,25 @@
 """API objects as the server sends them, cut to what is read, and a made-up job's folder."""
 
+import io
 import json
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from launcher.cli import main
+from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.run_files import JobFiles
+from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view
+from launcher.cli.views.status_text import status_screen
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"
 DATA_JOB = "quick-start-data-99aa88bb"
+DONE = ("Complete", "", "")
+"""The condition of a complete Job, for `make_job`."""
+FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
 RUN_JSON = {
     "jobName": "quick-start",
     "jobPath": "/home/jobpath",
@@ -130,6 +138,28 @@ def make_files(**raw):
     return JobFiles(**{"was_read": "manifest" in raw, **parsed})
 
 
+def make_view(*jobs, pods=(), events=None, workloads=(), about=None, deleted=False, **files):
+    """Return the view of a release whose data Job is complete and whose training Job runs, unless `jobs` replace them.
+
+    `about` changes RUN_JSON. `deleted`: all Jobs were deleted. `files` are as for `make_files`.
+    """
+    run = ReleaseRun.from_json("paddle-training", "paddle", {**RUN_JSON, **(about or {})})
+    standard = [make_job(run.k8s_job), *([make_job(run.k8s_data_job, DONE)] if run.k8s_data_job else [])]
+    known = {job["metadata"]["name"]: job for job in (*standard, *jobs)}
+    return build_cluster_view(
+        ClusterSnapshot(
+            run, {} if deleted else known, pods, events or {}, workloads, files=make_files(**files)
+        )
+    )
+
+
+def print_screen(view):
+    """Return the lines that `status` prints."""
+    text = io.StringIO()
+    Console(file=text, width=1000).print(status_screen(view, now=1795236800.0))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
 METRICS = (
     "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
     "0,0,0,100,2.0,50,0.6,0.30\n"
@@ -164,33 +194,6 @@ def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: 
         "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
         f"0,0,0,100,2.0,50,0.6,{error + 0.1}\n1,0,0,100,2.0,50,0.5,{error}\n"
     )
-
-
-@pytest.fixture
-def api():
-    """Return builders of API objects.
-
-    `api.pod`, `api.job`, `api.status`, `api.idle`, `api.restarts`, `api.files`, and the content of the run
-    ConfigMap: `api.run`.
-    """
-
-    class Builders:
-        pod = staticmethod(make_pod)
-        job = staticmethod(make_job)
-        status = staticmethod(make_status)
-        idle = staticmethod(make_idle)
-        restarts = staticmethod(make_restarts)
-        files = staticmethod(make_files)
-        run = RUN_JSON
-        k8s_job = K8S_JOB
-        data_job = DATA_JOB
-
-    return Builders
-
-
-@pytest.fixture
-def metrics():
-    return METRICS
 
 
 @pytest.fixture

@@ -15,11 +15,10 @@ from launcher.cli.commands import clean
 from launcher.cli.storage.run_history import SavedRun
 from launcher.schema import RunFile
 
-from .conftest import DATA_JOB, K8S_JOB, add_run, make_job
+from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job
 from .fake_cluster import BASE, FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
-DONE = ("Complete", "", "")
 ANOTHER_VOLUME = "storage: {type: hostPath, hostPath: {path: /another}}"
 
 

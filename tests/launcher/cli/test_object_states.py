@@ -4,43 +4,45 @@ import pytest
 
 from launcher.cli.cluster import object_states
 
+from .conftest import make_job, make_pod
+
 
 def waiting(reason, message="", image="localhost/x:1"):
     return {"name": "train", "image": image, "state": {"waiting": {"reason": reason, "message": message}}}
 
 
-def test_an_unschedulable_pod_is_explained_by_the_scheduler(api):
+def test_an_unschedulable_pod_is_explained_by_the_scheduler():
     condition = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": "0/3 nodes are available: 3 Insufficient memory.",
     }
-    pod = api.pod("p", phase="Pending", conditions=[condition])
+    pod = make_pod("p", phase="Pending", conditions=[condition])
     assert (
         object_states.explain_pending(pod) == "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
     )
 
 
 @pytest.mark.parametrize("key", ["containerStatuses", "initContainerStatuses"])
-def test_an_image_that_cannot_be_pulled_is_in_the_reason(api, key):
+def test_an_image_that_cannot_be_pulled_is_in_the_reason(key):
     entry = waiting("ImagePullBackOff", "Back-off pulling image")
     scheduled = [{"type": "PodScheduled", "status": "True"}]
-    pod = api.pod("p", phase="Pending", conditions=scheduled, **{key: [entry]})
+    pod = make_pod("p", phase="Pending", conditions=scheduled, **{key: [entry]})
     assert (
         object_states.explain_pending(pod) == "ImagePullBackOff (image localhost/x:1): Back-off pulling image"
     )
     assert object_states.unusual_wait(pod)[0] in object_states.PERMANENT_WAITS
 
 
-def test_a_missing_secret_is_in_the_reason(api):
+def test_a_missing_secret_is_in_the_reason():
     entry = waiting("CreateContainerConfigError", 'secret "aws" not found')
-    pod = api.pod("p", phase="Pending", containerStatuses=[entry])
+    pod = make_pod("p", phase="Pending", containerStatuses=[entry])
     assert object_states.explain_pending(pod) == 'CreateContainerConfigError: secret "aws" not found'
 
 
-def test_a_failed_mount_is_explained_by_its_newest_event(api):
-    pod = api.pod(
+def test_a_failed_mount_is_explained_by_its_newest_event():
+    pod = make_pod(
         "p",
         phase="Pending",
         conditions=[{"type": "PodScheduled", "status": "True"}],
@@ -54,8 +56,8 @@ def test_a_failed_mount_is_explained_by_its_newest_event(api):
     assert object_states.explain_pending(pod, events) == "FailedMount: hostPath type check failed"
 
 
-def test_a_running_init_container_is_in_the_reason(api):
-    pod = api.pod(
+def test_a_running_init_container_is_in_the_reason():
+    pod = make_pod(
         "p",
         phase="Pending",
         conditions=[{"type": "PodScheduled", "status": "True"}],
@@ -65,33 +67,33 @@ def test_a_running_init_container_is_in_the_reason(api):
     assert object_states.explain_pending(pod) == "init container await-data is running"
 
 
-def test_a_termination_message_is_the_reason_of_a_failed_pod(api):
+def test_a_termination_message_is_the_reason_of_a_failed_pod():
     ended = {"name": "train", "state": {"terminated": {"exitCode": 70, "message": "rank 1: trainer died\n"}}}
     assert (
-        object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        object_states.explain_failure(make_pod("p", phase="Failed", containerStatuses=[ended]))
         == "rank 1: trainer died"
     )
 
 
-def test_a_container_killed_for_memory_is_explained(api):
+def test_a_container_killed_for_memory_is_explained():
     ended = {"name": "train", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
-    explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+    explanation = object_states.explain_failure(make_pod("p", phase="Failed", containerStatuses=[ended]))
     assert "exit code 137 (SIGKILL)" in explanation
     assert "more memory than its limit" in explanation
 
 
-def test_an_evicted_pod_without_containers_is_explained_by_its_status(api):
-    pod = api.pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
+def test_an_evicted_pod_without_containers_is_explained_by_its_status():
+    pod = make_pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
     assert object_states.explain_failure(pod) == "Evicted: The node was low on disk."
 
 
-def test_job_states_follow_their_conditions(api):
+def test_job_states_follow_their_conditions():
     assert object_states.job_state(None) == ("missing", "")
-    assert object_states.job_state(api.job("j")) == ("running", "")
-    assert object_states.job_state(api.job("j", ("Complete", "", ""))) == ("complete", "")
-    failed = api.job("j", ("Failed", "PodFailurePolicy", "exit code 70"))
+    assert object_states.job_state(make_job("j")) == ("running", "")
+    assert object_states.job_state(make_job("j", ("Complete", "", ""))) == ("complete", "")
+    failed = make_job("j", ("Failed", "PodFailurePolicy", "exit code 70"))
     assert object_states.job_state(failed) == ("failed", "PodFailurePolicy: exit code 70")
-    assert object_states.job_state(api.job("j", suspended=True))[0] == "suspended"
+    assert object_states.job_state(make_job("j", suspended=True))[0] == "suspended"
 
 
 def test_an_unbound_claim_is_explained_by_its_newest_event():
@@ -113,24 +115,24 @@ def test_an_unbound_claim_is_explained_by_its_newest_event():
         (137, "SIGKILL"),
     ],
 )
-def test_an_exit_code_that_does_not_fail_the_run_is_described(api, code, words):
+def test_an_exit_code_that_does_not_fail_the_run_is_described(code, words):
     for message in ("", "the log's last line"):
         ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": message}}}
-        explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        explanation = object_states.explain_failure(make_pod("p", phase="Failed", containerStatuses=[ended]))
         assert explanation.startswith(f"container train exited with exit code {code} (")
         assert words in explanation
         assert explanation.endswith(message)
 
 
-def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
+def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure():
     message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     events = [{"type": "Warning", "reason": "FailedScheduling", "message": message}]
     waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
-    pod = api.pod("p", phase="Pending", conditions=waits)
+    pod = make_pod("p", phase="Pending", conditions=waits)
     assert object_states.explain_pending(pod, events) == "its storage claim is not bound yet"
-    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    pod = make_pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
     assert object_states.explain_pending(pod, events) == "its containers are starting"
-    assert "FailedScheduling" in object_states.explain_pending(api.pod("p", phase="Pending"), events)
+    assert "FailedScheduling" in object_states.explain_pending(make_pod("p", phase="Pending"), events)
 
 
 @pytest.mark.parametrize(
@@ -142,12 +144,12 @@ def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
         ("3 Insufficient memory.", False),
     ],
 )
-def test_explain_pending_storage_driver_that_is_not_ready_has_fix(api, message, is_driver):
+def test_explain_pending_storage_driver_that_is_not_ready_has_fix(message, is_driver):
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     event = {"type": "Warning", "reason": "FailedMount", "message": message}
     for pod, events in (
-        (api.pod("p", phase="Pending", conditions=[condition]), []),
-        (api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}]), [event]),
+        (make_pod("p", phase="Pending", conditions=[condition]), []),
+        (make_pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}]), [event]),
     ):
         explanation = object_states.explain_pending(pod, events)
         assert message.rstrip(".") in explanation

@@ -25,6 +25,7 @@ from launcher.cli.launch import launch_training
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
@@ -42,11 +43,11 @@ def launch_options(**more: Any) -> launch_training.LaunchOptions:
     return launch_training.LaunchOptions(**{**given, "passes": None, "keep": Path("kept.yaml"), **more})
 
 
-def make_cluster(api: Any, *releases: str) -> FakeCluster:
+def make_cluster(*releases: str) -> FakeCluster:
     """Return a cluster with releases whose trainings run."""
     cluster = FakeCluster()
-    cluster.claims = {api.run["claim"]: ""}
-    cluster.jobs = [api.job(api.k8s_job)]
+    cluster.claims = {RUN_JSON["claim"]: ""}
+    cluster.jobs = [make_job(K8S_JOB)]
     for name in releases:
         cluster.add_release(name, base="image: x\n")
     return cluster
@@ -78,44 +79,41 @@ def launch(
 
 
 @pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
-def test_a_running_training_is_not_stopped_without_confirmation(api: Any, here: Path, job: str) -> None:
-    cluster = make_cluster(api)
+def test_a_running_training_is_not_stopped_without_confirmation(here: Path, job: str) -> None:
+    cluster = make_cluster()
     cluster.add_release(jobName=job)
     with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
         launch(cluster, launch_options())
     assert not (here / "kept.yaml").exists()
     assert launch(cluster, launch_options(replace=True)).changed
     assert not cluster.leases, "the lease is given up"
-    cluster.jobs = [api.job("mine-8")]
+    cluster.jobs = [make_job("mine-8")]
     assert not launch(cluster, launch_options()).changed, "the same training again is only followed"
 
 
-def test_a_run_of_a_stopped_training_resumes_it(api: Any, here: Path) -> None:
-    cluster = make_cluster(api)
+def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
+    cluster = make_cluster()
     cluster.add_release(k8sJob="mine-8", jobName="mine")
     queue = {"kueue.x-k8s.io/queue-name": "research"}
-    cluster.jobs = [api.job("mine-8", suspended=True, labels=queue)]
+    cluster.jobs = [make_job("mine-8", suspended=True, labels=queue)]
     assert not launch(cluster, launch_options()).changed, "its queue starts it"
     with pytest.raises(UsageError, match="Starting mine would stop it"):
         launch(cluster, launch_options(), batch=16)
-    cluster.jobs = [api.job("mine-8", suspended=True)]
+    cluster.jobs = [make_job("mine-8", suspended=True)]
     assert launch(cluster, launch_options()).changed
     assert cluster.suspended == [("mine-8", False)]
 
 
-FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
-
-
 @pytest.mark.parametrize("data_failed", [False, True])
-def test_a_run_of_a_failed_training_starts_its_job_again(api: Any, here: Path, data_failed: bool) -> None:
-    cluster = make_cluster(api)
+def test_a_run_of_a_failed_training_starts_its_job_again(here: Path, data_failed: bool) -> None:
+    cluster = make_cluster()
     cluster.add_release(k8sJob="mine-8", jobName="mine")
-    failed = api.job("mine-8", FAILED, labels={"app": "x"})
+    failed = make_job("mine-8", FAILED, labels={"app": "x"})
     failed["metadata"] |= {"uid": "u1"}
     spec = {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}}
     template = {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}}
     failed["spec"] = {**spec, "selector": {"matchLabels": {"controller-uid": "u1"}}, "template": template}
-    data = api.job(api.data_job, FAILED if data_failed else ("Complete", "", ""))
+    data = make_job(DATA_JOB, FAILED if data_failed else DONE)
     cluster.jobs = [failed, data]
     assert launch(cluster, launch_options()).changed is not data_failed
     if data_failed:
@@ -128,16 +126,16 @@ def test_a_run_of_a_failed_training_starts_its_job_again(api: Any, here: Path, d
     assert not launch(cluster, launch_options()).changed, "it is only followed now"
 
 
-def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "paddle-training")
-    cluster.jobs = [api.job(name, suspended=True) for name in (api.k8s_job, api.data_job)]
+def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(here: Path) -> None:
+    cluster = make_cluster("paddle-training")
+    cluster.jobs = [make_job(name, suspended=True) for name in (K8S_JOB, DATA_JOB)]
     assert launch(cluster, launch_options()).changed
-    assert cluster.suspended == [(api.data_job, False)], "helm leaves a Job that it keeps suspended"
+    assert cluster.suspended == [(DATA_JOB, False)], "helm leaves a Job that it keeps suspended"
 
 
 @pytest.mark.slow
-def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "one", "other")
+def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(here: Path) -> None:
+    cluster = make_cluster("one", "other")
     rejected: list[str] = []
 
     def second() -> None:
@@ -151,10 +149,10 @@ def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, 
 
 
 def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster(api, "paddle-training")
+    cluster = make_cluster("paddle-training")
     rejected: list[OtherRunError] = []
 
     def second() -> None:
@@ -174,8 +172,8 @@ def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
     assert rejected[0].exit_code == 4
 
 
-def test_a_replaced_run_is_reported_with_a_fix(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "paddle-training")
+def test_a_replaced_run_is_reported_with_a_fix(here: Path) -> None:
+    cluster = make_cluster("paddle-training")
     helm = FakeHelm(cluster)
     first = launch(cluster, launch_options(replace=True), helm=helm)
     launch(cluster, launch_options(replace=True), batch=16, helm=helm)
@@ -183,8 +181,8 @@ def test_a_replaced_run_is_reported_with_a_fix(api: Any, here: Path) -> None:
         first.session.poll_view()
 
 
-def test_an_expired_lease_is_taken_over(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = make_cluster(api), [0.0]
+def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, now = make_cluster(), [0.0]
     cluster.create("lease", {"metadata": {"name": "mine-run"}, "spec": {"holderIdentity": "eve@gone:1"}})
 
     def sleep(seconds: float) -> None:
@@ -198,11 +196,9 @@ def test_an_expired_lease_is_taken_over(api: Any, monkeypatch: pytest.MonkeyPatc
     assert not cluster.leases
 
 
-def test_a_run_that_lost_its_lease_changes_nothing(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster(api, "paddle-training")
+    cluster = make_cluster("paddle-training")
 
     def taken_over(*_: object) -> None:
         lease = cluster.leases["paddle-training-run"]
@@ -215,7 +211,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
         launch(cluster, launch_options(replace=True))
-    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == api.k8s_job
+    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
     assert cluster.leases, "it is another's"
 
 
@@ -243,10 +239,10 @@ def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Hel
 
 @pytest.mark.slow
 def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, made = (
-        make_cluster(api, "paddle-training"),
+        make_cluster("paddle-training"),
         launch_training.TrainingPlan([], {"jobName": "mine"}),
     )
     helm = fake_helm(here, monkeypatch)
@@ -274,8 +270,8 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
-def test_a_missing_claim_is_reported_with_a_fix(api: Any, here: Path, release: str) -> None:
-    cluster = make_cluster(api, "paddle-training")
+def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> None:
+    cluster = make_cluster("paddle-training")
     cluster.claims = {}
     with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
         launch(cluster, launch_options(replace=True, release=release))
@@ -287,14 +283,14 @@ def test_a_missing_claim_is_reported_with_a_fix(api: Any, here: Path, release: s
     [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
 )
 def test_a_new_release_needs_another_one_for_image_and_storage(
-    api: object, here: Path, releases: tuple[str, ...], message: str
+    here: Path, releases: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CliError, match=message):
-        launch(make_cluster(api, *releases), launch_options(release="new"))
+        launch(make_cluster(*releases), launch_options(release="new"))
 
 
-def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any) -> None:
-    cluster = make_cluster(api, "theirs")
+def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:
+    cluster = make_cluster("theirs")
     theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
     theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
     session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
@@ -321,8 +317,8 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
         check(claim)
 
 
-def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
-    cluster = make_cluster(api, "quick-start", "line-2")
+def test_a_sweep_rejects_a_release_of_another_job() -> None:
+    cluster = make_cluster("quick-start", "line-2")
     sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
         sweep.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
@@ -340,18 +336,16 @@ def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.Capt
     )
 
 
-def test_a_file_that_run_did_not_write_is_not_overwritten(api: object, here: Path) -> None:
+def test_a_file_that_run_did_not_write_is_not_overwritten(here: Path) -> None:
     (here / "kept.yaml").write_text("trainers: 3\n")
     with pytest.raises(UsageError, match=r"kept\.yaml exists, and `run` did not write it"):
-        launch(make_cluster(api, "paddle-training"), launch_options(replace=True))
+        launch(make_cluster("paddle-training"), launch_options(replace=True))
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
 @pytest.mark.parametrize("text", ["image: x", "image: x\n"])
-def test_base_prints_one_newline_at_the_end(
-    cli: Any, api: Any, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    cluster = make_cluster(api, "paddle-training")
+def test_base_prints_one_newline_at_the_end(cli: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    cluster = make_cluster("paddle-training")
     cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
     monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
     assert cli("base")[:2] == (0, "image: x\n")

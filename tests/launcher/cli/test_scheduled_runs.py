@@ -18,11 +18,10 @@ from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
 from launcher.cli.launch.launch_options import LaunchOptions
 
-from .conftest import RUN_JSON, make_job
+from .conftest import DONE, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 CRON = {"k8sJob": "nightly", "k8sDataJob": "", "cronJob": "nightly", "dataPreparedBy": "trainingPods"}
-COMPLETE = ("Complete", "", "")
 
 
 def started(name: str, made: str, *conditions: Any, by: str = "nightly", **status: Any) -> dict[str, Any]:
@@ -44,7 +43,7 @@ def session(cluster: FakeCluster) -> ClusterSession:
 
 NIGHTS = [
     started("nightly-2", "2026-11-22T02:00:00Z", active=1),
-    started("nightly-1", "2026-11-21T02:00:00Z", COMPLETE),
+    started("nightly-1", "2026-11-21T02:00:00Z", DONE),
     started("other-9", "2026-11-23T02:00:00Z", by="other"),
 ]
 

@@ -15,11 +15,10 @@ from launcher.cli.cluster import object_states
 from launcher.paths import OutputPaths, Position
 from testkit.waiting import until
 
-from .conftest import DATA_JOB, K8S_JOB, make_job, make_pod, make_status
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, make_job, make_pod, make_status
 from .fake_cluster import FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
-DONE = ("Complete", "", "")
 
 
 class RunningCluster(FakeCluster):
@@ -83,7 +82,7 @@ def test_stop_saves_a_checkpoint_suspends_the_job_and_suggests_resume(
 
 
 def test_resume_starts_a_failed_training_again(cli: Cli, cluster: FakeCluster) -> None:
-    cluster.jobs[0] = make_job(K8S_JOB, ("Failed", "PodFailurePolicy", "exit code 70"))
+    cluster.jobs[0] = make_job(K8S_JOB, FAILED)
     code, _, err = cli("resume")
     assert (code, cluster.deleted) == (0, [K8S_JOB]), err
     assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in err

@@ -7,40 +7,41 @@ from launcher.cli.errors import CliError, OtherRunError
 from launcher.cli.storage import reader_pod
 from launcher.cli.storage.storage_access import StorageRequest
 
+from .conftest import DATA_JOB, DONE, K8S_JOB, make_job, make_pod
 from .fake_cluster import FakeCluster
 
 
-def ended(api, *conditions):
-    return [api.job(api.k8s_job, *conditions), api.job(api.data_job, ("Complete", "", ""))]
+def ended(*conditions):
+    return [make_job(K8S_JOB, *conditions), make_job(DATA_JOB, DONE)]
 
 
-def running(api):
-    return api.pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
+def running():
+    return make_pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
 
 
-def open_release(api, jobs, pods, name="paddle-training"):
+def open_release(jobs, pods, name="paddle-training"):
     cluster = FakeCluster()
     cluster.add_release()
     cluster.jobs, cluster.pods = jobs, pods
     return cluster, job_sessions.ClusterSession(cluster, name)
 
 
-def test_progress_is_read_through_a_running_pod(api):
-    cluster, release = open_release(api, ended(api), [running(api)])
+def test_progress_is_read_through_a_running_pod():
+    cluster, release = open_release(ended(), [running()])
     view = release.read_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert any("the progress cannot be read: the storage cannot be read here" in note for note in view.notes)
 
 
-def test_polling_creates_no_reader_pod_while_the_job_exists(api):
-    for conditions in ([], [("Complete", "", "")], [("Failed", "x", "y")]):
-        cluster, release = open_release(api, ended(api, *conditions), [])
+def test_polling_creates_no_reader_pod_while_the_job_exists():
+    for conditions in ([], [DONE], [("Failed", "x", "y")]):
+        cluster, release = open_release(ended(*conditions), [])
         release.poll_view()
         assert cluster.created == {}
 
 
-def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it(api):
-    cluster, release = open_release(api, ended(api, ("Complete", "", "")), [])
+def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it():
+    cluster, release = open_release(ended(DONE), [])
     view = release.read_view()
     assert view.state == "complete"
     assert len(cluster.created) == 1
@@ -48,26 +49,26 @@ def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it(api):
 
 
 @pytest.mark.parametrize("known", [[], [{"metadata": {"name": "x-run", "namespace": "y", "labels": {}}}]])
-def test_an_unknown_release_is_reported(api, known):
-    cluster, release = open_release(api, [], [], name="other")
+def test_an_unknown_release_is_reported(known):
+    cluster, release = open_release([], [], name="other")
     cluster.config_maps = {str(number): entry for number, entry in enumerate(known)}
     with pytest.raises(CliError, match="namespace paddle on context test has no release other of this chart"):
         release.read_view()
 
 
-def test_progress_but_no_copy_is_read_through_a_running_init_container(api):
+def test_progress_but_no_copy_is_read_through_a_running_init_container():
     waiting = [{"name": "await-data", "state": {"running": {}}}]
-    pods = [api.pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
-    cluster, release = open_release(api, ended(api), pods)
+    pods = [make_pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
+    cluster, release = open_release(ended(), pods)
     release.poll_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert job_sessions.open_through_running_pod(cluster, release.run(), pods) is None
 
 
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
-def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monkeypatch, statuses):
-    pod = api.pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
-    cluster, release = open_release(api, ended(api), [pod])
+def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatch, statuses):
+    pod = make_pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
+    cluster, release = open_release(ended(), [pod])
     monkeypatch.setattr(reader_pod, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
     found = cluster.find
@@ -88,10 +89,10 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monke
         pass
 
 
-def test_a_replaced_run_is_not_followed(api):
-    cluster, release = open_release(api, ended(api), [running(api)])
-    release.expected_job = api.k8s_job
-    assert release.read_view().run_id == api.k8s_job
+def test_a_replaced_run_is_not_followed():
+    cluster, release = open_release(ended(), [running()])
+    release.expected_job = K8S_JOB
+    assert release.read_view().run_id == K8S_JOB
     cluster.add_release(k8sJob="quick-start-00000000")
     with pytest.raises(
         OtherRunError,
