@@ -171,6 +171,11 @@ METRICS = (
 )
 
 
+def update_json(file, **changes):
+    """Change keys of a JSON object in a file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
 DAY = 86400.0
 
 

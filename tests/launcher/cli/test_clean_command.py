@@ -15,7 +15,7 @@ from launcher.cli.commands import clean
 from launcher.cli.storage.run_history import SavedRun
 from launcher.schema import RunFile
 
-from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job
+from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, update_json
 from .fake_cluster import BASE, FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -201,8 +201,7 @@ def test_the_best_run_is_kept_although_it_is_old(cli: Cli, job_folder: Path) -> 
 def test_results_and_runs_find_the_storage_of_an_uninstalled_release(
     cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
-    run = job_folder / "output" / "run.json"
-    run.write_text(json.dumps({**json.loads(run.read_text()), "release": "gone"}))
+    update_json(job_folder / "output" / "run.json", release="gone")
     for given in ((), ("--claim", "paddle-training"), ("--job", "quick-start")):
         code, out, err = cli("results", "--release", "gone", *given)
         assert (code, "score on the test set: error 0.2012" in out) == (0, True), err

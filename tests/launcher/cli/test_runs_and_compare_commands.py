@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import add_run
+from .conftest import add_run, update_json
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -85,9 +85,8 @@ def test_compare_says_if_the_text_of_a_program_was_not_saved(cli: Cli, job: Path
 
 
 def test_runs_shows_the_best_pass_of_a_run_that_ended_early(cli: Cli, job: Path) -> None:
-    path = job / "runs" / "quick-start-bbbb" / "run.json"
     about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 0}
-    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    update_json(job / "runs" / "quick-start-bbbb" / "run.json", **about)
     assert "error 0.1200, best error 0.2200 after pass 1, stopped early" in cli("runs", "--path", job)[1]
 
 
