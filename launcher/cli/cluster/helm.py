@@ -83,8 +83,8 @@ class Helm:
             *("--reset-values", "-f", "-", "-f", str(values), *self._options()),
         ]
 
-    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
-        """Return `run.json` as an upgrade to these values would write it; nothing is changed.
+    def check(self, release: str, base: str, values: str, keep: Path) -> str:
+        """Return the name of the training Job that an upgrade to these values would create; nothing is changed.
 
         Raises:
             UsageError: the chart or the cluster rejects the values.
@@ -110,7 +110,7 @@ class Helm:
                 f"training.schedule is set, but `run` starts a training now; nothing of {release} was changed",
                 "remove training.schedule here; once the training works, set it with helm upgrade",
             )
-        return run_json
+        return str(run_json["k8sJob"])
 
     def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
         """Install or upgrade a release. Raises HelmConflictError if another helm process changes the release."""

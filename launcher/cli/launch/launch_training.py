@@ -161,7 +161,7 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         base_session = session if current else _choose_base_release(session, options.base_release)
         base = base_session.read_base_values()
         check_job_name_is_free(session, base, plan.values)
-        k8s_job = helm.check(options.release, base, values, keep)["k8sJob"]
+        k8s_job = helm.check(options.release, base, values, keep)
         is_new = current is None or current.k8s_job != k8s_job
         if current and is_new and not options.replace:
             _confirm_replacement(session, current, plan.job)

@@ -110,7 +110,14 @@ def poll_until_over(
                 report(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
             run_id = view.run_id
             show(view)
-            check_not_failed(view)
+            if view.state == "failed":
+                cause = view.cause or "no cause was recorded"
+                fix = (
+                    "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
+                )
+                raise RunFailedError(f"the run failed: {cause}", fix)
+            if view.state == "missing":
+                raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
             if view.state == "complete":
                 return view
         if time.monotonic() >= deadline:
@@ -120,16 +127,6 @@ def poll_until_over(
                 f"follow it again with a larger --timeout: {command_text('wait')}",
             )
         time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
-
-
-def check_not_failed(view: RunView) -> None:
-    """Raise RunFailedError if the run has failed or does not exist."""
-    if view.state == "failed":
-        cause = view.cause or "no cause was recorded"
-        fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
-        raise RunFailedError(f"the run failed: {cause}", fix)
-    if view.state == "missing":
-        raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
 def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) -> RunView:

@@ -250,13 +250,6 @@ def test_clean_keeps_runs_that_finished_within_the_given_days(cli: Cli, job: Pat
     assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
 
 
-def test_clean_without_confirmation_removes_nothing(cli: Cli, job: Path) -> None:
-    code, _, err = cli("clean", "--path", job, "--keep", "0")
-    assert code == 64
-    assert "--yes" in err
-    assert len(names(job)) == 3
-
-
 @pytest.mark.parametrize(
     "record",
     [

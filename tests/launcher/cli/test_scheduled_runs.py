@@ -87,7 +87,7 @@ def test_the_storage_is_in_use_while_the_newest_job_runs(
 
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
     plan = launch_training.TrainingPlan([], {"jobName": "mine"})
-    helm = SimpleNamespace(check=lambda *_: {"k8sJob": "mine-1"})
+    helm = SimpleNamespace(check=lambda *_: "mine-1")
     options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
         launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster))

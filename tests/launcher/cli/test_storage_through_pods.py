@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.cli import job_sessions
-from launcher.cli.errors import CliError, OtherRunError
+from launcher.cli.errors import CliError
 from launcher.cli.storage import reader_pod
 from launcher.cli.storage.storage_access import StorageRequest
 
@@ -85,16 +85,3 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatc
         release.storage(StorageRequest(writable=True)),
     ):
         pass
-
-
-def test_a_replaced_run_is_not_followed():
-    cluster, release = open_release(ended(), [running()])
-    release.expected_job = K8S_JOB
-    assert release.read_view().run_id == K8S_JOB
-    cluster.add_release(k8sJob="quick-start-00000000")
-    with pytest.raises(
-        OtherRunError,
-        match=r"replaced by run quick-start-00000000 .*helm history paddle-training .*--replace",
-    ) as raised:
-        release.poll_view()
-    assert raised.value.exit_code == 4
