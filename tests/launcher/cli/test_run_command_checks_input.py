@@ -197,6 +197,7 @@ def test_a_values_file_that_is_not_utf_8_is_an_error_with_its_name(here: Path) -
 
 @pytest.mark.slow
 @paddle_is_here
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Paddle warns of its own expressions
 def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cli, here: Path) -> None:
     program = here / "shop" / "trainer_config.py"
     program.parent.mkdir()
@@ -206,10 +207,5 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
     for data in ("rows.txt", "s3://elsewhere/rows"):
         given = ("shop", "--data", data, "--grid", "width=4,8", "--by", "mae", "--kubeconfig", "not-there")
         code, _, err = cli("sweep", *given)
-        assert (
-            code,
-            "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err,
-        ) == (
-            64,
-            True,
-        )
+        assert code == 64
+        assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
