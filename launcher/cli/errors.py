@@ -1,11 +1,5 @@
 """Errors and exit codes of the commands that users type. Each error is printed as one message, no traceback.
 
-CliError              3   the cluster or the storage could not be reached, or returned an error
-├── UsageError       64   an option or argument is invalid; nothing was changed
-├── RunFailedError    1   the training itself failed (`wait`)
-├── WaitTimeoutError  2   `wait --timeout` expired
-└── OtherRunError     4   another `run` holds the release's lease, or has replaced the run that was followed
-
 Other exit codes are those of launcher/errors.py: an invalid program or row is a `DataError` here, too.
 """
 

@@ -65,8 +65,7 @@ class FolderSession:
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
         """Yield the job's folder, or that of another job next to it.
 
-        Raises:
-            UsageError: the request has a claim or an image, which a folder does not have.
+        Raises UsageError if the request has a claim or an image, which a folder does not have.
         """
         if request.claim or request.image:
             raise UsageError("--path reads a folder of this machine", "omit --claim and --image")

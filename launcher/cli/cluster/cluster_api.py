@@ -32,10 +32,7 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     """Return a client for the cluster that the kubeconfig selects.
 
     The usual rules apply: `kubeconfig`, else $KUBECONFIG, else ~/.kube/config, else the service account of
-    the pod that this process runs in.
-
-    Raises:
-        UsageError: the file or the context does not exist or cannot be read.
+    the pod that this process runs in. Raises UsageError if the file or the context does not exist or cannot be read.
     """
     import kubernetes
     from kubernetes.config import ConfigException
@@ -237,8 +234,7 @@ class Cluster:
     ) -> None:
         """Delete an object and the objects that it owns. Does nothing if it does not exist.
 
-        Raises:
-            ConflictError: `version` is given, and the object has another resourceVersion.
+        Raises ConflictError if `version` is given, and the object has another resourceVersion.
         """
         options: dict[str, Any] = {"propagation_policy": "Background"}
         if version:

@@ -32,8 +32,7 @@ _HELM_FIX = "correct what helm reports, then run the same command again"
 def find_chart(given: str | None) -> str:
     """Return a chart for helm: `given` (a folder, a package or oci://…), else the one next to the launcher.
 
-    Raises:
-        UsageError: there is no chart at that place.
+    Raises UsageError if there is no chart at that place.
     """
     if given is not None:
         path = Path(given)
@@ -86,8 +85,7 @@ class Helm:
     def check(self, release: str, base: str, values: str, keep: Path) -> str:
         """Return the name of the training Job that an upgrade to these values would create; nothing is changed.
 
-        Raises:
-            UsageError: the chart or the cluster rejects the values.
+        Raises UsageError if the chart or the cluster rejects the values.
         """
         try:
             answer = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")

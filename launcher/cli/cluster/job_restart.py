@@ -52,8 +52,7 @@ def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
 def recreate_job(cluster: Cluster, job: Object) -> None:
     """Delete a Job, and create it again with the same name and spec, so that its pods start again.
 
-    Raises:
-        CliError: the Job still exists after GONE_SECONDS, or the cluster rejects a request.
+    Raises CliError if the Job still exists after GONE_SECONDS, or the cluster rejects a request.
     """
     name = object_states.name_of(job)
     cluster.delete("job", name)

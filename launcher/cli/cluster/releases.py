@@ -47,7 +47,7 @@ class ReleaseRun:
     cron_job: str = field(default="", metadata={KEY: "cronJob"})
     """The CronJob of `training.schedule`; empty without a schedule."""
     data_prepared_by: str = field(default="", metadata={KEY: "dataPreparedBy"})
-    """`dataJob` or `trainingPods`; empty with data.enabled false, and from an earlier version of the chart."""
+    """`dataJob` or `trainingPods`; empty with data.enabled false."""
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
     uid: int = 10001
     gid: int = 10001

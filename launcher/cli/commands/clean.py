@@ -105,7 +105,8 @@ def clean(
             return find_earlier_runs(session, storage, keep, older_than, keep_best)
 
         root = storage.sibling(".")
-        candidates = _choose(root, find(), all_or_nothing=bool(job or names))
+        found = find()
+        candidates = _choose(root, found, all_or_nothing=bool(job or names))
         if not candidates:
             report("nothing to remove")
             return
@@ -114,7 +115,11 @@ def clean(
             raise UsageError(
                 f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
             )
-        _check_still_unused(candidates, find())
+        if find() != found:
+            raise UsageError(
+                "nothing was removed, because the use of the storage changed in the meantime",
+                "run the same command again",
+            )
         check_lease()
         removed = run_json_command(root, "remove", *(one.path for one in candidates))
     print(f"removed {paths}: {sum(removed.values()):,} bytes")
@@ -140,20 +145,6 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     for one in unused:
         report(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
     return unused
-
-
-def _check_still_unused(candidates: Sequence[Candidate], now: Sequence[Candidate]) -> None:
-    """Raise UsageError if a candidate came into use, or disappeared, while the user was asked.
-
-    `now` are the candidates found after the answer.
-    """
-    kept = {one.path: one.kept for one in now}
-    changed = {one.path: kept.get(one.path, "it does not exist any more") for one in candidates}
-    if problems := "; ".join(f"{path}: {why}" for path, why in changed.items() if why):
-        raise UsageError(
-            f"nothing was removed, because this changed in the meantime: {problems}",
-            "run the same command again",
-        )
 
 
 def find_earlier_runs(

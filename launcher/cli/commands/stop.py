@@ -88,8 +88,7 @@ class CheckpointAnswer:
 def find_running_jobs(session: ClusterSession) -> list[str]:
     """Return the names of the release's Jobs that run, its training Job first.
 
-    Raises:
-        UsageError: the training Job does not run, or a Kueue queue controls it.
+    Raises UsageError if the training Job does not run, or a Kueue queue controls it.
     """
     run = session.run()
     jobs = {name: session.cluster.find("job", name) for name in (run.k8s_job, run.k8s_data_job) if name}
@@ -121,8 +120,7 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
 def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAnswer:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
 
-    Raises:
-        UsageError: the run ended in the meantime.
+    Raises UsageError if the run ended in the meantime.
     """
     try:
         view = session.poll_view()
@@ -167,8 +165,7 @@ def _describe_place(answer: dict[str, Any]) -> str:
 def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
     """Suspend these Jobs, and wait until their pods have exited.
 
-    Raises:
-        CliError: a pod still runs after GONE_SECONDS.
+    Raises CliError if a pod still runs after GONE_SECONDS.
     """
     for name in names:
         session.cluster.suspend_job(name, True)

@@ -25,10 +25,7 @@ def check_program(
 
     Return what was checked, in one sentence. `training` and `data` are the chart's values below these keys. `source`
     None: the data is not on this machine. `by` is a score that metrics() must return; this is checked only if
-    metrics() can be called on this machine.
-
-    Raises:
-        LauncherError: the program or a row is invalid.
+    metrics() can be called on this machine. Raises LauncherError if the program or a row is invalid.
     """
     if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
         return (

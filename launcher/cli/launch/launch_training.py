@@ -73,8 +73,7 @@ def plan_trainings(
 
     Every plan uploads the program, but only the first one a local data file.
 
-    Raises:
-        LauncherError: the program, a row or a value is invalid; nothing was sent.
+    Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
     folder = find_program_folder(options.program)
     name = training_values.make_storage_name(folder.resolve().name)

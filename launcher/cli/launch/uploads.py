@@ -54,8 +54,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
     With `check`, the program must define what the trainer of runtime fleet needs. A file with another name than
     trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
 
-    Raises:
-        UsageError: the name is reserved, or the folder has links, no .py file or an incomplete program.
+    Raises UsageError if the name is reserved, or the folder has links, no .py file or an incomplete program.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")

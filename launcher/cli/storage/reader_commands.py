@@ -60,8 +60,7 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
     An archive that contains exactly one file with that name becomes this file, any other one a folder. A
     failure leaves no files.
 
-    Raises:
-        ReaderError: less than `needed` bytes are free, or the name is taken and `replace` is False.
+    Raises ReaderError if less than `needed` bytes are free, or the name is taken and `replace` is False.
     """
     final = root / checked_name(name)
     if os.path.lexists(final) and not replace:
@@ -174,8 +173,7 @@ def request_checkpoint(output: OutputPaths, out: IO[bytes], seconds: float, paus
     Lines have "state", "pass" and "batch" of status.json. The last one also has "saved": the folder of the
     newest checkpoint that was completed since the call, or null after `seconds` or if the run is over.
 
-    Raises:
-        ReaderError: the run's runtime saves checkpoints only at the end of a pass.
+    Raises ReaderError if the run's runtime saves checkpoints only at the end of a pass.
     """
     fingerprint = _read_json_object(output.run_json).get("fingerprint")
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":

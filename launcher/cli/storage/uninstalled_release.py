@@ -21,8 +21,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     that of the request, else that of another release of the namespace. The returned `job_name` is SOURCES,
     the folder next to the jobs' folders, because the release's job is unknown until `find_own_job` searches it.
 
-    Raises:
-        UsageError: the claim or the image is not determined; the message lists the claims.
+    Raises UsageError if the claim or the image is not determined; the message lists the claims.
     """
     runs = [one.run for one in list_releases(cluster, all_namespaces=False)]
     others = [run for run in runs if run is not None]

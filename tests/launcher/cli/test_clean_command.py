@@ -112,7 +112,7 @@ def test_a_folder_is_kept_if_a_run_starts_while_clean_asks(
     monkeypatch.setattr(clean, "confirm", start_a_run)
     code, _, err = cli("clean", "--job", "quick-start")
     assert code == 64
-    assert "nothing was removed, because this changed in the meantime: quick-start: the run of release" in err
+    assert "nothing was removed, because the use of the storage changed in the meantime" in err
     assert job_folder.is_dir()
 
 
