@@ -256,12 +256,12 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool) -> None:
             try:
                 uploads.send(storage, upload, replace)
             except uploads.OtherContentError as error:
-                problem = f"sources/{upload.name} on the storage has other content"
+                problem = (
+                    f"the storage has other content for sources/{upload.name}, and other jobs may train on it"
+                )
                 if not confirm(f"{problem}. Replace it?"):
                     raise UsageError(
-                        f"the storage has other content for sources/{upload.name} than your file; it was not replaced, "
-                        "since other jobs may train on it",
-                        "replace it with --yes, or rename the file",
+                        f"{problem}; it was not replaced", "replace it with --yes, or rename the file"
                     ) from error
                 uploads.send(storage, upload, True)
 
