@@ -81,16 +81,8 @@ class ReleaseRun:
     @property
     def source_files(self) -> list[str]:
         """The names of the uploaded files (in `sources/` on the storage) that the run's values refer to."""
-        return source_files(self.data)
-
-
-def source_files(data: Mapping[str, Any]) -> list[str]:
-    """Return the names of the uploaded files, in `sources/` on the storage, to which `data` refers.
-
-    `data` are the chart's values below `data`, or the content of a manifest.json.
-    """
-    urls = [str(data.get(key) or "") for key in ("source", "testSource")]
-    return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
+        urls = [str(self.data.get(key) or "") for key in ("source", "testSource")]
+        return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, Release, list_storage_users, source_files
+from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, Release, list_storage_users
 from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
-from launcher.cli.storage.run_files import OUTPUT, parse_json
+from launcher.cli.storage.run_files import OUTPUT
 from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
@@ -40,7 +40,7 @@ class Candidate:
     path: str
     """The path below the storage's root."""
     about: str = ""
-    """Which jobs use the path, or the score of the run; for the message."""
+    """Which releases have the job, or the score of the run; for the message."""
     kept: str = ""
     """Why the path must stay; empty if the path may be removed."""
     size: int = 0
@@ -230,10 +230,6 @@ def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> li
             f"{', '.join(wrong)}: {SOURCES}/ has no such file", f"choose from: {', '.join(ages) or '(none)'}"
         )
     releases = _storage_users(session, storage)
-    jobs_by_source: dict[str, list[str]] = {}
-    for path, content in read_small_files(root, ["*/manifest.json"]).items():
-        for name in source_files(parse_json(content) or {}):
-            jobs_by_source.setdefault(name, []).append(path.split("/", 1)[0])
     found = []
     for name in names or ages:
         users = ", ".join(str(one) for one in releases if one.run and name in one.run.source_files)
@@ -241,10 +237,7 @@ def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> li
         kept = kept or _explain_unreadable(releases)
         if not kept and ages[name] < YOUNG_SECONDS:
             kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
-        about = ""
-        if name in jobs_by_source:
-            about = f"jobs prepared from it keep their data: {', '.join(jobs_by_source[name])}"
-        found.append(Candidate(f"{SOURCES}/{name}", about, kept))
+        found.append(Candidate(f"{SOURCES}/{name}", kept=kept))
     return found
 
 
