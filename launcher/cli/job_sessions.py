@@ -31,7 +31,14 @@ from launcher.cli.storage.storage_access import (
     storage_of_job,
 )
 from launcher.cli.storage.uninstalled_release import find_own_job, find_storage
-from launcher.cli.views.run_view import RunView, newest_pod, owned_by, pods_of_component, rank_of
+from launcher.cli.views.run_view import (
+    FINAL_STATES,
+    RunView,
+    newest_pod,
+    owned_by,
+    pods_of_component,
+    rank_of,
+)
 from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view, build_folder_view
 from launcher.reporting.failure_messages import last_lines
 
@@ -149,7 +156,7 @@ class ClusterSession:
 
         The files are read through a running pod, or through a reader pod after the run.
         """
-        return self._read_view(("complete", "failed", "missing"), log)
+        return self._read_view((*FINAL_STATES, "missing"), log)
 
     def poll_view(self, log: bool = False) -> RunView:
         """Return the run's present state, for callers that poll every few seconds.

@@ -95,38 +95,39 @@ def poll_until_over(
     while True:
         try:
             view = poll()
-            lost = None
         except UnreachableError as error:
             lost = time.monotonic() if lost is None else lost
-            if time.monotonic() - lost > UNREACHABLE_SECONDS or view is None:
+            if view is None or time.monotonic() - lost > UNREACHABLE_SECONDS:
                 raise
             report(f"{error}. Retrying.")
         except ReleaseNotFoundError as error:
             if view is not None:
                 raise RunFailedError(f"the release was removed while waiting: {error}") from error
             raise
-        if view is not None and lost is None:
+        else:
+            lost = None
             if run_id is not None and view.run_id != run_id:
                 report(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
             run_id = view.run_id
             show(view)
-            if view.state == "failed":
-                cause = view.cause or "no cause was recorded"
-                fix = (
-                    "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
-                )
-                raise RunFailedError(f"the run failed: {cause}", fix)
-            if view.state == "missing":
-                raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
             if view.state == "complete":
                 return view
+            _check_not_failed(view)
         if time.monotonic() >= deadline:
-            what = describe_wait(view) if view else "the cluster to answer"
             raise WaitTimeoutError(
-                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {what}",
+                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {describe_wait(view)}",
                 f"follow it again with a larger --timeout: {command_text('wait')}",
             )
         time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
+
+
+def _check_not_failed(view: RunView) -> None:
+    if view.state == "failed":
+        cause = view.cause or "no cause was recorded"
+        fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
+        raise RunFailedError(f"the run failed: {cause}", fix)
+    if view.state == "missing":
+        raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
 def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) -> RunView:

@@ -8,11 +8,11 @@ from typing import Any
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import COMPONENT_LABEL, Object
+from launcher.cli.storage.reader_commands import FINAL_STATES
 from launcher.paths import Position
 from launcher.schema import RankStatus, RunFile, StatusFile
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-FINAL_STATES = ("complete", "failed")
 DATA_FAILED = "the data Job failed: "
 TRAINING_PODS = "training pods"
 """Name of the data's view when there is no data Job, because the training pods prepare the data."""
