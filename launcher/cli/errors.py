@@ -1,11 +1,5 @@
 """Errors and exit codes of the commands that users type. Each error is printed as one message, no traceback.
 
-CliError              3   the cluster or the storage could not be reached, or returned an error
-├── UsageError       64   an option or argument is invalid; nothing was changed
-├── RunFailedError    1   the training itself failed (`wait`)
-├── WaitTimeoutError  2   `wait --timeout` expired
-└── OtherRunError     4   another `run` holds the release's lease, or has replaced the run that was followed
-
 Other exit codes are those of launcher/errors.py: an invalid program or row is a `DataError` here, too.
 """
 
@@ -78,13 +72,9 @@ _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P
 
 
 def api_error(status: int, body: str, action: str, context: str) -> CliError:
-    """Return the error for an API call that failed.
+    """Return the error for an API call that failed with this HTTP status and answer (a Status as JSON, or text).
 
-    Args:
-        status: the HTTP status.
-        body: the API server's answer: a Status object as JSON, or text.
-        action: what was attempted, as an infinitive ("start the reader pod").
-        context: the cluster's name in messages.
+    `action` is what was attempted, as an infinitive ("start the reader pod"); `context` is the cluster's name.
     """
     answer = _status_message(body)
     if status == 401:

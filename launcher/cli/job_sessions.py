@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -14,7 +14,13 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, Object, UnreachableError, labels
 from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
 from launcher.cli.errors import CliError, OtherRunError, UsageError
-from launcher.cli.storage.reader_pod import READER, UnschedulableError, claim_problem, open_reader_pod
+from launcher.cli.storage.reader_pod import (
+    READER,
+    UnschedulableError,
+    claim_problem,
+    open_reader_pod,
+    require_claim,
+)
 from launcher.cli.storage.run_files import OUTPUT, JobFiles, read_job_files
 from launcher.cli.storage.storage_access import (
     READ_SECONDS,
@@ -25,7 +31,14 @@ from launcher.cli.storage.storage_access import (
     storage_of_job,
 )
 from launcher.cli.storage.uninstalled_release import find_own_job, find_storage
-from launcher.cli.views.run_view import RunView, newest_pod, owned_by, pods_of_component, rank_of
+from launcher.cli.views.run_view import (
+    FINAL_STATES,
+    RunView,
+    newest_pod,
+    owned_by,
+    pods_of_component,
+    rank_of,
+)
 from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view, build_folder_view
 from launcher.reporting.failure_messages import last_lines
 
@@ -59,8 +72,7 @@ class FolderSession:
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
         """Yield the job's folder, or that of another job next to it.
 
-        Raises:
-            UsageError: the request has a claim or an image, which a folder does not have.
+        Raises UsageError if the request has a claim or an image, which a folder does not have.
         """
         if request.claim or request.image:
             raise UsageError("--path reads a folder of this machine", "omit --claim and --image")
@@ -70,20 +82,13 @@ class FolderSession:
 class ClusterSession:
     """Reads a release on a cluster: its run, Jobs, pods and logs, and the job's folder on the storage."""
 
-    def __init__(self, cluster: Cluster, release: str, report: Callable[[str], None]) -> None:
-        """Store where the release is; `report` receives progress messages."""
-        self.cluster, self.release, self.report = cluster, release, report
+    def __init__(self, cluster: Cluster, release: str) -> None:
+        """Store where the release is."""
+        self.cluster, self.release = cluster, release
         self._files: JobFiles | None = None
         self._files_read_at = float("-inf")
-        self._opened_run: ReleaseRun | None = None
-        self._expected: tuple[str, Callable[[], str]] | None = None
-
-    def expect_run(self, k8s_job: str, describe_replacement: Callable[[], str]) -> None:
-        """Make `run` raise OtherRunError from now on if the release's training Job is not `k8s_job`.
-
-        `describe_replacement` returns the text of that error.
-        """
-        self._expected = k8s_job, describe_replacement
+        self.expected_job = ""
+        """If not empty, `run` raises OtherRunError when the release has another training Job."""
 
     def options(self) -> list[str]:
         """Return the options that select this release in a command, without those that are defaults."""
@@ -93,27 +98,17 @@ class ClusterSession:
         """Return the chart values that describe the cluster and not one training, as YAML.
 
         Raises:
-            MissingClaimError: the release's claim does not exist.
-            CliError: as `run`, or an earlier version of the chart, which did not store these values, made the release.
+            CliError: as `run`, or the release's claim does not exist.
         """
-        run = self.run()
-        if object_states.ABSENT in claim_problem(self.cluster, run):
-            raise MissingClaimError(run)
-        found = self._config_map().get("base.yaml")
-        if found is None:
-            raise CliError(
-                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} has no key base.yaml: "
-                "an earlier version of the chart wrote it",
-                "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
-            )
-        return found
+        require_claim(self.cluster, self.run())
+        return self._config_map()["base.yaml"]
 
     def run(self) -> ReleaseRun:
         """Return the run that the release's ConfigMap `<release>-run` describes.
 
         Raises:
             ReleaseNotFoundError: there is no such release.
-            OtherRunError: the release has another run than `expect_run` requires.
+            OtherRunError: the release's training Job is not `expected_job`.
             CliError: another version of the chart wrote the ConfigMap.
         """
         files = self._config_map()
@@ -126,10 +121,16 @@ class ClusterSession:
                 "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
             ) from error
         if run.cron_job:
-            jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
+            jobs = self.cluster.list_objects("job", labels(self.release))
             run = run.with_newest_job(jobs)
-        if self._expected and run.k8s_job != self._expected[0]:
-            raise OtherRunError(self._expected[1]())
+        if self.expected_job not in ("", run.k8s_job):
+            at = f"{self.release} -n {self.cluster.namespace}"
+            raise OtherRunError(
+                f"run {self.expected_job} was replaced by run {run.k8s_job} in an upgrade (helm history {at} shows "
+                "whose); the new run's score is not shown. Checkpoints are kept",
+                "run the same command again when the new run has finished, or add --replace to stop it now; "
+                "training then resumes from the newest checkpoint",
+            )
         return run
 
     def run_if_installed(self) -> ReleaseRun | None:
@@ -143,11 +144,11 @@ class ClusterSession:
         return dict(found.get("data") or {})
 
     def _find_config_map(self) -> Object | None:
-        return self.cluster.find("config_map", f"{self.release}-run", "read the run's ConfigMap")
+        return self.cluster.find("config_map", f"{self.release}-run")
 
     def pods(self) -> list[Object]:
         """Return the release's pods, without the reader pods that commands create to read the storage."""
-        pods = self.cluster.list_objects("pod", "list the release's pods", labels(self.release))
+        pods = self.cluster.list_objects("pod", labels(self.release))
         return [pod for pod in pods if pod not in pods_of_component(pods, READER)]
 
     def read_view(self, log: bool = False) -> RunView:
@@ -155,7 +156,7 @@ class ClusterSession:
 
         The files are read through a running pod, or through a reader pod after the run.
         """
-        return self._read_view(("complete", "failed", "missing"), log)
+        return self._read_view((*FINAL_STATES, "missing"), log)
 
     def poll_view(self, log: bool = False) -> RunView:
         """Return the run's present state, for callers that poll every few seconds.
@@ -171,7 +172,7 @@ class ClusterSession:
         Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`.
         """
         run = self.run()
-        jobs = self.cluster.list_objects("job", "list the release's Jobs", labels(self.release))
+        jobs = self.cluster.list_objects("job", labels(self.release))
         pods = self.pods()
         by_name = {object_states.name_of(job): job for job in jobs}
         state, _ = object_states.job_state(by_name.get(run.k8s_job))
@@ -230,16 +231,16 @@ class ClusterSession:
             return self._files
         try:
             if running is not None:
-                self._files, self._files_read_at = read_job_files(running, run.k8s_job), now
+                self._files, self._files_read_at = read_job_files(running), now
                 return self._files
             if with_reader:
-                with open_reader_pod(self.cluster, run, READ_SECONDS, report=self.report) as opened:
-                    return read_job_files(opened, run.k8s_job)
+                with open_reader_pod(self.cluster, run, READ_SECONDS) as opened:
+                    return read_job_files(opened)
         except UnreachableError:
             raise
         except CliError as error:  # the pod may just have exited
             return self._files or JobFiles(was_read=False, problem=str(error))
-        return replace(self._files or JobFiles(was_read=False), is_stale=True)
+        return self._files or JobFiles(was_read=False)
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
@@ -251,7 +252,7 @@ class ClusterSession:
         is found.
         """
         installed = None if request.claim else self.run_if_installed()
-        run = self._opened_run = installed or find_storage(self.cluster, self.release, request)
+        run = installed or find_storage(self.cluster, self.release, request)
         with contextlib.ExitStack() as stack:
             opened = None
             if installed and not (request.outlives_training or request.writable):
@@ -259,31 +260,14 @@ class ClusterSession:
             if opened is None:
                 try:
                     opened = stack.enter_context(
-                        open_reader_pod(self.cluster, run, request.seconds, request.writable, self.report)
+                        open_reader_pod(self.cluster, run, request.seconds, request.writable)
                     )
                 except UnschedulableError:
                     opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)
                     if opened is None:
                         raise
-            folder = storage_of_job(opened, request.job)
-            yield folder if installed or request.job else find_own_job(folder, self.release, request)
-
-    def opened_run(self) -> ReleaseRun:
-        """Return the run whose storage `storage` opened last; before that, the release's run."""
-        return self._opened_run or self.run()
-
-
-class MissingClaimError(CliError):
-    """The PersistentVolumeClaim that a release's values refer to does not exist."""
-
-    def __init__(self, run: ReleaseRun) -> None:
-        """Compose the message: the PersistentVolumeClaim of `run` does not exist, and what to do."""
-        self.claim = run.claim
-        super().__init__(
-            f"the claim {run.claim} of release {run.release} does not exist in namespace {run.namespace}, so "
-            "its storage cannot be reached, and no training can start from its values",
-            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
-        )
+            folder = replace(storage_of_job(opened, request.job), claim=run.claim)
+            yield folder if installed or request.job else find_own_job(folder, self.release)
 
 
 Session = FolderSession | ClusterSession

@@ -33,8 +33,8 @@ from launcher.cli.commands import (
     wait,
 )
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
-from launcher.cli.shared_options import report
 from launcher.cli.suggested_commands import INSTALLED, program_name
+from launcher.cli.terminal import report
 from launcher.errors import LauncherError
 from launcher.io.tar_stream import ReaderError
 
@@ -79,7 +79,9 @@ def app(args: list[str] | None = None, prog_name: str | None = None) -> NoReturn
 
 def run_command(args: list[str] | None = None, prog_name: str | None = None) -> int:
     """Run one command and return its exit code; every expected error is one message on stderr."""
-    signal.signal(signal.SIGINT, _exit_on_signal)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+            signal.signal(number, _exit_on_signal)
     try:
         typer_app(args, prog_name=prog_name or program_name())
     except SystemExit as end:
@@ -107,4 +109,5 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)  # the option parser would exit with 1, the code of a failed training
+    # An exception, so that leases and reader pods are deleted. Without a handler, typer's exit code for Ctrl-C is 1.
+    raise SystemExit(128 + number)

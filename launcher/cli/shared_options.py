@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
@@ -66,16 +65,6 @@ Kubeconfig = Annotated[
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
 
 
-def confirm(question: str) -> bool:
-    """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
-    return sys.stdin.isatty() and typer.confirm(question, err=True)
-
-
-def report(text: str) -> None:
-    """Print a progress message to stderr; stdout is for the results of a command."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def require_cluster(session: Session, command: str) -> ClusterSession:
     """Return the session if it is on a cluster. Raises UsageError for the folder of --path."""
     if not isinstance(session, ClusterSession):
@@ -95,7 +84,7 @@ def open_session(
 ) -> Session:
     """Return a session on the folder of `--path`, or without it on the release on the cluster."""
     if path is None:
-        return ClusterSession(connect(kubeconfig, context, namespace), release, report)
+        return ClusterSession(connect(kubeconfig, context, namespace), release)
     if kubeconfig is not None or context is not None:
         raise UsageError("--path reads a folder, no cluster", "omit --kubeconfig and --context")
     return FolderSession(path)
@@ -105,18 +94,17 @@ def storage_request(
     job: JobOption = None, claim: ClaimOption = None, image: ImageOption = None
 ) -> StorageRequest:
     """Return the request for the storage that --job, --claim and --image select."""
-    return StorageRequest(job=job, claim=claim, image=image, options=("job", "claim", "image"))
+    return StorageRequest(job=job, claim=claim, image=image)
 
 
 Command = Callable[..., None]
 
 
 def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
-    """Return a decorator that gives a command the options of a function or dataclass.
+    """Return a decorator that gives a command the options of functions or dataclasses.
 
-    Args:
-        builders: for a parameter of the command, the function (or dataclass) that makes the parameter's value. The
-            function's own parameters with the type `Annotated` become options of the command.
+    `builders` has for a parameter of the command the function (or dataclass) that makes the parameter's value. The
+    function's own parameters with the type `Annotated` become options of the command.
     """
 
     def decorate(command: Command) -> Command:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
-from launcher.cli.cluster.exec_stream import ExecStream, ExecTarget
+from launcher.cli.cluster.exec_stream import ExecStream
 from launcher.cli.errors import CliError, UsageError, api_error
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -32,10 +32,7 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     """Return a client for the cluster that the kubeconfig selects.
 
     The usual rules apply: `kubeconfig`, else $KUBECONFIG, else ~/.kube/config, else the service account of
-    the pod that this process runs in.
-
-    Raises:
-        UsageError: the file or the context does not exist or cannot be read.
+    the pod that this process runs in. Raises UsageError if the file or the context does not exist or cannot be read.
     """
     import kubernetes
     from kubernetes.config import ConfigException
@@ -91,9 +88,8 @@ def labels(release: str, component: str | None = None) -> str:
 class Cluster:
     """A client for the objects in one namespace of a cluster; every method raises CliError if it fails.
 
-    In its methods, `action` is the attempt as an infinitive ("list the release's pods"), for the message
-    `cannot ACTION: …`. `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job,
-    config_map, persistent_volume_claim.
+    `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job, config_map,
+    persistent_volume_claim.
     """
 
     def __init__(self, api: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
@@ -103,12 +99,9 @@ class Cluster:
         self.name = name
 
     def _call(self, method: str, action: str, *arguments: Any, **options: Any) -> Any:
-        """Call one of the client's API methods; return the raw HTTP response.
+        """Call one of the client's API methods, such as `list_namespaced_pod`; return the raw HTTP response.
 
-        Args:
-            method: name of the method, such as `list_namespaced_pod`.
-            action: what is attempted, for messages.
-            arguments, options: passed to the method.
+        `action` is the attempt as an infinitive, for the message `cannot ACTION: …`.
         """
         import urllib3
         from kubernetes import client
@@ -134,14 +127,19 @@ class Cluster:
         if 200 <= status < 300:
             return answer
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        if status == 404:
-            raise NotFoundError(
-                f"cannot {action}: {self.name} answered that there is no such object (HTTP 404): {text}",
-                "check the names of release and namespace, then run the same command again",
-            )
-        if status == 409:
-            raise ConflictError(str(api_error(status, text, action, self.name)))
-        raise api_error(status, text, action, self.name)
+        failure = api_error(status, text, action, self.name)
+        specific = {404: NotFoundError, 409: ConflictError}.get(status)
+        raise specific(str(failure)) if specific else failure
+
+    @contextlib.contextmanager
+    def _without_error(self) -> Iterator[None]:
+        """Suppress the error of a call whose answer only explains a state, such as a missing right."""
+        try:
+            yield
+        except UnreachableError:
+            raise
+        except CliError:
+            pass
 
     def _call_json(self, method: str, action: str, *arguments: Any, **options: Any) -> Object:
         import urllib3
@@ -157,25 +155,28 @@ class Cluster:
         finally:
             answer.release_conn()
 
-    def list_objects(self, kind: str, action: str, selector: str = "") -> list[Object]:
+    def list_objects(self, kind: str, selector: str = "") -> list[Object]:
         """Return this namespace's objects of a kind that match the label selector."""
-        return self._list(f"list_namespaced_{kind}", action, selector, self.namespace)
+        return self._list(f"list_namespaced_{kind}", kind, selector, self.namespace)
 
-    def list_in_all_namespaces(self, kind: str, action: str, selector: str = "") -> list[Object]:
+    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
         """Return the objects of all namespaces; of this one only if the user may not list the others."""
         try:
-            return self._list(f"list_{kind}_for_all_namespaces", action, selector)
+            return self._list(f"list_{kind}_for_all_namespaces", kind, selector)
         except CliError:
-            return self.list_objects(kind, action, selector)
+            return self.list_objects(kind, selector)
 
-    def _list(self, method: str, action: str, selector: str, *arguments: str) -> list[Object]:
+    def _list(self, method: str, kind: str, selector: str, *arguments: str) -> list[Object]:
         options = {"label_selector": selector} if selector else {}
-        return cast(list[Object], self._call_json(method, action, *arguments, **options).get("items", []))
+        found = self._call_json(method, f"list every {_words(kind)}", *arguments, **options)
+        return cast(list[Object], found.get("items", []))
 
-    def find(self, kind: str, name: str, action: str) -> Object | None:
+    def find(self, kind: str, name: str) -> Object | None:
         """Return one object of this namespace, or None if it does not exist."""
         try:
-            return self._call_json(f"read_namespaced_{kind}", action, name, self.namespace)
+            return self._call_json(
+                f"read_namespaced_{kind}", f"read {_words(kind)} {name}", name, self.namespace
+            )
         except NotFoundError:
             return None
 
@@ -185,14 +186,11 @@ class Cluster:
         A user who may not read events gets an empty list and no error: events only explain a state.
         """
         selector = f"involvedObject.name={name}"
-        try:
+        found: Object = {}
+        with self._without_error():
             found = self._call_json(
                 "list_namespaced_event", "read events", self.namespace, field_selector=selector
             )
-        except UnreachableError:
-            raise
-        except CliError:
-            return []
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
 
@@ -202,52 +200,41 @@ class Cluster:
         A user who may not read them gets an empty list and no error, as for events.
         """
         for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
-            try:
+            with self._without_error():
                 arguments = ("kueue.x-k8s.io", version, self.namespace, "workloads")
-                return self._list("list_namespaced_custom_object", "read Workloads", "", *arguments)
-            except UnreachableError:
-                raise
-            except CliError:
-                continue
+                return self._list("list_namespaced_custom_object", "workload", "", *arguments)
         return []
 
     def list_volumes(self, release: str) -> list[Object]:
         """Return the persistent volumes that a release of this namespace created."""
         selector = f"{labels(release)},{NAMESPACE_LABEL}={self.namespace}"
-        return self._list("list_persistent_volume", "list the release's volumes", selector)
+        return self._list("list_persistent_volume", "persistent_volume", selector)
 
     def is_namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted; False if the user may not read it."""
-        try:
+        found: Object = {}
+        with self._without_error():
             found = self._call_json("read_namespace", "read the namespace", self.namespace)
-        except UnreachableError:
-            raise
-        except CliError:
-            return False
         return (found.get("status") or {}).get("phase") == "Terminating"
 
     def create(self, kind: str, thing: Object) -> Object:
         """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
-        return self._call_json(f"create_namespaced_{kind}", f"create a {kind}", self.namespace, thing)
+        action = f"create {_words(kind)} {thing['metadata']['name']}"
+        return self._call_json(f"create_namespaced_{kind}", action, self.namespace, thing)
 
     def replace(self, kind: str, thing: Object) -> Object:
         """Replace an object, and return it as stored. Raises ConflictError if it has changed since `thing` was read."""
         name = thing["metadata"]["name"]
         return self._call_json(
-            f"replace_namespaced_{kind}", f"update {kind} {name}", name, self.namespace, thing
+            f"replace_namespaced_{kind}", f"update {_words(kind)} {name}", name, self.namespace, thing
         )
-
-    def with_own_client(self) -> Cluster:
-        """Return a copy with its own client, so that another thread can call `exec`, which modifies its client."""
-        return Cluster(type(self.api)(self.api.configuration), self.namespace, self.name, self.options)
 
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
     ) -> None:
         """Delete an object and the objects that it owns. Does nothing if it does not exist.
 
-        Raises:
-            ConflictError: `version` is given, and the object has another resourceVersion.
+        Raises ConflictError if `version` is given, and the object has another resourceVersion.
         """
         options: dict[str, Any] = {"propagation_policy": "Background"}
         if version:
@@ -257,7 +244,7 @@ class Cluster:
         namespaced = () if kind == "persistent_volume" else (self.namespace,)
         method = f"delete_namespaced_{kind}" if namespaced else f"delete_{kind}"
         with contextlib.suppress(NotFoundError):
-            self._call_json(method, f"delete {kind.replace('_', ' ')} {name}", name, *namespaced, **options)
+            self._call_json(method, f"delete {_words(kind)} {name}", name, *namespaced, **options)
 
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
@@ -298,16 +285,11 @@ class Cluster:
     def exec(
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
-        """Start the command `argv` in a container; return its stdout as a stream.
-
-        Args:
-            pod, container: where the command runs.
-            argv: the command and its arguments.
-            stdin: bytes for the command; None: no stdin.
-            idle_seconds: a read of the stream fails after so many seconds without a byte.
-        """
-        target = ExecTarget(self.api, self.name, self.namespace, pod, container)
-        return ExecStream(target, argv, stdin=stdin, idle_seconds=idle_seconds)
+        """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
+        place = (self.namespace, pod, container)
+        return ExecStream(
+            self.api.configuration, self.name, place, argv, stdin=stdin, idle_seconds=idle_seconds
+        )
 
 
 class NotFoundError(CliError):
@@ -320,6 +302,10 @@ class ConflictError(CliError):
 
 class UnreachableError(CliError):
     """The API server did not answer. `wait` and `run` retry for some time; other commands fail."""
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
 
 
 def _short_reason(error: Exception) -> str:

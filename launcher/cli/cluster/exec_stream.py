@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import threading
-from dataclasses import dataclass
 from typing import IO, Any
 
 from launcher.cli.errors import CliError, api_error, parse_handshake_error
@@ -20,19 +19,6 @@ _SEND_BYTES = 32 * 1024
 _STDERR_KEPT = 8 * 1024
 
 
-@dataclass(frozen=True)
-class ExecTarget:
-    """The container in which a command runs."""
-
-    api: Any
-    """`kubernetes.client.ApiClient`, used by no other thread."""
-    cluster: str
-    """The cluster's name in messages."""
-    namespace: str
-    pod: str
-    container: str
-
-
 class ExecStream(io.RawIOBase):
     """The stdout of a command in a container, readable while the command runs.
 
@@ -40,24 +26,27 @@ class ExecStream(io.RawIOBase):
     """
 
     def __init__(
-        self, target: ExecTarget, argv: list[str], *, stdin: IO[bytes] | None, idle_seconds: float
+        self,
+        configuration: Any,
+        cluster: str,
+        place: tuple[str, str, str],
+        argv: list[str],
+        *,
+        stdin: IO[bytes] | None,
+        idle_seconds: float,
     ) -> None:
-        """Start the command.
+        """Start the command `argv`. Raises CliError if the API server rejects the command.
 
-        Args:
-            target: where the command runs.
-            argv: the command and its arguments.
-            stdin: bytes that a thread sends while stdout is read; None: no stdin.
-            idle_seconds: a read fails after so many seconds without a byte.
-
-        Raises:
-            CliError: the API server rejects the command.
+        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, and `place` is
+        (namespace, pod, container). A thread sends `stdin` while stdout is read. A read fails after `idle_seconds`
+        without a byte.
         """
-        from kubernetes.client import CoreV1Api
+        from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.client.rest import ApiException
         from kubernetes.stream import stream
 
-        self._action = f"run '{' '.join(argv[:5])}' in pod {target.pod}"
+        namespace, pod, container = place
+        self._action = f"run '{' '.join(argv[:5])}' in pod {pod}"
         self._idle_seconds = idle_seconds
         self._rest = memoryview(b"")
         self._stderr = b""
@@ -66,10 +55,11 @@ class ExecStream(io.RawIOBase):
         self._failure: BaseException | None = None
         try:
             client = stream(
-                CoreV1Api(target.api).connect_get_namespaced_pod_exec,
-                target.pod,
-                target.namespace,
-                container=target.container,
+                # A client of its own, because `stream` modifies it while other threads use the cluster's.
+                CoreV1Api(ApiClient(configuration)).connect_get_namespaced_pod_exec,
+                pod,
+                namespace,
+                container=container,
                 command=argv,
                 stdin=stdin is not None,
                 stdout=True,
@@ -81,7 +71,7 @@ class ExecStream(io.RawIOBase):
         except ApiException as error:
             rejected = parse_handshake_error(str(error.reason))
             if rejected:
-                raise api_error(*rejected, self._action, target.cluster) from error
+                raise api_error(*rejected, self._action, cluster) from error
             raise CliError(
                 f"cannot {self._action}: {error.reason}",
                 "check that the pod runs, then run your command again",

@@ -32,8 +32,7 @@ _HELM_FIX = "correct what helm reports, then run the same command again"
 def find_chart(given: str | None) -> str:
     """Return a chart for helm: `given` (a folder, a package or oci://…), else the one next to the launcher.
 
-    Raises:
-        UsageError: there is no chart at that place.
+    Raises UsageError if there is no chart at that place.
     """
     if given is not None:
         path = Path(given)
@@ -58,7 +57,11 @@ class HelmConflictError(CliError):
 
 @dataclass(frozen=True)
 class Helm:
-    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails."""
+    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails.
+
+    In its methods, `base` is the YAML of the values that describe the cluster, and `values` that of the training's
+    values, which override them. `keep` is the path that messages show for `values`; this file is not read.
+    """
 
     chart: str
     namespace: str
@@ -79,17 +82,10 @@ class Helm:
             *("--reset-values", "-f", "-", "-f", str(values), *self._options()),
         ]
 
-    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
-        """Return `run.json` as an upgrade to these values would write it; nothing is changed.
+    def check(self, release: str, base: str, values: str, keep: Path) -> str:
+        """Return the name of the training Job that an upgrade to these values would create; nothing is changed.
 
-        Args:
-            release: the release's name.
-            base: YAML of the values that describe the cluster.
-            values: YAML of the training's values, which override `base`.
-            keep: the path that messages show for `values`; this file is not read.
-
-        Raises:
-            UsageError: the chart or the cluster rejects the values.
+        Raises UsageError if the chart or the cluster rejects the values.
         """
         try:
             answer = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")
@@ -112,21 +108,10 @@ class Helm:
                 f"training.schedule is set, but `run` starts a training now; nothing of {release} was changed",
                 "remove training.schedule here; once the training works, set it with helm upgrade",
             )
-        return run_json
+        return str(run_json["k8sJob"])
 
     def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
-        """Install or upgrade a release with helm.
-
-        Args:
-            release: the release's name.
-            base: YAML of the values that describe the cluster.
-            values: YAML of the training's values, which override `base`.
-            keep: the path that messages show for `values`; this file is not read.
-            description: helm's description of the new revision.
-
-        Raises:
-            HelmConflictError: another helm process changes the release.
-        """
+        """Install or upgrade a release. Raises HelmConflictError if another helm process changes the release."""
         self._upgraded(release, base, values, keep, "--description", description)
 
     def _upgraded(self, release: str, base: str, values: str, keep: Path, *more: str) -> str:
@@ -146,16 +131,6 @@ class Helm:
                         f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
                     ) from error
                 raise CliError(text, _HELM_FIX) from error
-
-    def list_revisions(self, release: str) -> list[dict[str, Any]]:
-        """Return a release's revisions, newest first: `revision`, `updated`, `status` and `description`."""
-        words = ["history", release, "-n", self.namespace, *self._options(), "-o", "json"]
-        return list(reversed(json.loads(self._run(words))))
-
-    def read_claim(self, release: str, revision: int) -> str:
-        """Return the name of the PersistentVolumeClaim in a helm revision; empty if it is of another chart."""
-        words = ["get", "manifest", release, "--revision", str(revision), "-n", self.namespace]
-        return str(_run_json(release, self._run([*words, *self._options()])).get("claim") or "")
 
     def uninstall(self, release: str) -> None:
         """Uninstall a release. The storage keeps its data and results."""

@@ -1,14 +1,14 @@
-"""Start a Job of a release again under the same name: a failed training, or a data Job whose data was replaced."""
+"""Continue a stopped or failed training, and start a Job again under the same name."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Cluster, Object
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
+from launcher.cli.terminal import report
 
 GONE_SECONDS = 120.0  # for a deleted Job to disappear
 _SERVER_FIELDS = (
@@ -24,33 +24,40 @@ _SERVER_LABELS = {
 }
 
 
-def restart_failed_training(cluster: Cluster, run: ReleaseRun, report: Callable[[str], None]) -> bool:
-    """Start the training Job of a release again if it has failed; return whether it had.
+def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
+    """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
 
-    After a failure of the data Job nothing is started: the training needs another data Job, and so another `runId`.
+    Jobs with a Kueue queue stay suspended: the queue starts them. After a failure of the data Job nothing is
+    started: the training needs another data Job, and so another `runId`.
     """
-    if run.k8s_data_job and object_states.job_state(_find(cluster, run.k8s_data_job))[0] == "failed":
+    jobs = [job for name in (run.k8s_job, run.k8s_data_job) if name and (job := cluster.find("job", name))]
+    states = {object_states.name_of(job): object_states.job_state(job)[0] for job in jobs}
+    if states.get(run.k8s_data_job) == "failed":
         return False
-    job = _find(cluster, run.k8s_job)
-    if job is None or object_states.job_state(job)[0] != "failed":
-        return False
-    report(
-        f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"
-    )
-    recreate_job(cluster, job)
-    return True
+    is_stopped = False
+    for job in jobs:
+        if object_states.job_state(job)[0] == "suspended" and not object_states.queue_of(job):
+            report(f"resumed: {object_states.name_of(job)}")
+            cluster.suspend_job(object_states.name_of(job), False)
+            is_stopped = True
+    has_failed = states.get(run.k8s_job) == "failed"
+    if has_failed:
+        report(
+            f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"
+        )
+        recreate_job(cluster, jobs[0])
+    return has_failed or is_stopped
 
 
 def recreate_job(cluster: Cluster, job: Object) -> None:
     """Delete a Job, and create it again with the same name and spec, so that its pods start again.
 
-    Raises:
-        CliError: the Job still exists after GONE_SECONDS, or the cluster rejects a request.
+    Raises CliError if the Job still exists after GONE_SECONDS, or the cluster rejects a request.
     """
     name = object_states.name_of(job)
     cluster.delete("job", name)
     deadline = time.monotonic() + GONE_SECONDS
-    while _find(cluster, name) is not None:
+    while cluster.find("job", name) is not None:
         if time.monotonic() > deadline:
             raise CliError(
                 f"the Job {name} still exists {GONE_SECONDS:.0f} s after it was deleted",
@@ -72,7 +79,3 @@ def reset_job(job: Object) -> Object:
     kept = {k: v for k, v in template["metadata"].get("labels", {}).items() if k not in _SERVER_LABELS}
     spec["template"] = {**template, "metadata": {**template["metadata"], "labels": kept}}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}
-
-
-def _find(cluster: Cluster, name: str) -> Object | None:
-    return cluster.find("job", name, f"read Job {name}")

@@ -7,12 +7,9 @@ claim, oldest first.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timezone
-from typing import Any
 
 from launcher import errors
-
-Object = dict[str, Any]
+from launcher.cli.cluster.cluster_api import Object
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
@@ -30,8 +27,6 @@ _EXPLAINING_EVENTS = (
     "FailedCreate",
 )
 _DRIVER = "efs.csi.aws.com"
-_DRIVER_SECONDS = 300
-"""How long a new node may take until its storage driver runs and removes the node's start-up taint."""
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 _CODES = {
     errors.EXIT_SETTINGS: "a setting is invalid",
@@ -107,21 +102,15 @@ def unusual_wait(pod: Object) -> tuple[str, str] | None:
 
 
 def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
-    """Return why a pod does not run yet; for a storage driver that stays unready on a node, also the fix."""
+    """Return why a pod does not run yet; for a storage driver that is not ready on a node, also the fix."""
     reason = _pending_reason(pod, events)
     if _DRIVER not in reason and "untolerated taint" not in reason:
         return reason
-    created = pod.get("metadata", {}).get("creationTimestamp")
-    if not created:
-        return reason
-    since = datetime.strptime(created, "%Y-%m-%dT%H:%M:%S%z")  # fromisoformat of Python 3.10 knows no Z
-    if (datetime.now(timezone.utc) - since).total_seconds() < _DRIVER_SECONDS:
-        return reason
     # Drivers remove the taint once, when they start, and it may remain (aws-efs-csi-driver #1320, #1613).
     return (
-        f"{reason.rstrip('.')}. Fix: if `kubectl describe nodes` shows the taint {_DRIVER}/agent-not-ready, restart "
-        "the driver of that node: kubectl delete pod -n kube-system -l app=efs-csi-node "
-        "--field-selector spec.nodeName=NODE"
+        f"{reason.rstrip('.')}. Fix: if this lasts more than 5 minutes and `kubectl describe nodes` shows the taint "
+        f"{_DRIVER}/agent-not-ready, restart the driver of that node: kubectl delete pod -n kube-system "
+        "-l app=efs-csi-node --field-selector spec.nodeName=NODE"
     )
 
 
@@ -213,11 +202,9 @@ def queue_of(job: Object | None) -> str:
 
 
 def explain_queue(queue: str, workload: Object | None) -> str:
-    """Return why Kueue keeps a Job suspended, and the fix.
+    """Return why Kueue keeps a Job of this LocalQueue suspended, and the fix.
 
-    Args:
-        queue: the Job's LocalQueue.
-        workload: the Workload that Kueue made for the Job; None if there is none or the user may not read it.
+    `workload` is the Workload that Kueue made for the Job; None if there is none or the user may not read it.
     """
     if workload and workload.get("spec", {}).get("active") is False:
         where = f"{name_of(workload)} -n {workload['metadata'].get('namespace')}"

@@ -24,7 +24,6 @@ SOURCES = "sources"
 _FILE_SCHEME = "file://"
 LIVE_STATES = ("running", "suspended")
 """States of a Job whose run needs its folder."""
-UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class ReleaseRun:
     cron_job: str = field(default="", metadata={KEY: "cronJob"})
     """The CronJob of `training.schedule`; empty without a schedule."""
     data_prepared_by: str = field(default="", metadata={KEY: "dataPreparedBy"})
-    """`dataJob` or `trainingPods`; empty with data.enabled false, and from an earlier version of the chart."""
+    """`dataJob` or `trainingPods`; empty with data.enabled false."""
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
     uid: int = 10001
     gid: int = 10001
@@ -82,16 +81,8 @@ class ReleaseRun:
     @property
     def source_files(self) -> list[str]:
         """The names of the uploaded files (in `sources/` on the storage) that the run's values refer to."""
-        return source_files(self.data)
-
-
-def source_files(data: Mapping[str, Any]) -> list[str]:
-    """Return the names of the uploaded files, in `sources/` on the storage, to which `data` refers.
-
-    `data` are the chart's values below `data`, or the content of a manifest.json.
-    """
-    urls = [str(data.get(key) or "") for key in ("source", "testSource")]
-    return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
+        urls = [str(self.data.get(key) or "") for key in ("source", "testSource")]
+        return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
 
 
 @dataclass(frozen=True)
@@ -100,26 +91,16 @@ class Release:
 
     namespace: str
     name: str
-    files: Mapping[str, str] = field(default_factory=dict)
-    """The ConfigMap's data."""
+    run: ReleaseRun | None = None
+    """None if another version of the chart wrote the ConfigMap, so that the job and the sources are unknown."""
+    volume: tuple[Any, ...] | None = None
+    """A tuple that identifies the release's volume (`volume_identity`); None if it is unknown."""
+    state: str = ""
+    """State of the run: `running`, `suspended` or `over`; empty if it was not read."""
 
     def __str__(self) -> str:
         """Return `release NAME in namespace NAMESPACE`, for messages."""
         return f"release {self.name} in namespace {self.namespace}"
-
-    @property
-    def run(self) -> ReleaseRun | None:
-        """The run that the ConfigMap describes; None if another version of the chart wrote the ConfigMap."""
-        with suppress(KeyError, ValueError, TypeError, AttributeError):
-            return ReleaseRun.from_json(self.name, self.namespace, json.loads(self.files["run.json"]))
-        return None
-
-    @property
-    def volume(self) -> tuple[Any, ...] | None:
-        """A tuple that identifies the release's volume (`volume_identity`); None if it is unknown."""
-        with suppress(KeyError, yaml.YAMLError, AttributeError):
-            return volume_identity(yaml.safe_load(self.files["base.yaml"]) or {}, self.namespace)
-        return None
 
 
 def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...]:
@@ -133,21 +114,25 @@ def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...
     return (kind, place, namespace if kind == "existingClaim" else "")
 
 
-def releases_in(config_maps: Sequence[Object]) -> list[Release]:
-    """Return the releases whose run ConfigMaps are among `config_maps`, sorted by namespace and name."""
-    found = []
-    for entry in config_maps:
-        meta = entry.get("metadata", {})
-        name = (meta.get("labels") or {}).get(RELEASE_LABEL)
-        if name and meta.get("name") == f"{name}-run":
-            found.append(Release(str(meta.get("namespace")), str(name), entry.get("data") or {}))
-    return sorted(found, key=lambda release: (release.namespace, release.name))
-
-
 def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Release]:
-    """Return the releases of all namespaces that this user may list, or of the cluster's namespace only."""
+    """Return the releases of all namespaces that this user may list, or of the cluster's namespace only.
+
+    They are sorted by namespace and name.
+    """
     list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
-    return releases_in(list_maps("config_map", "list the releases", f"{NAME_LABEL}={CHART}"))
+    found = []
+    for entry in list_maps("config_map", f"{NAME_LABEL}={CHART}"):
+        meta, content = entry.get("metadata", {}), entry.get("data") or {}
+        name, namespace = (meta.get("labels") or {}).get(RELEASE_LABEL), str(meta.get("namespace"))
+        if not name or meta.get("name") != f"{name}-run":
+            continue
+        run = volume = None
+        with suppress(KeyError, ValueError, TypeError, AttributeError):
+            run = ReleaseRun.from_json(name, namespace, json.loads(content["run.json"]))
+        with suppress(KeyError, yaml.YAMLError, AttributeError):
+            volume = volume_identity(yaml.safe_load(content["base.yaml"]) or {}, namespace)
+        found.append(Release(namespace, str(name), run, volume))
+    return sorted(found, key=lambda release: (release.namespace, release.name))
 
 
 class ReleaseNotFoundError(CliError):
@@ -171,48 +156,24 @@ class ReleaseNotFoundError(CliError):
         )
 
 
-@dataclass(frozen=True)
-class StorageUser:
-    """A release that uses a certain storage, as `list_storage_users` returns it."""
-
-    release: Release
-    run: ReleaseRun | None
-    """The release's run; None if the ConfigMap cannot be read, so that the job and the sources are unknown."""
-    state: str
-    """`running`, `suspended`, `over` or UNREADABLE."""
-
-    def __str__(self) -> str:
-        """Return the release with the state of its run in parentheses, for messages."""
-        return f"{self.release} ({self.state})"
-
-
-def list_storage_users(cluster: Cluster, claim: str) -> list[StorageUser]:
-    """Return the releases that use the same storage as a claim (PVC) of the cluster's namespace.
+def list_storage_users(cluster: Cluster, claim: str) -> list[Release]:
+    """Return the releases that use the same storage as a claim (PVC) of the cluster's namespace, with their states.
 
     Releases in namespaces that this user may not list are missing. A release is included if it cannot be
     determined which volume it has, or which volume the claim has.
     """
-    jobs = cluster.list_in_all_namespaces("job", "list the releases' Jobs", f"{NAME_LABEL}={CHART}")
-    states = {
-        (job["metadata"].get("namespace"), object_states.name_of(job)): object_states.job_state(job)[0]
-        for job in jobs
-    }
-    found, volumes_of_claim = [], []
+    jobs = cluster.list_in_all_namespaces("job", f"{NAME_LABEL}={CHART}")
+    found, volumes = [], []
     for release in list_releases(cluster):
-        run, state, uses_claim = release.run, UNREADABLE, False
-        if run is not None:
-            run = run.with_newest_job(
-                [job for job in jobs if job["metadata"].get("namespace") == release.namespace]
-            )
-            job_states = [
-                states.get((release.namespace, name), "") for name in (run.k8s_job, run.k8s_data_job)
-            ]
-            state = next((live for live in LIVE_STATES if live in job_states), "over")
-            uses_claim = (release.namespace, run.claim) == (cluster.namespace, claim)
-        found.append((StorageUser(release, run, state), uses_claim))
-        volumes_of_claim += [release.volume] if uses_claim and release.volume else []
-    return [
-        user
-        for user, uses_claim in found
-        if uses_claim or not volumes_of_claim or user.release.volume in (None, *volumes_of_claim)
-    ]
+        if release.run is None:
+            found.append(release)
+            continue
+        own = [job for job in jobs if job["metadata"].get("namespace") == release.namespace]
+        run = release.run.with_newest_job(own)
+        names = (run.k8s_job, run.k8s_data_job)
+        states = [object_states.job_state(job)[0] for job in own if object_states.name_of(job) in names]
+        state = next((live for live in LIVE_STATES if live in states), "over")
+        found.append(replace(release, run=run, state=state))
+        if release.volume and (release.namespace, run.claim) == (cluster.namespace, claim):
+            volumes.append(release.volume)
+    return [release for release in found if not volumes or release.volume in (None, *volumes)]

@@ -38,14 +38,7 @@ def user_and_host() -> str:
 
 
 @contextlib.contextmanager
-def hold_lease(
-    cluster: Cluster,
-    release: str,
-    job: str = "",
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[Callable[[], None]]:
+def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callable[[], None]]:
     """Hold the Lease `<release>-run`, or with `job` the Lease `<job>.job`, inside the block; then delete it.
 
     A thread renews the Lease inside the block.
@@ -57,33 +50,29 @@ def hold_lease(
         OtherRunError: another process holds and renews the lease. An expired lease is taken over.
         CliError: the cluster cannot be reached or rejects the request.
     """
-    cluster = cluster.with_own_client()
-    lease = _acquire(cluster, release, job, clock, sleep)
-    renewer = _Renewer(cluster, lease, clock)
+    renewer = _Renewer(cluster, _acquire(cluster, release, job))
     try:
         yield renewer.check
     finally:
         renewer.release()
 
 
-def _acquire(
-    cluster: Cluster, release: str, job: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> dict[str, Any]:
+def _acquire(cluster: Cluster, release: str, job: str) -> dict[str, Any]:
     name = f"{job}.job" if job else f"{release}-run"
     meta = {"name": name, "labels": {NAME_LABEL: CHART, RELEASE_LABEL: release}}
-    seen, since = "", clock()
+    seen, since = "", time.monotonic()
     while True:
         with contextlib.suppress(ConflictError, NotFoundError):  # another process was faster: try again
-            lease = cluster.find("lease", name, "check whether another `run` holds the lease")
+            lease = cluster.find("lease", name)
             if lease is None:
                 return cluster.create("lease", {"metadata": meta, "spec": _spec()})
             version = str(lease["metadata"]["resourceVersion"])
             if version != seen and seen:
                 raise _held_error(f"job {job}" if job else f"release {release}", lease["spec"])
-            if seen and clock() - since >= EXPIRED_SECONDS:
+            if seen and time.monotonic() - since >= EXPIRED_SECONDS:
                 return cluster.replace("lease", {**lease, "spec": _spec()})
             seen = version
-        sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _spec() -> dict[str, Any]:
@@ -113,16 +102,16 @@ def _held_error(what: str, spec: dict[str, Any]) -> OtherRunError:
 class _Renewer:
     """A thread that renews a lease until `release` is called."""
 
-    def __init__(self, cluster: Cluster, lease: dict[str, Any], clock: Callable[[], float]) -> None:
-        self._cluster, self._lease, self._clock = cluster, lease, clock
-        self._renewed, self._lost = clock(), False
+    def __init__(self, cluster: Cluster, lease: dict[str, Any]) -> None:
+        self._cluster, self._lease = cluster, lease
+        self._renewed, self._lost = time.monotonic(), False
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise OtherRunError if the lease is lost or may have expired."""
-        if self._lost or self._clock() - self._renewed >= EXPIRED_SECONDS:
+        if self._lost or time.monotonic() - self._renewed >= EXPIRED_SECONDS:
             raise OtherRunError(
                 f"lost the lease {self._lease['metadata']['name']}: it was not renewed for "
                 f"{EXPIRED_SECONDS:.0f} s, or another command took it over. The release was not changed",
@@ -140,7 +129,7 @@ class _Renewer:
 
     def _run(self) -> None:
         while not self._end.wait(RENEW_SECONDS):
-            sent = self._clock()
+            sent = time.monotonic()
             try:
                 spec = {**self._lease["spec"], "renewTime": _now()}
                 self._lease = self._cluster.replace("lease", {**self._lease, "spec": spec})

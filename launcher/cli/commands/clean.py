@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, StorageUser, list_storage_users, source_files
+from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, Release, list_storage_users
 from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, confirm, report, with_session
-from launcher.cli.storage.run_files import OUTPUT, parse_json
+from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
+from launcher.cli.storage.run_files import OUTPUT
 from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
@@ -25,6 +26,7 @@ from launcher.cli.storage.storage_access import (
     read_small_files,
     run_json_command,
 )
+from launcher.cli.terminal import confirm, report
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
@@ -38,7 +40,7 @@ class Candidate:
     path: str
     """The path below the storage's root."""
     about: str = ""
-    """Which jobs use the path, or the score of the run; for the message."""
+    """Which releases have the job, or the score of the run; for the message."""
     kept: str = ""
     """Why the path must stay; empty if the path may be removed."""
     size: int = 0
@@ -69,11 +71,8 @@ def clean(
         typer.Option(min=0, metavar="DAYS", help="Remove only runs that finished more than DAYS days ago."),
     ] = 0.0,
     keep_best: Annotated[
-        bool, typer.Option("--keep-best", help="Never remove the run with the best score.")
+        bool, typer.Option("--keep-best", help="Never remove the run with the best (first) score.")
     ] = False,
-    by: Annotated[
-        str, typer.Option(metavar="SCORE", help="The score for --keep-best; default: the first one.")
-    ] = "",
     yes: YesOption = False,
     claim: ClaimOption = None,
     image: ImageOption = None,
@@ -92,7 +91,6 @@ def clean(
         image=image,
         seconds=COPY_SECONDS,
         writable=True,
-        options=("claim", "image"),
     )
     lease: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
     if job is not None and isinstance(session, ClusterSession):
@@ -104,10 +102,11 @@ def clean(
                 return find_sources(session, storage, names or [])
             if job is not None:
                 return find_job_folder(session, storage)
-            return find_earlier_runs(session, storage, keep, older_than, by if keep_best else None)
+            return find_earlier_runs(session, storage, keep, older_than, keep_best)
 
         root = storage.sibling(".")
-        candidates = _choose(root, find(), all_or_nothing=bool(job or names))
+        found = find()
+        candidates = _choose(root, found, all_or_nothing=bool(job or names))
         if not candidates:
             report("nothing to remove")
             return
@@ -116,7 +115,11 @@ def clean(
             raise UsageError(
                 f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
             )
-        _check_still_unused(candidates, find())
+        if find() != found:
+            raise UsageError(
+                "nothing was removed, because the use of the storage changed in the meantime",
+                "run the same command again",
+            )
         check_lease()
         removed = run_json_command(root, "remove", *(one.path for one in candidates))
     print(f"removed {paths}: {sum(removed.values()):,} bytes")
@@ -125,13 +128,8 @@ def clean(
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
     """Return the candidates that may be removed, with their sizes; print which stay and which will be removed.
 
-    Args:
-        root: the folder that the candidates' paths are relative to.
-        found: the candidates.
-        all_or_nothing: whether the user specified each candidate, so that it is an error if one of them must stay.
-
-    Raises:
-        UsageError: with `all_or_nothing`, one of the candidates must stay.
+    `root` is the folder that the candidates' paths are relative to. With `all_or_nothing`, because the user specified
+    each candidate, raise UsageError if one of them must stay.
     """
     for one in found:
         if one.kept:
@@ -149,38 +147,16 @@ def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) 
     return unused
 
 
-def _check_still_unused(candidates: Sequence[Candidate], now: Sequence[Candidate]) -> None:
-    """Raise UsageError if a candidate came into use, or disappeared, while the user was asked.
-
-    `now` are the candidates found after the answer.
-    """
-    kept = {one.path: one.kept for one in now}
-    changed = {one.path: kept.get(one.path, "it does not exist any more") for one in candidates}
-    if problems := "; ".join(f"{path}: {why}" for path, why in changed.items() if why):
-        raise UsageError(
-            f"nothing was removed, because this changed in the meantime: {problems}",
-            "run the same command again",
-        )
-
-
 def find_earlier_runs(
-    session: Session, storage: Storage, keep: int, older_than: float, best_by: str | None
+    session: Session, storage: Storage, keep: int, older_than: float, keep_best: bool
 ) -> list[Candidate]:
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
-    Args:
-        session: lists the cluster's pods, which may use a run.
-        storage: the job's folder.
-        keep: how many of the newest runs stay.
-        older_than: runs that finished within so many days stay.
-        best_by: the score whose best run stays; "" for the first score, None for no run.
-
-    Raises:
-        UsageError: no run has the score.
+    The other parameters are the options of `clean`.
     """
-    runs = read_runs(storage)
-    best = None if best_by is None else best_run(runs, best_by)
-    used = find_runs_used_by_pods(session, runs)
+    runs, pods = read_runs(storage), _live_pods(session)
+    used = [run.name for run in runs if _names_using(pods, run.folder)]
+    best = best_run(runs) if keep_best else None
     return [
         Candidate(f"{storage.job.name}/{run.folder}", text_formats.scores(run.record.score), reason)
         for run, reason in explain_kept_runs(runs, keep, older_than, used, best)
@@ -196,18 +172,13 @@ def explain_kept_runs(
 ) -> list[tuple[SavedRun, str]]:
     """Return each earlier run with the reason why it stays, which is empty if it may be removed.
 
-    Args:
-        runs: the runs of a job, newest first.
-        keep: how many of the newest earlier runs stay.
-        older_than: runs that finished within so many days stay.
-        used: names of the runs that pods use.
-        best: a run that stays because of its score; None: no run.
+    `runs` are the runs of a job, newest first, `used` the names of those that pods use. `keep` and `older_than` are
+    the options of `clean`; the run `best` stays because of its score.
     """
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}
-    # Earlier launchers wrote initFrom; `initModel` is what `previous` referred to.
-    given = (current and current.record.init_model, *map(fingerprint.get, ("initModelPath", "initFrom")))
-    initial_model = str(next(filter(None, given), ""))
+    # init_model is the run that `training.initModelPath: previous` referred to
+    initial_model = str((current and current.record.init_model) or fingerprint.get("initModelPath") or "")
     found = []
     for place, run in enumerate(run for run in runs if run.folder != CURRENT):
         days = (time.time() - (run.record.finished or run.record.started)) / 86400
@@ -236,18 +207,17 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
         raise UsageError(
             f"--job {name}: the storage has no such job", f"choose one of: {', '.join(jobs) or '(none)'}"
         )
-    all_users = _storage_users(session)
-    users = [user for user in all_users if user.run and user.run.job_name == name]
-    if live := [user for user in users if user.state in LIVE_STATES]:
-        state = f"the run of {live[0].release} is {live[0].state}"
-        kept = f"{state}. Fix: wait until it is over, or helm uninstall it"
-    elif pods := _pods_using_job(session, name):
+    releases = _storage_users(session, storage)
+    users = [release for release in releases if release.run and release.run.job_name == name]
+    if live := [release for release in users if release.state in LIVE_STATES]:
+        kept = f"the run of {live[0]} is {live[0].state}. Fix: wait until it is over, or helm uninstall it"
+    elif pods := _names_using(_live_pods(session), name):
         kept = f"these pods use it: {', '.join(pods)}. Fix: wait until they have exited, or kubectl delete pod them"
     else:
-        kept = _explain_unreadable(all_users)
+        kept = _explain_unreadable(releases)
     if not kept and _is_lock_renewed(storage):
         kept = "a run writes to it: its output/run.lock is renewed. Fix: wait until the run is over"
-    return [Candidate(name, ", ".join(map(str, users)), kept)]
+    return [Candidate(name, ", ".join(f"{release} ({release.state})" for release in users), kept)]
 
 
 def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Candidate]:
@@ -259,39 +229,28 @@ def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> li
         raise UsageError(
             f"{', '.join(wrong)}: {SOURCES}/ has no such file", f"choose from: {', '.join(ages) or '(none)'}"
         )
-    all_users = _storage_users(session)
-    jobs_by_source: dict[str, list[str]] = {}
-    for path, content in read_small_files(root, ["*/manifest.json"]).items():
-        for name in source_files(parse_json(content) or {}):
-            jobs_by_source.setdefault(name, []).append(path.split("/", 1)[0])
+    releases = _storage_users(session, storage)
     found = []
     for name in names or ages:
-        users = ", ".join(
-            str(user.release) for user in all_users if user.run and name in user.run.source_files
-        )
+        users = ", ".join(str(one) for one in releases if one.run and name in one.run.source_files)
         kept = f"{users} trains on it. Fix: helm uninstall that release first" if users else ""
-        kept = kept or _explain_unreadable(all_users)
+        kept = kept or _explain_unreadable(releases)
         if not kept and ages[name] < YOUNG_SECONDS:
             kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
-        about = ""
-        if name in jobs_by_source:
-            about = f"jobs prepared from it keep their data: {', '.join(jobs_by_source[name])}"
-        found.append(Candidate(f"{SOURCES}/{name}", about, kept))
+        found.append(Candidate(f"{SOURCES}/{name}", kept=kept))
     return found
 
 
-def _storage_users(session: Session) -> list[StorageUser]:
-    """Return the releases on the session's storage; none for a folder of this machine."""
-    if not isinstance(session, ClusterSession):
-        return []
-    return list_storage_users(session.cluster, session.opened_run().claim)
+def _storage_users(session: Session, storage: Storage) -> list[Release]:
+    """Return the releases on this storage; none for a folder of this machine."""
+    return list_storage_users(session.cluster, storage.claim) if isinstance(session, ClusterSession) else []
 
 
-def _explain_unreadable(users: Sequence[StorageUser]) -> str:
+def _explain_unreadable(releases: Sequence[Release]) -> str:
     """Return a sentence with the releases whose run is unknown: they may use any file. Empty for none."""
-    releases = ", ".join(str(user.release) for user in users if user.run is None)
-    return releases and (
-        f"{releases} may use it: another version of the chart wrote its ConfigMap. Fix: helm upgrade it with "
+    unknown = ", ".join(str(release) for release in releases if release.run is None)
+    return unknown and (
+        f"{unknown} may use it: another version of the chart wrote its ConfigMap. Fix: helm upgrade it with "
         "this version, or helm uninstall it"
     )
 
@@ -318,18 +277,12 @@ def _live_pods(session: Session) -> list[tuple[str, str]]:
             f"{pod['metadata']['name']} in namespace {pod['metadata'].get('namespace')}",
             json.dumps(pod.get("spec") or {}),
         )
-        for pod in session.cluster.list_in_all_namespaces("pod", "list the pods that use the storage")
+        for pod in session.cluster.list_in_all_namespaces("pod")
         if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
     ]
 
 
-def _pods_using_job(session: Session, name: str) -> list[str]:
-    """Return the live pods that have the job's folder, or its name in a variable, in their spec."""
-    texts = (f"/{name}/", f'/{name}"', f'"{name}/', f'"{name}"')
-    return [title for title, spec in _live_pods(session) if any(text in spec for text in texts)]
-
-
-def find_runs_used_by_pods(session: Session, runs: Sequence[SavedRun]) -> set[str]:
-    """Return the names of the runs whose folder is in an argument, a variable or a mount of a live pod."""
-    specs = [spec for _, spec in _live_pods(session)]
-    return {run.name for run in runs if any(f"{run.folder}/" in s or f'{run.folder}"' in s for s in specs)}
+def _names_using(pods: Sequence[tuple[str, str]], folder: str) -> list[str]:
+    """Return the names of the pods whose spec has the folder in an argument, a variable or a mount."""
+    pattern = re.compile(rf'["/]{re.escape(folder)}["/]')
+    return [name for name, spec in pods if pattern.search(spec)]

@@ -12,37 +12,38 @@ from rich.text import Text
 
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, JobOption, OutputFormat, with_session
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
+from launcher.cli.terminal import console, print_json, text_table
 from launcher.cli.views.pass_tables import curve_table, pass_table
-from launcher.cli.views.terminal_output import consoles, print_json, text_table
 from launcher.reporting import text_formats
 
 DIFF_LINES = 100  # of two programs' diff, in a terminal
 
 
-@with_session
+@with_options(session=open_session, request=storage_request)
 def compare(
     session: Session,
+    request: StorageRequest,
+    *,
     one: Annotated[
         str, typer.Argument(metavar="A", help="A run's name, as `runs` shows it, or its first characters.")
     ] = CURRENT,
     other: Annotated[
         str | None, typer.Argument(metavar="B", help="Another run; default: the newest one except A.")
     ] = None,
-    job: JobOption = None,
     output: Format = OutputFormat.text,
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
-    with session.storage(StorageRequest(job=job, options=("job",))) as storage:
+    with session.storage(request) as storage:
         found = read_runs(storage)
     pair = _choose_pair(found, one, other)
     if output is OutputFormat.json:
         differences = {"differing": differing_settings(pair), "diff": _diff_programs(*pair)}
         print_json({**differences, "runs": [run.as_json() for run in pair]})
     else:
-        consoles()[0].print(_comparison(*pair))
+        console().print(_comparison(*pair))
 
 
 def _choose_pair(found: Sequence[SavedRun], one: str, other: str | None) -> list[SavedRun]:

@@ -21,7 +21,7 @@ from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import Format, OutputFormat, require_cluster, with_session
 from launcher.cli.storage.run_files import read_job_files
 from launcher.cli.storage.storage_access import StorageRequest
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.terminal import print_json
 from launcher.schema import ManifestFile
 
 
@@ -127,8 +127,8 @@ def find_leftovers(session: ClusterSession) -> tuple[list[Leftover], Object | No
     cluster = session.cluster
     run = None if cluster.is_namespace_terminating() else session.run_if_installed()
     selector = labels(session.release)
-    jobs = cluster.list_objects("job", "list the release's Jobs", selector)
-    claims = cluster.list_objects("persistent_volume_claim", "list the release's claims", selector)
+    jobs = cluster.list_objects("job", selector)
+    claims = cluster.list_objects("persistent_volume_claim", selector)
     found = select_leftovers(run, jobs, claims, cluster.list_volumes(session.release))
     if run is None or not any(object_states.name_of(job) == run.k8s_data_job for job in jobs):
         return found, None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.shared_options import open_session, report, with_options
+from launcher.cli.shared_options import open_session, with_options
 from launcher.cli.storage.run_files import OUTPUT, STATUS, read_job_files
 from launcher.cli.storage.storage_access import (
     READ_SECONDS,
@@ -25,6 +25,7 @@ from launcher.cli.storage.storage_access import (
     list_folder,
     stream_file,
 )
+from launcher.cli.terminal import report
 from launcher.cli.views.run_view import PREPARE, newest_pod, owned_by, rank_of
 
 FOLLOW_SECONDS = 24 * 3600
@@ -91,12 +92,12 @@ class LogRequest:
 @with_options(session=open_session, request=LogRequest)
 def logs(session: Session, request: LogRequest) -> None:
     """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
-    for block in read_log(session, request, report):
+    for block in read_log(session, request):
         sys.stdout.buffer.write(block)
         sys.stdout.buffer.flush()
 
 
-def read_log(session: Session, request: LogRequest, report: Callable[[str], None]) -> Iterator[bytes]:
+def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
     """Yield the bytes of the requested log.
 
     Without an attempt, that is the log of the rank's or data Job's pod while the pod exists. Otherwise it is the
@@ -119,7 +120,7 @@ def read_log(session: Session, request: LogRequest, report: Callable[[str], None
             only = PREPARE if is_data and rank is not None else None
             yield from _stream_pod(session, pod, request.follow, only)
             if request.follow and not is_data and rank is not None:
-                yield from _stream_replacements(session, pod, rank, report)
+                yield from _stream_replacements(session, pod, rank)
             return
         if rank is not None and rank >= run.trainers:
             raise UsageError(
@@ -160,9 +161,7 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
 def _log_container(pod: dict[str, Any], only: str | None = None) -> str | None:
     """Return the container with the log: the main one once it has started, before that the newest init container.
 
-    Args:
-        pod: the pod.
-        only: the only container that is considered; None: all.
+    With `only`, no other container is considered.
     """
     status = pod.get("status", {})
     for key in ("containerStatuses", "initContainerStatuses"):
@@ -191,9 +190,7 @@ def _stream_pod(
     yield from session.cluster.stream_log(name, container, follow)
 
 
-def _stream_replacements(
-    session: ClusterSession, pod: dict[str, Any], rank: int, report: Callable[[str], None]
-) -> Iterator[bytes]:
+def _stream_replacements(session: ClusterSession, pod: dict[str, Any], rank: int) -> Iterator[bytes]:
     """Yield the logs of the containers that follow that of `pod`, until the run is over.
 
     They are the main container, if `pod` was in its init container, and those of the pods that replace `pod`.

@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import UsageError
-from launcher.cli.shared_options import Format, OutputFormat, report
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.shared_options import Format, OutputFormat
+from launcher.cli.terminal import print_json, report
 from launcher.errors import DataError
 
 
@@ -44,16 +44,10 @@ def predict(
 
 
 def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
-    """Return the prediction for each row.
+    """Return the prediction for each row; the parameters are the arguments of `predict`.
 
-    Args:
-        folder: the model's folder, or one that contains it as `model/`.
-        cells: one row as `column=value`.
-        rows: a file with more rows, one JSON object on each line; `-`: stdin.
-
-    Returns:
-        For each row {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding
-        table: number of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
+    That is {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding table: number
+    of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
 
     Raises:
         UsageError: there is no row, or an argument is invalid.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +10,15 @@ import typer
 
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
-from launcher.cli.shared_options import Format, OutputFormat, report, with_session
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.terminal import print_json
 
 
-@with_session
+@with_options(session=open_session, request=storage_request)
 def push(
     session: Session,
+    request: StorageRequest,
     *,
     src: Annotated[
         Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
@@ -26,10 +28,6 @@ def push(
         typer.Option("--as", metavar="NAME", help="Name on the storage; default: that of SRC."),
     ] = None,
     source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
-    job: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The jobName to upload for; default: that of the release."),
-    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace what has that name on the storage.")
     ] = False,
@@ -40,14 +38,13 @@ def push(
 ) -> None:
     """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
     upload = uploads.plan_source(src, name) if source else uploads.plan_program(src, name, check)
-    request = StorageRequest(job=job, seconds=COPY_SECONDS, writable=True, options=("job",))
-    with session.storage(request) as storage:
-        path = uploads.send(storage, upload, force, report)
+    with session.storage(replace(request, seconds=COPY_SECONDS, writable=True)) as storage:
+        path = uploads.send(storage, upload, force)
     if output is OutputFormat.json:
         print_json({"path": path, "values": upload.values})
         return
     values = [f"--set-string {key}={value}" for key, value in upload.values.items()]
-    if isinstance(session, ClusterSession) and job is None:
+    if isinstance(session, ClusterSession) and request == StorageRequest():
         print(f"uploaded {path}. Train with it:")
         command = f"helm upgrade {session.release} charts/paddle-training -n {session.cluster.namespace}"
         print(" \\\n    ".join([f"  {command} --reset-then-reuse-values", *values]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +14,7 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import (
-    Format,
-    OutputFormat,
-    open_session,
-    report,
-    storage_request,
-    with_options,
-)
+from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.reader_commands import move_into_place
 from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.run_history import find_run, read_runs
@@ -34,8 +27,8 @@ from launcher.cli.storage.storage_access import (
     read_small_files,
 )
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.pass_tables import pass_table
-from launcher.cli.views.terminal_output import consoles, print_json
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import ReaderError, save_tar
 from launcher.metrics import best_pass
@@ -72,38 +65,27 @@ def results(
         folder = OUTPUT
         if run is not None:
             folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
-        found = read_results(storage, storage.where, folder)
+        found = read_results(storage, folder)
         if to is not None and not found["has_model"]:
             report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
-        copied = copy_output(storage, to, force, report, folder) if to is not None else {}
+        copied = copy_output(storage, to, force, folder) if to is not None else {}
     if output is OutputFormat.json:
         print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
     else:
         _print_results(found, folder, to, copied)
 
 
-def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> dict[str, Any]:
-    """Read the results of a run.
+def read_results(storage: Storage, output: OutputPaths) -> dict[str, Any]:
+    """Return the results of a run, as `results -o json` prints them.
 
-    Args:
-        storage: the job's folder.
-        where: the folder, for messages.
-        output: the run's output folder, below the job's.
-
-    Returns:
-        where, state, run_id, score, passes (one row for each pass, from metrics.csv), has_model, exported (the
-        address to which the model was exported, or empty), restarts, finished (Unix seconds or None), best
-        (the best pass and its score: `launcher.metrics.best_pass`).
-
-    Raises:
-        CliError: the run has not written any file yet.
+    `output` is the run's output folder, below the job's. Raises CliError if the run has not written any file yet.
     """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
     found = read_small_files(storage, [path.as_posix() for path in read])
     record, status_json = parse_run_file(found, output), parse_json(found.get(output.status_json.as_posix()))
     if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
         raise CliError(
-            f"no results in {where}: no training has written to this folder yet, or somebody removed it",
+            f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
             f"see what the training waits for: {command_text('status')}; after a removal, train again: helm "
             "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
@@ -112,7 +94,7 @@ def read_results(storage: Storage, where: str, output: OutputPaths = OUTPUT) -> 
     known = record or RunFile()
     restarts = known.restarts if record else status.restarts
     return {
-        "where": where,
+        "where": storage.where,
         "state": status.state if status_json else known.state or "unknown",
         "run_id": known.run_id or status.run_id,
         "score": known.score,
@@ -129,7 +111,7 @@ def _print_results(
     found: Mapping[str, Any], folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
 ) -> None:
     """Print the results as text; `copied` are the copied files by name, if `to` is not None."""
-    out, _ = consoles()
+    out = console()
     count, finished = len(found["restarts"]), text_formats.utc_time(found["finished"])
     restarts = f" (restarts: {count}; `status` shows their causes)" if count else ""
     out.print(
@@ -150,9 +132,7 @@ def _print_results(
         out.print(f"report, for any browser: {to / 'report.html'}")
 
 
-def copy_output(
-    storage: Storage, target: Path, force: bool, report: Callable[[str], None], output: OutputPaths = OUTPUT
-) -> dict[str, int]:
+def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths) -> dict[str, int]:
     """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
 
     Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final

@@ -11,10 +11,10 @@ import typer
 from launcher.cli.cluster.cluster_api import CHART
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
-from launcher.cli.shared_options import Format, OutputFormat, Release, report, with_options
-from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run, print_line
+from launcher.cli.shared_options import Format, OutputFormat, Release, with_options
+from launcher.cli.terminal import console, print_json, report
+from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 from launcher.cli.views.pass_tables import curve_table
-from launcher.cli.views.terminal_output import consoles, print_json
 
 
 @with_options(options=LaunchOptions)
@@ -36,21 +36,21 @@ def run(
 ) -> None:
     """Upload a program and data, train with them, follow the training until it is over, and print its score.
 
-    After a change to the program, or to continue a training that has failed, run the same command again.
+    After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
     options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
     helm = options.helm()
-    (plan,) = plan_trainings(options, helm, report)
-    launched = launch(plan, options, helm, options.connect(), report)
+    (plan,) = plan_trainings(options, helm)
+    launched = launch(plan, options, helm, options.connect())
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
-    with explain_interrupt(lambda: describe_following(session.options()), report):
-        view = follow_run(session, timeout, report if output is OutputFormat.json else print_line, report)
+    with explain_interrupt(lambda: describe_following(session.options())):
+        view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
     if output is OutputFormat.json:
         print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
         return
-    out, _ = consoles()
+    out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
     print(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))

@@ -11,7 +11,7 @@ from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
-from launcher.cli.views.terminal_output import consoles, print_json, text_table
+from launcher.cli.terminal import console, print_json, text_table
 from launcher.reporting import text_formats
 
 
@@ -23,7 +23,7 @@ def runs(session: Session, request: StorageRequest, output: Format = OutputForma
     if output is OutputFormat.json:
         print_json([run.as_json() for run in found])
     else:
-        consoles()[0].print(_run_table(found) if found else "the job has no runs yet")
+        console().print(_run_table(found) if found else "the job has no runs yet")
 
 
 def _run_table(found: Sequence[SavedRun]) -> RenderableType:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_session
+from launcher.cli.terminal import console, print_json
 from launcher.cli.views.status_text import status_screen
-from launcher.cli.views.terminal_output import consoles, print_json
 
 
 @with_session
@@ -15,4 +15,4 @@ def status(session: Session, output: Format = OutputFormat.text) -> None:
     if output is OutputFormat.json:
         print_json(view.as_json())
     else:
-        consoles()[0].print(status_screen(view))
+        console().print(status_screen(view))

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from launcher.cli.cluster import object_states
-from launcher.cli.cluster.cluster_api import Object, labels
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
-from launcher.cli.shared_options import confirm, report, require_cluster, with_session
+from launcher.cli.shared_options import require_cluster, with_session
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import confirm, report
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.paths import position
 from launcher.reporting import text_formats
@@ -48,8 +48,8 @@ def stop(
 ) -> None:
     """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
     session = require_cluster(session, "stop")
-    jobs = find_jobs(session, "stop", suspended=False)
-    saved = request_checkpoint(session, timeout, report) if checkpoint else CheckpointAnswer()
+    jobs = find_running_jobs(session)
+    saved = request_checkpoint(session, timeout) if checkpoint else CheckpointAnswer()
     if saved.problem:
         report(
             f"no checkpoint could be saved: {saved.problem}. If you stop now, the run resumes from its "
@@ -60,8 +60,8 @@ def stop(
                 "nothing was stopped, because no checkpoint could be saved",
                 "try again later, or stop without a checkpoint with --yes",
             )
-    suspend_jobs(session, jobs, report)
-    print(f"stopped: {', '.join(object_states.name_of(job) for job in jobs)}")
+    suspend_jobs(session, jobs)
+    print(f"stopped: {', '.join(jobs)}")
     print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
     print(f"  continue:     {command_text('resume', *session.options())}")
     uninstall = f"helm uninstall {session.release} -n {session.cluster.namespace}"
@@ -85,50 +85,42 @@ class CheckpointAnswer:
         return f"{at} (output/{self.folder})"
 
 
-def find_jobs(session: ClusterSession, action: str, suspended: bool) -> list[Object]:
-    """Return the unfinished Jobs of the session's release, its training Job first.
+def find_running_jobs(session: ClusterSession) -> list[str]:
+    """Return the names of the release's Jobs that run, its training Job first.
 
-    Args:
-        session: the release on its cluster.
-        action: what the command does (`stop` or `resume`), for messages.
-        suspended: whether to return the suspended Jobs (True) or the others (False).
-
-    Raises:
-        UsageError: the training Job is not in that state, or a Kueue queue controls it.
+    Raises UsageError if the training Job does not run, or a Kueue queue controls it.
     """
     run = session.run()
-    found = session.cluster.list_objects("job", "list the release's Jobs", labels(session.release))
-    jobs = {object_states.name_of(job): job for job in found}
-    states = {
-        name: object_states.job_state(jobs.get(name))[0] for name in (run.k8s_job, run.k8s_data_job) if name
-    }
-    queue = object_states.queue_of(jobs.get(run.k8s_job))
-    wanted = "suspended" if suspended else "running"
-    state = states[run.k8s_job]
-    if state != wanted:
-        suggested = {"suspended": "resume", "running": "wait"}.get(state, "status")
-        purpose = {"resume": "continue it", "wait": "follow it", "status": "see its state"}[suggested]
-        raise UsageError(
-            f"cannot {action} release {run.release}: its training Job {run.k8s_job} is {state}, not {wanted}",
-            f"{purpose}: {command_text(suggested, *session.options())}",
-        )
-    if queue:
-        active = json.dumps({"spec": {"active": suspended}})
-        raise UsageError(
+    jobs = {name: session.cluster.find("job", name) for name in (run.k8s_job, run.k8s_data_job) if name}
+    running = [name for name, job in jobs.items() if object_states.job_state(job)[0] == "running"]
+    if run.k8s_job not in running or object_states.queue_of(jobs[run.k8s_job]):
+        raise describe_wrong_state(session, "stop", "running")
+    return running
+
+
+def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> UsageError:
+    """Return the error of the command `action`: the training Job is not `wanted`, or a Kueue queue controls it."""
+    run = session.run()
+    job = session.cluster.find("job", run.k8s_job)
+    state, queue = object_states.job_state(job)[0], object_states.queue_of(job)
+    if queue and state == wanted:
+        active = json.dumps({"spec": {"active": action == "resume"}})
+        return UsageError(
             f"cannot {action} release {run.release}: Kueue suspends and resumes its Job (queue {queue})",
             f"find the Job's Workload with kubectl get workloads -n {run.namespace}, then kubectl patch "
             f"workload NAME -n {run.namespace} --type merge -p '{active}'",
         )
-    return [jobs[name] for name, state in states.items() if state == wanted]
+    suggested = {"suspended": "resume", "running": "wait"}.get(state, "status")
+    return UsageError(
+        f"cannot {action} release {run.release}: its training Job {run.k8s_job} is {state}, not {wanted}",
+        f"continue with: {command_text(suggested, *session.options())}",
+    )
 
 
-def request_checkpoint(
-    session: ClusterSession, seconds: float, report: Callable[[str], None]
-) -> CheckpointAnswer:
+def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAnswer:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
 
-    Raises:
-        UsageError: the run ended in the meantime.
+    Raises UsageError if the run ended in the meantime.
     """
     try:
         view = session.poll_view()
@@ -170,13 +162,11 @@ def _describe_place(answer: dict[str, Any]) -> str:
     return f"{answer['state']}, pass {int(answer['pass']) + 1}, batch {answer.get('batch') or 0}"
 
 
-def suspend_jobs(session: ClusterSession, jobs: list[Object], report: Callable[[str], None]) -> None:
+def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
     """Suspend these Jobs, and wait until their pods have exited.
 
-    Raises:
-        CliError: a pod still runs after GONE_SECONDS.
+    Raises CliError if a pod still runs after GONE_SECONDS.
     """
-    names = [object_states.name_of(job) for job in jobs]
     for name in names:
         session.cluster.suspend_job(name, True)
     deadline, last = time.monotonic() + GONE_SECONDS, ""

@@ -14,26 +14,19 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from launcher.cli.cluster.cluster_api import UnreachableError
+from launcher.cli.cluster.cluster_api import Cluster, UnreachableError
+from launcher.cli.cluster.releases import list_releases
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import release_options
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import launch, plan_trainings
-from launcher.cli.launch.name_conflicts import check_releases_are_free
 from launcher.cli.launch.training_values import expand_grid
-from launcher.cli.shared_options import Format, OutputFormat, report, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.views.follow_run import (
-    LinePrinter,
-    Report,
-    ViewSource,
-    explain_interrupt,
-    open_screen,
-    print_line,
-)
+from launcher.cli.terminal import console, print_json, print_line, report, spark_line, text_table
+from launcher.cli.views.follow_run import LinePrinter, Report, ViewSource, explain_interrupt, open_screen
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
-from launcher.cli.views.terminal_output import consoles, print_json, spark_line, text_table
 from launcher.metrics import higher_is_better
 from launcher.reporting import text_formats
 
@@ -103,24 +96,24 @@ def sweep(
     options = dataclasses.replace(options, by=by)
     helm = options.helm()
     combinations = expand_grid(grid)
-    plans = plan_trainings(options, helm, report, combinations)
+    plans = plan_trainings(options, helm, combinations)
     folder = keep or Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
     numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
-    check_releases_are_free(cluster, numbered)
+    check_releases_are_free(cluster, list(numbered))
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]
 
     def launch_trial(trial: Trial) -> ViewSource:
         file = folder / f"{trial.release}.values.yaml"
         options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], options_of_trial, helm, cluster, report).session
+        return launch(numbered[trial.release], options_of_trial, helm, cluster).session
 
-    out, _ = consoles()
+    out = console()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
     print_to = report if output is OutputFormat.json else print_line
     with (
-        explain_interrupt(lambda: describe_trials(trials), report),
+        explain_interrupt(lambda: describe_trials(trials)),
         open_screen(terminal, transient=True) as draw,
     ):
         print_between: Report = (lambda _: None) if terminal else print_to
@@ -146,6 +139,19 @@ def sweep(
         print(f"  copy one of them: {copy}")
 
 
+def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
+    """Raise UsageError if one of the releases exists and its job has another name than the release.
+
+    A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
+    """
+    for release in list_releases(cluster, all_namespaces=False):
+        if release.name in names and release.run and release.run.job_name != release.name:
+            raise UsageError(
+                f"the sweep would replace {release}, which has job {release.run.job_name}",
+                "choose another name for the sweep with --set jobName=NAME",
+            )
+
+
 def train_all(
     trials: Sequence[Trial],
     parallel: int,
@@ -154,7 +160,6 @@ def train_all(
     report: Report,
     *,
     by: str | None = None,
-    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Launch the trials, at most `parallel` at the same time, and poll them until all are over.
 
@@ -189,16 +194,13 @@ def train_all(
                 printers[trial.release].print_view(trial.view)
             show()
         if not all(trial.is_over for trial in trials):
-            sleep(PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS)
 
 
 def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:
     """Return (the trial with the best score, a description such as `lowest error`).
 
-    Args:
-        trials: the trials, which are over.
-        by: the score that decides; None: the first one.
-        highest: whether a higher score is better; None: the score's name decides.
+    `by` and `highest` are the options of `sweep`.
 
     Raises:
         RunFailedError: no trial has a score.

@@ -13,9 +13,8 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.check_before_upload import CHECKED_ROWS
-from launcher.cli.shared_options import Format, OutputFormat, report, with_options
-from launcher.cli.views.follow_run import print_line
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.shared_options import Format, OutputFormat, with_options
+from launcher.cli.terminal import print_json, print_line, report
 from launcher.io import files
 from launcher.io.program_folders import find_program_file
 
@@ -79,13 +78,7 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
 def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
     """Train, write the model, and predict the first row of the test data; `report` receives the progress.
 
-    Returns:
-        passes (for each pass: pass, samples, seconds, loss, and each score by its name), model (the folder),
-        score (test scores of the model), row (the predicted row), prediction (its numbers), words (text of
-        describe() or None).
-
-    Raises:
-        LauncherError: the program, a row or an option is invalid.
+    Return what `try -o json` prints. Raises LauncherError if the program, a row or an option is invalid.
     """
     if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
         raise UsageError(

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, report, with_session
-from launcher.cli.views.follow_run import follow_run, print_line
-from launcher.cli.views.terminal_output import print_json
+from launcher.cli.shared_options import Format, OutputFormat, with_session
+from launcher.cli.terminal import print_json
+from launcher.cli.views.follow_run import follow_run
 
 
 @with_session
@@ -24,6 +24,6 @@ def wait(
 
     Exit code 0 when complete, 1 when failed, 2 when --timeout expired.
     """
-    view = follow_run(session, timeout, report if output is OutputFormat.json else print_line, report)
+    view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
     if output is OutputFormat.json:
         print_json(view.as_json())

@@ -23,18 +23,9 @@ def check_program(
 ) -> str:
     """Load a program, parse the first rows of a local data file, and train on some of them.
 
-    Args:
-        config: the program's file.
-        training: the chart's values below `training`.
-        source: the data file; None: the data is not on this machine.
-        data: the chart's values below `data`.
-        by: a score that metrics() must return; checked only if metrics() can be called on this machine.
-
-    Returns:
-        What was checked, in one sentence.
-
-    Raises:
-        LauncherError: the program or a row is invalid.
+    Return what was checked, in one sentence. `training` and `data` are the chart's values below these keys. `source`
+    None: the data is not on this machine. `by` is a score that metrics() must return; this is checked only if
+    metrics() can be called on this machine. Raises LauncherError if the program or a row is invalid.
     """
     if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
         return (

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from launcher.cli.cluster import object_states, run_lease
-from launcher.cli.cluster.cluster_api import CHART, Cluster, labels
+from launcher.cli.cluster import run_lease
+from launcher.cli.cluster.cluster_api import CHART, Cluster
 from launcher.cli.cluster.helm import Helm
-from launcher.cli.cluster.job_restart import restart_failed_training
-from launcher.cli.cluster.releases import list_releases
+from launcher.cli.cluster.job_restart import continue_training
+from launcher.cli.cluster.releases import ReleaseRun, list_releases, volume_identity
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.job_sessions import ClusterSession, MissingClaimError
+from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import training_values, uploads
 from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.name_conflicts import check_job_name_is_free
 from launcher.cli.launch.training_values import Values
-from launcher.cli.shared_options import confirm
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import confirm, report
 from launcher.cli.views.status_text import describe_wait
 from launcher.io import files
 from launcher.io.program_folders import find_program_folder
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
-RENAME_FIX = "rename your folder or file"
 SCRIPT_RUNTIME = "collective"
 """The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -64,46 +61,27 @@ class LaunchResult:
 
     session: ClusterSession
     changed: bool
-    """False: the release had this training already, and it has not failed."""
+    """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
     """The file with the training's values."""
 
 
-@dataclass(frozen=True)
-class CheckedLaunch:
-    """A training whose values helm and the cluster accept."""
-
-    values: str
-    """The training's values as YAML."""
-    base: str
-    """The values that describe the cluster, as YAML."""
-    base_session: ClusterSession
-    """The release from which `base` was read: this one, or if it is new the one whose storage it will use."""
-    k8s_job: str
-    """The name of the training Job."""
-    current_job: str | None
-    """The training Job of the release now; None for a new release."""
-    stopped_jobs: frozenset[str]
-    """The release's Jobs that `stop` has suspended."""
-
-
 def plan_trainings(
-    options: LaunchOptions, helm: Helm, report: Report, grid: Sequence[tuple[str, ...]] = ((),)
+    options: LaunchOptions, helm: Helm, grid: Sequence[tuple[str, ...]] = ((),)
 ) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
     Every plan uploads the program, but only the first one a local data file.
 
-    Raises:
-        LauncherError: the program, a row or a value is invalid; nothing was sent.
+    Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
     folder = find_program_folder(options.program)
     name = training_values.make_storage_name(folder.resolve().name)
-    program = uploads.plan_program(folder, name, options.check, RENAME_FIX)
+    program = uploads.plan_program(folder, name, options.check)
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
         name = training_values.make_storage_name(Path(options.data).name)
-        source = uploads.plan_source(Path(options.data), name, "--data", RENAME_FIX)
+        source = uploads.plan_source(Path(options.data), name)
     defaults = helm.read_defaults()
     values = _compute_values(options, program, source, defaults)
     plans: list[TrainingPlan] = []
@@ -156,16 +134,14 @@ def _compute_values(
     return values
 
 
-def launch(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, report: Report
-) -> LaunchResult:
+def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
-    The leases of the release and of the job's name are held meanwhile, so that no other `run` changes this
-    release or starts the same job in another release.
+    A failed or stopped training with these values continues. The leases of the release and of the job's name are
+    held meanwhile, so that no other `run` changes this release or starts the same job in another release.
 
     Raises:
-        UsageError: the values are rejected, this training is stopped, or the user does not confirm.
+        UsageError: helm or the cluster rejects the values, the job's name is taken, or the user does not confirm.
         OtherRunError: another `run` holds one of the leases.
         LauncherError: the cluster, the storage or helm failed.
     """
@@ -174,124 +150,53 @@ def launch(
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )
-    session = ClusterSession(cluster, options.release, report)
+    values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
+    session = ClusterSession(cluster, options.release)
     with (
         run_lease.hold_lease(cluster, options.release) as check_release,
         run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
     ):
-        checked = _check(plan, options, helm, session, keep)
-        _confirm_replacement(checked, options, session, plan.job)
-        files.write_atomically(keep, checked.values)
-        _upload(plan, checked.base_session, options.yes, report)
+        current = session.run_if_installed()
+        base_session = session if current else _choose_base_release(session, options.base_release)
+        base = base_session.read_base_values()
+        check_job_name_is_free(session, base, plan.values)
+        k8s_job = helm.check(options.release, base, values, keep)
+        is_new = current is None or current.k8s_job != k8s_job
+        if current and is_new and not options.replace:
+            _confirm_replacement(session, current, plan.job)
+        files.write_atomically(keep, values)
+        _upload(plan, base_session, options.yes)
         check_release()
         check_job()
-        restarted = _apply(checked, helm, session, keep)
-    session.expect_run(checked.k8s_job, lambda: _describe_replacement(helm, options.release, checked.k8s_job))
-    return LaunchResult(session, restarted or checked.k8s_job != checked.current_job, keep)
-
-
-def _check(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: ClusterSession, keep: Path
-) -> CheckedLaunch:
-    """Check that helm and the cluster accept the plan's values; change nothing.
-
-    Raises:
-        UsageError: the values are rejected, the job's name is taken, or this training is stopped.
-        CliError: there is no release whose image and storage a new one could use, or the cluster is unreachable.
-    """
-    release = options.release
-    current = session.run_if_installed()
-    if current and current.cron_job and not options.replace:
-        raise UsageError(
-            f"release {release} has training.schedule, which `run` would remove",
-            "use another release and job (--release NAME --set jobName=NAME), or add --replace",
+        report(
+            f"upgrading the release, as if you ran:\n  {command_text('base', *base_session.options())} |\n"
+            f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
-    base_session = session if current else _choose_base_release(session, options.base_release)
-    base = _read_base(base_session, helm)
-    check_job_name_is_free(session, base, plan.values)
-    current_job = current.k8s_job if current else None
-    values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
-    k8s_job = helm.check(release, base, values, keep)["k8sJob"]
-    stopped = _find_stopped_jobs(session) if current else frozenset()
-    if k8s_job == current_job and k8s_job in stopped:
-        raise UsageError(
-            f"training {plan.job} of release {release} is stopped (its Job {k8s_job} is suspended), and "
-            "program, data and values have not changed; nothing was sent",
-            f"resume it: {command_text('resume', '--follow', *session.options())}",
-        )
-    return CheckedLaunch(values, base, base_session, k8s_job, current_job, stopped)
+        helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
+        is_continued = continue_training(cluster, session.run())  # helm leaves such Jobs as they are
+    session.expected_job = k8s_job
+    return LaunchResult(session, is_new or is_continued, keep)
 
 
-def _apply(checked: CheckedLaunch, helm: Helm, session: ClusterSession, keep: Path) -> bool:
-    """Print the equivalent helm command, and upgrade the release to the checked values.
+def check_job_name_is_free(session: ClusterSession, base: str, values: Values) -> None:
+    """Raise UsageError if another release has a job with the same name on the same storage.
 
-    helm does nothing about a training that has failed with these values; it is started again. Return whether it was.
-
-    `keep` is the file in which the values stay (`JOB.values.yaml`), for the printed command.
+    Each of the two would replace the other's data and move its output. Releases in namespaces that this user
+    may not list are not checked.
     """
-    base = command_text("base", *checked.base_session.options())
-    session.report(
-        f"upgrading the release, as if you ran:\n  {base} |\n"
-        f"  {shlex.join(helm.upgrade_command(session.release, keep))}"
-    )
-    description = f"run by {run_lease.user_and_host()}"
-    helm.upgrade(session.release, checked.base, checked.values, keep, description)
-    if checked.stopped_jobs and (data_job := session.run().k8s_data_job) in checked.stopped_jobs:
-        session.cluster.suspend_job(data_job, False)  # helm leaves a Job with the same name suspended
-    return restart_failed_training(session.cluster, session.run(), session.report)
-
-
-def _find_stopped_jobs(session: ClusterSession) -> frozenset[str]:
-    """Return the names of the release's suspended Jobs that `resume` must start.
-
-    Jobs with a Kueue queue are left out: the queue starts them.
-    """
-    jobs = session.cluster.list_objects("job", "list the release's Jobs", labels(session.release))
-    suspended = (job for job in jobs if object_states.job_state(job)[0] == "suspended")
-    return frozenset(object_states.name_of(job) for job in suspended if not object_states.queue_of(job))
-
-
-def _read_base(session: ClusterSession, helm: Helm) -> str:
-    """Return the values that describe the cluster.
-
-    Raises:
-        CliError: the PersistentVolumeClaim in these values does not exist; the message has the revision to which
-            helm can roll back.
-    """
-    try:
-        return session.read_base_values()
-    except MissingClaimError as error:
-        revisions = helm.list_revisions(session.release)
-        claims = ((entry, helm.read_claim(session.release, entry["revision"])) for entry in revisions)
-        earlier = next((found for found in claims if found[1] not in ("", error.claim)), None)
-        if earlier is None:
-            raise
-        revision = earlier[0]["revision"]
-        namespace = ["-n", session.cluster.namespace]
-        rollback = shlex.join(["helm", "rollback", session.release, str(revision), *namespace])
-        raise CliError(
-            f"the claim {error.claim} of release {session.release} does not exist. Revision {revision} of "
-            f"helm is the last one with another claim ({earlier[1]}); the newest is "
-            f"{_describe_revision(revisions[0])}",
-            f"{rollback}; then run the same command again",
-        ) from error
-
-
-def _describe_revision(entry: Mapping[str, Any]) -> str:
-    return f"{entry['revision']} ({entry['description']}, {entry['updated']})"
-
-
-def _describe_replacement(helm: Helm, release: str, job: str) -> str:
-    """Return the message for a user who follows run `job` after another run has replaced it in the release."""
-    try:
-        by = f"revision {_describe_revision(helm.list_revisions(release)[0])} of helm"
-    except CliError as error:
-        by = f"an upgrade ({error})"
-    return (
-        f"run {job} was replaced by {by}; the new run's score is not shown. Checkpoints are kept. Fix: run "
-        "the same command again when the new run has finished, or add --replace to stop it now. Training "
-        "resumes from the newest checkpoint."
-    )
+    cluster, release, job = session.cluster, session.release, values["jobName"]
+    merged = training_values.merge_values(yaml.safe_load(base) or {}, values)
+    volume = volume_identity(merged, cluster.namespace)
+    for other in list_releases(cluster):
+        if (other.namespace, other.name) == (cluster.namespace, release):
+            continue
+        if other.run and other.run.job_name == job and other.volume == volume:
+            raise UsageError(
+                f"jobName {job!r} is taken: {other} has a job with this name on the same storage, and "
+                f"release {release} would replace its data and its output",
+                f"choose another name with --set jobName=NAME (or, to continue that training, --release "
+                f"{other.name} -n {other.namespace})",
+            )
 
 
 def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:
@@ -305,10 +210,10 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
     """
     cluster = session.cluster
     if given is not None:
-        return ClusterSession(cluster, given, session.report)
+        return ClusterSession(cluster, given)
     known = [release.name for release in list_releases(cluster, all_namespaces=False)]
     if len(known) == 1 or CHART in known:
-        return ClusterSession(cluster, CHART if CHART in known else known[0], session.report)
+        return ClusterSession(cluster, CHART if CHART in known else known[0])
     place = f"namespace {cluster.namespace} on {cluster.name}"
     if not known:
         raise CliError(
@@ -323,45 +228,42 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
     )
 
 
-def _confirm_replacement(
-    checked: CheckedLaunch, options: LaunchOptions, session: ClusterSession, job: str
-) -> None:
-    """Ask the user before another training of the release is stopped. Raises UsageError for the answer no."""
-    current = checked.current_job
-    if current in (None, checked.k8s_job) or current in checked.stopped_jobs or options.replace:
-        return
-    view = session.poll_view()
-    if view.is_over or view.state == "missing":
-        return
-    run = session.run()
-    problem = (
-        f"release {run.release} is training job {run.job_name} ({view.state}: {describe_wait(view)}). "
-        f"Starting {job} would stop it; its checkpoints are kept"
-    )
-    if not confirm(f"{problem}. Stop it?"):
+def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str) -> None:
+    """Ask the user before the release's training, or its schedule, is replaced. Raises UsageError for the answer no."""
+    problem = f"release {current.release} has training.schedule, which training {job} would remove"
+    if not current.cron_job:
+        view = session.poll_view()
+        is_stopped = view.state == "suspended" and view.training and not view.training.queue
+        if view.is_over or view.state == "missing" or is_stopped:
+            return
+        problem = (
+            f"release {current.release} is training job {current.job_name} ({view.state}: {describe_wait(view)}). "
+            f"Starting {job} would stop it; its checkpoints are kept"
+        )
+    if not confirm(f"{problem}. Replace it?"):
         raise UsageError(
             problem,
-            "add --replace to stop the present training (or, to keep it, use another release and job: --release NAME "
+            "add --replace to do this (or, to keep it, use another release and job: --release NAME "
             "--set jobName=NAME)",
         )
 
 
-def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, report: Report) -> None:
+def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool) -> None:
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
     with session.storage(request) as storage:
         for upload in plan.uploads:
             replace = yes or not upload.is_source  # the program is used by this job only
             try:
-                uploads.send(storage, upload, replace, report)
+                uploads.send(storage, upload, replace)
             except uploads.OtherContentError as error:
-                problem = f"sources/{upload.name} on the storage has other content"
+                problem = (
+                    f"the storage has other content for sources/{upload.name}, and other jobs may train on it"
+                )
                 if not confirm(f"{problem}. Replace it?"):
                     raise UsageError(
-                        f"the storage has other content for sources/{upload.name} than your file; it was not replaced, "
-                        "since other jobs may train on it",
-                        "replace it with --yes, or rename the file",
+                        f"{problem}; it was not replaced", "replace it with --yes, or rename the file"
                     ) from error
-                uploads.send(storage, upload, True, report)
+                uploads.send(storage, upload, True)
 
 
 def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -> str:

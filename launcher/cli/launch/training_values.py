@@ -44,8 +44,7 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults:
     A key whose first part is a value of the chart (`defaults`) sets that value: `training.batchSize=128`. Any
     other key is an option of the program: `learning_rate=0.01`.
 
-    Raises:
-        UsageError: a setting is no `key=value`, or its key is unknown.
+    Raises UsageError if a setting is no `key=value`, or its key is unknown.
     """
     changed = dict(values)
     for setting in settings:
@@ -109,8 +108,7 @@ def make_job_name(folder: str) -> str:
 def expand_grid(grid: Sequence[str]) -> list[tuple[str, ...]]:
     """Return all combinations of `key=a,b,…`, each as (`key=a`, …); the last key changes fastest.
 
-    Raises:
-        UsageError: an entry of the grid has no key or no values.
+    Raises UsageError if an entry of the grid has no key or no values.
     """
     axes = []
     for axis in grid:

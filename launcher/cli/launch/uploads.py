@@ -7,20 +7,20 @@ import os
 import re
 import symtable
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.cli.cluster.releases import SOURCES
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.storage.storage_access import Storage, check_name, run_json_command
+from launcher.cli.terminal import report
 from launcher.io.files import folder_files, sha256_file
 from launcher.io.program_folders import CONFIG
 from launcher.io.tar_stream import ReaderError, write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
-RENAME_FIX = "choose another name with --as NAME"
+RENAME_FIX = "rename your folder or file (for `push`: choose another name with --as NAME)"
 SCRIPT = "train.py"
 """Name of the main file in a folder with several .py files and without a trainer_config.py."""
 
@@ -48,28 +48,23 @@ class Upload:
         return sum(file.stat().st_size for _, file in self.entries)
 
 
-def plan_program(folder: Path, name: str | None, check: bool = True, fix: str = RENAME_FIX) -> Upload:
+def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
     """Return the upload of a program's folder; files whose names begin with a dot are left out.
 
-    Args:
-        folder: the program.
-        name: its name on the storage; None: that of the folder.
-        check: whether the program must define what the trainer of runtime fleet needs. A file with another name than
-            trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
-        fix: how the user can choose another name, as text after `Fix:`.
+    With `check`, the program must define what the trainer of runtime fleet needs. A file with another name than
+    trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
 
-    Raises:
-        UsageError: the name is reserved, or the folder has links, no .py file or an incomplete program.
+    Raises UsageError if the name is reserved, or the folder has links, no .py file or an incomplete program.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
-    chosen = check_name(name or folder.resolve().name, fix)
+    chosen = check_name(name or folder.resolve().name, RENAME_FIX)
     if chosen in RESERVED_FOLDERS or chosen.isdigit():
         folders = f"the folder {chosen}" if chosen in RESERVED_FOLDERS else "folders with numbers as names"
         raise UsageError(
             f"a program cannot have the name {chosen}: the program is sent to the job's folder, where the launcher "
             f"itself uses {folders}",
-            fix,
+            RENAME_FIX,
         )
 
     def is_visible(path: Path) -> bool:
@@ -131,29 +126,19 @@ def _defined_names(file: Path) -> set[str]:
     return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
-def plan_source(file: Path, name: str | None, option: str = "--source", fix: str = RENAME_FIX) -> Upload:
-    """Return the upload of a data file for `file://` sources.
-
-    `option` is the option with which the user gave the file, for messages. `name` is the file's name on the
-    storage (None: that of `file`), and `fix` says how the user can choose another name.
-    """
+def plan_source(file: Path, name: str | None) -> Upload:
+    """Return the upload of a data file for `file://` sources; `name` is its name on the storage (None: its own)."""
     if not file.is_file():
-        raise UsageError(f"{option} {file}: no such file", "give the path of a data file")
-    chosen = check_name(name or file.name, fix)
+        raise UsageError(f"{file}: no such file", "give the path of a data file")
+    chosen = check_name(name or file.name, RENAME_FIX)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Upload(chosen, ((chosen, file),), values, is_source=True)
 
 
-def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str], None]) -> str:
+def send(storage: Storage, upload: Upload, replace: bool) -> str:
     """Send an upload to the storage, unless the storage has the same content; return its path on the storage.
 
     The upload gets its name on the storage after every sha256 was verified.
-
-    Args:
-        storage: the job's folder.
-        upload: what to send.
-        replace: whether to replace other content with the same name.
-        report: receives progress messages.
 
     Raises:
         OtherContentError: the storage has other content with that name, and `replace` is False.
@@ -168,7 +153,7 @@ def send(storage: Storage, upload: Upload, replace: bool, report: Callable[[str]
         if not replace:
             raise OtherContentError(
                 f"{path} exists already with other content; nothing was sent",
-                "replace it with --force, or choose another name with --as NAME",
+                f"replace it with --force, or {RENAME_FIX}",
             )
     reading_end, writing_end = os.pipe()
     failure: list[BaseException] = []

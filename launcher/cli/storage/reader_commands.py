@@ -60,8 +60,7 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
     An archive that contains exactly one file with that name becomes this file, any other one a folder. A
     failure leaves no files.
 
-    Raises:
-        ReaderError: less than `needed` bytes are free, or the name is taken and `replace` is False.
+    Raises ReaderError if less than `needed` bytes are free, or the name is taken and `replace` is False.
     """
     final = root / checked_name(name)
     if os.path.lexists(final) and not replace:
@@ -174,8 +173,7 @@ def request_checkpoint(output: OutputPaths, out: IO[bytes], seconds: float, paus
     Lines have "state", "pass" and "batch" of status.json. The last one also has "saved": the folder of the
     newest checkpoint that was completed since the call, or null after `seconds` or if the run is over.
 
-    Raises:
-        ReaderError: the run's runtime saves checkpoints only at the end of a pass.
+    Raises ReaderError if the run's runtime saves checkpoints only at the end of a pass.
     """
     fingerprint = _read_json_object(output.run_json).get("fingerprint")
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
@@ -301,16 +299,8 @@ def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
 def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
     """Run one subcommand of `launcher reader`, or without one sleep as the reader pod does.
 
-    Args:
-        argv: the command and its arguments; None: those of this process.
-        source: the command's input, such as an archive.
-        out: receives the command's output.
-
-    Returns:
-        Why the command failed, in one sentence; empty on success.
-
-    Raises:
-        BrokenPipeError: nobody reads `out` any more.
+    Return why the command failed, in one sentence; empty on success. `argv` None stands for this process's own
+    arguments. Raises BrokenPipeError if nobody reads `out` any more.
     """
     try:
         _run(_parse(argv), source, out)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from launcher.cli.cluster.cluster_api import (
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError
 from launcher.cli.storage.storage_access import Storage, pod_storage
+from launcher.cli.terminal import report
 from launcher.io.stop_signals import handle_signals
 
 READER = "reader"
@@ -46,15 +46,10 @@ class UnschedulableError(CliError):
 def build_pod(
     run: ReleaseRun, name: str, owner: str, *, seconds: int, writable: bool, template: Object | None
 ) -> Object:
-    """Return the Kubernetes object of a reader pod.
+    """Return the Kubernetes object of a reader pod, with the run's image, user and claim.
 
-    Args:
-        run: the run whose image, user and claim the pod has.
-        name: the pod's name.
-        owner: `host:pid` of the command that creates the pod; becomes the annotation OWNER.
-        seconds: the pod's deadline.
-        writable: whether the volume is mounted read-write.
-        template: the training Job's pod spec, whose tolerations and node selector the pod has, too.
+    `owner` is the `host:pid` of the command that creates the pod, `template` the training Job's pod spec, whose
+    tolerations and node selector the pod has, too.
     """
     like = template or {}
     return {
@@ -124,14 +119,14 @@ def _alive(pid: int) -> bool:
 
 def remove_stale(cluster: Cluster, release: str) -> None:
     """Delete the reader pods of commands that were killed before they could delete them."""
-    for pod in cluster.list_objects("pod", "list old reader pods", labels(release, READER)):
+    for pod in cluster.list_objects("pod", labels(release, READER)):
         if is_stale(pod, socket.gethostname(), _alive):
             cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
 
 
 def _training_template(cluster: Cluster, run: ReleaseRun) -> Object | None:
     with contextlib.suppress(CliError):
-        job = cluster.find("job", run.k8s_job, "read the training Job")
+        job = cluster.find("job", run.k8s_job)
         return dict(job["spec"]["template"]["spec"]) if job else None
     return None
 
@@ -142,39 +137,27 @@ def open_reader_pod(
     run: ReleaseRun,
     seconds: int,
     writable: bool = False,
-    report: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
-    The pod is deleted on every way out of the block: an exception, Ctrl-C, SIGTERM or SIGHUP.
-
-    Args:
-        cluster: the cluster.
-        run: the run whose storage is opened.
-        seconds: the pod's deadline.
-        writable: whether the volume is mounted read-write.
-        report: receives progress messages.
+    The pod is deleted on every way out of the block: an exception or a signal, which is an exception, too (main.py).
+    `seconds` is the pod's deadline.
 
     Raises:
-        CliError: the pod cannot be created or does not start; the message says why.
+        UnschedulableError: no node can run the pod.
+        CliError: the claim does not exist, or the pod does not start for another reason.
     """
-    claim = claim_problem(cluster, run)
-    if claim and object_states.ABSENT in claim:
-        raise CliError(
-            f"cannot read the storage: {claim} in namespace {run.namespace}",
-            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
-        )
+    require_claim(cluster, run)
     remove_stale(cluster, run.release)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
     owner, template = f"{socket.gethostname()}:{os.getpid()}", _training_template(cluster, run)
     pod = build_pod(run, name, owner, seconds=seconds, writable=writable, template=template)
-    with _signals_as_exceptions():
-        try:
-            cluster.create("pod", pod)
-            _await_running(cluster, run, name, report)
-            yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
-        finally:
-            _delete(cluster, name)
+    try:
+        cluster.create("pod", pod)
+        _await_running(cluster, run, name)
+        yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
+    finally:
+        _delete(cluster, name)
 
 
 def _delete(cluster: Cluster, name: str) -> None:
@@ -190,29 +173,32 @@ def _delete(cluster: Cluster, name: str) -> None:
                 return
 
 
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    def end(number: int) -> None:
-        raise SystemExit(128 + number)
-
-    with handle_signals(end, (signal.SIGTERM, signal.SIGHUP)):
-        yield
-
-
 def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:
     """Return why the run's claim cannot be mounted; empty if it can be, or if the user may not read it."""
     try:
-        claim = cluster.find("persistent_volume_claim", run.claim, "read the claim")
+        claim = cluster.find("persistent_volume_claim", run.claim)
     except CliError:
         return ""  # without that right, the pod's own state explains the problem
     return object_states.explain_claim(claim, run.claim, cluster.list_events(run.claim) if claim else ())
 
 
-def _await_running(cluster: Cluster, run: ReleaseRun, name: str, report: Callable[[str], None]) -> None:
+def require_claim(cluster: Cluster, run: ReleaseRun) -> None:
+    """Raise CliError if the claim in the release's values does not exist."""
+    problem = claim_problem(cluster, run)
+    if object_states.ABSENT in problem:
+        at = f"{run.release} -n {run.namespace}"
+        raise CliError(
+            f"{problem} in namespace {run.namespace}, so the storage of release {run.release} cannot be reached",
+            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade, or "
+            f"return to a revision with the right claim (helm history {at}, helm rollback {at})",
+        )
+
+
+def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
     started = time.monotonic()
     last_reason = ""
     while True:
-        pod = cluster.find("pod", name, "read the reader pod")
+        pod = cluster.find("pod", name)
         if pod is None:
             raise CliError(f"the reader pod {name} was deleted before it ran", "run the same command again")
         phase = pod.get("status", {}).get("phase")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from launcher import metrics
@@ -19,7 +19,6 @@ OUTPUT = OutputPaths(Path("output"))
 _JOB = JobPaths(Path(), "")
 _MANIFEST, _DATA_FAILED = _JOB.manifest.as_posix(), _JOB.data_failed.as_posix()
 STATUS = OUTPUT.status_json.as_posix()
-_DONE = (OUTPUT.root / "pass-*" / "done").as_posix()
 
 
 @dataclass(frozen=True)
@@ -28,18 +27,12 @@ class JobFiles:
 
     status: StatusFile | None = None
     run: RunFile | None = None
-    moved: RunFile | None = None
-    """The run record of the release's run, in the folder to which another run has moved it."""
     manifest: ManifestFile | None = None
     data_failure: DataFailure | None = None
     passes: Sequence[Mapping[str, Any]] = ()
     """One row for each pass, from metrics.csv (`launcher.metrics.pass_table`)."""
-    checkpoints: Sequence[str] = ()
-    """The folder names of the complete checkpoints."""
     was_read: bool = True
     """Whether the files were read; if not, None does not mean that a file is absent."""
-    is_stale: bool = False
-    """Whether these are earlier contents, because the files cannot be read now."""
     problem: str = ""
     """Why the files cannot be read; empty if they were read."""
 
@@ -71,25 +64,17 @@ def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths) -> list[di
     return metrics.pass_table(metrics.parse_metrics(content))
 
 
-def read_job_files(storage: Storage, run_id: str = "") -> JobFiles:
-    """Read the files that describe a job's data and its current run.
-
-    Args:
-        storage: the job's folder.
-        run_id: a run whose record is also searched in `runs/`, where another run may have moved it; empty: none.
-    """
-    moved = [OutputPaths(_JOB.run(f"{run_id}{end}")) for end in ("", ".*")] if run_id else []
-    records = [path.as_posix() for output in (OUTPUT, *moved) for path in (output.run_json, output.run_copy)]
-    wanted = [STATUS, _MANIFEST, _DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix(), _DONE]
-    found = read_small_files(storage, wanted)
+def read_job_files(storage: Storage) -> JobFiles:
+    """Read the files that describe the data and the current run of the storage's job."""
+    records = (OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix())
+    found = read_small_files(
+        storage, [STATUS, _MANIFEST, _DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix()]
+    )
     status, manifest, failure = (parse_json(found.get(name)) for name in (STATUS, _MANIFEST, _DATA_FAILED))
-    last = max((PurePosixPath(name).parent for name in found if name.startswith("runs/")), default=None)
     return JobFiles(
         status=read_fields(StatusFile, status) if status else None,
         run=parse_run_file(found, OUTPUT),
-        moved=parse_run_file(found, OutputPaths(Path(last))) if last else None,
         manifest=read_fields(ManifestFile, manifest) if manifest else None,
         data_failure=read_fields(DataFailure, failure) if failure else None,
         passes=parse_pass_table(found, OUTPUT),
-        checkpoints=[PurePosixPath(name).parent.name for name in found if PurePosixPath(name).match(_DONE)],
     )

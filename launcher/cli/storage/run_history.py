@@ -110,35 +110,15 @@ def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
 
 
 def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the names of the settings that differ between the runs, in the order in which they appear.
-
-    Earlier launchers did not record default options: an option that such a run lacks counts as equal.
-    """
+    """Return the names of the settings that differ between the runs, in the order in which they appear."""
     settings = [run.settings for run in runs]
-    has_defaults = [bool(run.record.options) for run in runs]
-
-    def differs(key: str) -> bool:
-        compared = [
-            values.get(key)
-            for values, known in zip(settings, has_defaults, strict=True)
-            if key in values or known or not (any(has_defaults) and key.startswith("--"))
-        ]
-        return any(value != compared[0] for value in compared)
-
-    return [key for key in dict.fromkeys(key for values in settings for key in values) if differs(key)]
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if any(values.get(name) != settings[0].get(name) for values in settings)]
 
 
-def best_run(runs: Sequence[SavedRun], by: str) -> SavedRun | None:
-    """Return the run with the best score `by`; None if no run has a score.
-
-    An empty `by` stands for the first score of the newest run that has one. Raises UsageError for a score
-    that no run has.
-    """
-    scores = [run.record.score for run in runs if run.record.score]
-    name = by or next((next(iter(score)) for score in scores), "")
-    having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]
-    if by and not having:
-        known = ", ".join(dict.fromkeys(key for score in scores for key in score)) or "(no run has a score)"
-        raise UsageError(f"--by {by}: no run has this score", f"choose one of: {known}")
+def best_run(runs: Sequence[SavedRun]) -> SavedRun | None:
+    """Return the run with the best first score of the newest run that has one; None if no run has a score."""
+    name = next((next(iter(run.record.score)) for run in runs if run.record.score), "")
     pick = max if higher_is_better(name) else min
+    having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]
     return pick(having, key=lambda run: run.record.score[name], default=None)

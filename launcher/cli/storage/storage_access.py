@@ -25,7 +25,6 @@ from launcher.io.tar_stream import read_tar
 
 IDLE_SECONDS = 60.0  # a copy fails after so many seconds without a byte
 SLOW_IDLE_SECONDS = 1800.0  # the same for commands that read 100 GB or millions of files before they answer
-SMALL_BYTES = 64 * 1024 * 1024  # larger than any status or metrics file that the launcher writes
 READ_SECONDS = 300  # deadline of a reader pod that reads small files
 COPY_SECONDS = 3600  # deadline of a reader pod that copies data
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -60,6 +59,8 @@ class Storage:
     start: Start
     through: str = ""
     """How the folder is reached, for messages; empty for a folder of this machine."""
+    claim: str = ""
+    """The PersistentVolumeClaim of the storage; empty for a folder of this machine."""
 
     @property
     def where(self) -> str:
@@ -75,10 +76,7 @@ class Storage:
     ) -> ReaderStream:
         """Start a subcommand of `launcher reader` on the job's folder; return its stdout as a stream.
 
-        Args:
-            command: the command and its arguments, without `--root`.
-            stdin: bytes for the command; None: none.
-            idle_seconds: the command fails after so many seconds without a byte from a pod.
+        The command fails after `idle_seconds` without a byte from a pod.
         """
         return self.start([command, "--root", str(self.job), *arguments], stdin, idle_seconds)
 
@@ -102,8 +100,6 @@ class StorageRequest:
     writable: bool = False
     outlives_training: bool = False
     """Whether the folder must stay open when the training's pods exit."""
-    options: tuple[str, ...] = ()
-    """Which of `job`, `claim` and `image` the command has as options, for the fixes in messages."""
 
 
 def check_name(name: str, fix: str) -> str:
@@ -198,31 +194,20 @@ def buffered_reader(stream: ReaderStream) -> io.BufferedReader:
 
 
 def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]:
-    """Read files of the job's folder with one command; return their contents by name.
+    """Read files of the job's folder with one command; return their contents by name, without absent files.
 
-    Args:
-        storage: the job's folder.
-        names: paths or glob patterns below it; absent files are left out.
+    `names` are paths or glob patterns below the folder.
     """
     stream = storage.run("tar", "--optional", *names)
     found: dict[str, bytes] = {}
     try:
-        for name, size, content in read_tar(buffered_reader(stream)):
-            _check_size(name, size)
+        for name, _, content in read_tar(buffered_reader(stream)):
             found[name] = b"".join(iter(functools.partial(content.read, 1 << 16), b""))
     except Exception:
         stream.result()  # raises the sender's own message, if there is one
         raise
     stream.result()
     return found
-
-
-def _check_size(name: str, size: int) -> None:
-    if size > SMALL_BYTES:
-        raise CliError(
-            f"{name} has {size:,} bytes (limit {SMALL_BYTES:,}): the launcher did not write it",
-            "remove the file from the job's folder",
-        )
 
 
 def list_folder(storage: Storage, folder: str) -> list[str]:
@@ -246,13 +231,9 @@ def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = Non
 
 
 def stream_file(storage: Storage, name: str, follow_seconds: float, until: str | None) -> Iterator[bytes]:
-    """Yield a file's bytes.
+    """Yield a file's bytes; with `follow_seconds` above 0 also what is appended, for at most so long.
 
-    Args:
-        storage: the job's folder.
-        name: the file's path below it.
-        follow_seconds: with a value above 0, what is appended is yielded, too, for at most so long.
-        until: a status file; following ends when it says that the run is over.
+    Following ends when the status file `until` says that the run is over.
     """
     options = (
         ["--follow", str(follow_seconds), *(["--until", until] if until else [])] if follow_seconds else []

@@ -11,7 +11,7 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.storage.run_files import OUTPUT, parse_json
 from launcher.cli.storage.storage_access import Storage, StorageRequest, read_small_files
 
-_ANY_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
+_OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
 
 def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> ReleaseRun:
@@ -21,12 +21,11 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     that of the request, else that of another release of the namespace. The returned `job_name` is SOURCES,
     the folder next to the jobs' folders, because the release's job is unknown until `find_own_job` searches it.
 
-    Raises:
-        UsageError: the claim or the image is not determined; the message lists the claims.
+    Raises UsageError if the claim or the image is not determined; the message lists the claims.
     """
     runs = [one.run for one in list_releases(cluster, all_namespaces=False)]
     others = [run for run in runs if run is not None]
-    claims = cluster.list_objects("persistent_volume_claim", "list the claims")
+    claims = cluster.list_objects("persistent_volume_claim")
     names = [object_states.name_of(one) for one in claims]
     owned = [
         object_states.name_of(one)
@@ -46,11 +45,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
         raise UsageError(
             f"cannot find the storage of release {release}: {place} has {missing}. "
             f"Claims there: {listed or 'none'}",
-            _fix(
-                request,
-                claim="choose the claim with --claim NAME",
-                job="choose a release on the same storage with --release NAME, and the job with --job NAME",
-            ),
+            f"choose the claim with --claim NAME; or {_OTHER_FIX}",
         )
     claim = candidates[0]
     like = next((other for other in others if other.claim == claim), others[0] if others else None)
@@ -60,7 +55,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     if request.image is None:
         raise UsageError(
             f"{place} has claim {claim}, but no release whose image could read it",
-            _fix(request, image="give the launcher's image with --image IMAGE"),
+            f"give the launcher's image with --image IMAGE; or {_OTHER_FIX}",
         )
     about = {
         "jobName": SOURCES,
@@ -73,18 +68,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     return ReleaseRun.from_json(release, cluster.namespace, about)
 
 
-def _fix(request: StorageRequest, **by_option: str) -> str:
-    """Return the text after `Fix:`: a suggestion for each option that the command has, then a general one.
-
-    Args:
-        request: has the names of the options that the command accepts.
-        by_option: option name -> what the user can do with this option.
-    """
-    fixes = [text for option, text in by_option.items() if option in request.options]
-    return "; or ".join([*fixes, _ANY_FIX])
-
-
-def find_own_job(storage: Storage, release: str, request: StorageRequest) -> Storage:
+def find_own_job(storage: Storage, release: str) -> Storage:
     """Return the folder of the only job that this release trained.
 
     Raises CliError, which lists the jobs, if the release trained none or several.
@@ -100,5 +84,5 @@ def find_own_job(storage: Storage, release: str, request: StorageRequest) -> Sto
     raise CliError(
         f"release {release} is not installed, and the storage has {len(owned) or 'no'} jobs that it trained. "
         f"Jobs there: {listed}",
-        _fix(request, job="choose one with --job NAME"),
+        f"choose one with --job NAME; or {_OTHER_FIX}",
     )

@@ -1,7 +1,4 @@
-"""Follow a run until it is over, on a screen or as lines: for `wait`, `run`, `sweep` and `resume --follow`.
-
-Clock, sleep and the source of views are arguments, so that tests need neither time nor a cluster.
-"""
+"""Follow a run until it is over, on a screen or as lines: for `wait`, `run`, `sweep` and `resume --follow`."""
 
 from __future__ import annotations
 
@@ -19,13 +16,14 @@ from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import console, print_line, report
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import describe_wait, restart_text, status_line, status_screen
-from launcher.cli.views.terminal_output import consoles
 from launcher.reporting import text_formats
 
 LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
 UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is unreachable for less
+PAUSE_SECONDS = 2.0  # between two polls
 Report = Callable[[str], None]
 
 
@@ -41,17 +39,11 @@ class ViewSource(Protocol):
         ...
 
 
-def print_line(text: str) -> None:
-    """Print one line to stdout and flush it."""
-    print(text, flush=True)
-
-
 @dataclass
 class LinePrinter:
     """Prints the views of a run as lines, each when enough has changed since the last one."""
 
     report: Report
-    clock: Callable[[], float] = time.monotonic
     _key: tuple[object, ...] = ()
     _line: str = ""
     _printed_at: float = float("-inf")
@@ -78,73 +70,58 @@ class LinePrinter:
             progress.attempt if progress else None,
             bool(view.score),
         )
-        text, now = status_line(view), self.clock()
+        text, now = status_line(view), time.monotonic()
         if text != self._line and (key != self._key or now - self._printed_at >= LINE_SECONDS):
             self._key, self._line, self._printed_at = key, text, now
             self.report(text)
 
 
 def poll_until_over(
-    poll: Callable[[], RunView],
-    show: Callable[[RunView], None],
-    report: Report,
-    timeout: float,
-    *,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-    pause: float = 2.0,
+    poll: Callable[[], RunView], show: Callable[[RunView], None], report: Report, timeout: float
 ) -> RunView:
-    """Poll a run every `pause` seconds until it is complete; return its last view.
+    """Poll a run every PAUSE_SECONDS until it is complete; return its last view.
 
-    Args:
-        poll: returns the run's present state.
-        show: receives each view.
-        report: receives messages such as that the cluster is unreachable.
-        timeout: seconds.
-        clock, sleep: replaced in tests.
-        pause: seconds.
+    `show` receives each view, `report` messages such as that the cluster is unreachable. `timeout` is in seconds.
 
     Raises:
         RunFailedError: the run failed, or its release was removed; the message has the cause.
         WaitTimeoutError: `timeout` expired; the message says what the run waits for.
         CliError: the release does not exist, or the cluster is unreachable for UNREACHABLE_SECONDS.
     """
-    deadline = clock() + timeout
+    deadline = time.monotonic() + timeout
     run_id: str | None = None
     view: RunView | None = None
     lost: float | None = None
     while True:
         try:
             view = poll()
-            lost = None
         except UnreachableError as error:
-            lost = clock() if lost is None else lost
-            if clock() - lost > UNREACHABLE_SECONDS or view is None:
+            lost = time.monotonic() if lost is None else lost
+            if view is None or time.monotonic() - lost > UNREACHABLE_SECONDS:
                 raise
             report(f"{error}. Retrying.")
         except ReleaseNotFoundError as error:
             if view is not None:
                 raise RunFailedError(f"the release was removed while waiting: {error}") from error
             raise
-        if view is not None and lost is None:
+        else:
+            lost = None
             if run_id is not None and view.run_id != run_id:
                 report(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
             run_id = view.run_id
             show(view)
-            check_not_failed(view)
             if view.state == "complete":
                 return view
-        if clock() >= deadline:
-            what = describe_wait(view) if view else "the cluster to answer"
+            _check_not_failed(view)
+        if time.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {what}",
+                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {describe_wait(view)}",
                 f"follow it again with a larger --timeout: {command_text('wait')}",
             )
-        sleep(min(pause, max(0.1, deadline - clock())))
+        time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
 
 
-def check_not_failed(view: RunView) -> None:
-    """Raise RunFailedError if the run has failed or does not exist."""
+def _check_not_failed(view: RunView) -> None:
     if view.state == "failed":
         cause = view.cause or "no cause was recorded"
         fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
@@ -153,32 +130,26 @@ def check_not_failed(view: RunView) -> None:
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
-def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Report) -> RunView:
-    """Show a run until it is complete; return its last view, with the score.
+def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) -> RunView:
+    """Show a run until it is complete; return its last view, with the score. Raises as `poll_until_over`.
 
-    Args:
-        session: the run.
-        timeout: seconds.
-        print_to: receives the lines. If it is `print_line` and stdout is a terminal, a screen that is
-            redrawn replaces the lines.
-        report: receives messages for stderr, such as that the cluster is unreachable.
-
-    Raises:
-        CliError: as `poll_until_over`.
+    The run is shown as a screen that is redrawn if stdout is a terminal, else as lines. With `to_stderr`, which
+    leaves stdout to the JSON of the command, it is shown as lines on stderr.
     """
-    out, _ = consoles()
-    drawn = print_to is print_line and out.is_terminal
+    out = console()
+    drawn = out.is_terminal and not to_stderr
+    print_to = report if to_stderr else print_line
     with open_screen(out if drawn else None) as draw:
         lines = LinePrinter(print_to)
 
         def show(view: RunView) -> None:
             draw(status_screen(view)) if drawn else lines.print_view(view)
 
-        def say_between(text: str) -> None:
+        def report_between(text: str) -> None:
             out.print(Text(text)) if drawn else report(text)
 
         try:
-            view = poll_until_over(lambda: session.poll_view(log=drawn), show, say_between, timeout)
+            view = poll_until_over(lambda: session.poll_view(log=drawn), show, report_between, timeout)
         except RunFailedError as failed:
             with contextlib.suppress(CliError):
                 view = session.read_view()  # `poll_view` reads no file once the pods are gone
@@ -192,7 +163,6 @@ def follow_run(session: ViewSource, timeout: float, print_to: Report, report: Re
         if not view.score:
             view = session.read_view()
             show(view)
-            check_not_failed(view)  # another release's run may have moved the output in the meantime
         if not drawn:  # the screen shows them
             for note in view.notes:
                 print_to(note)
@@ -215,8 +185,8 @@ def open_screen(
 
 
 @contextlib.contextmanager
-def explain_interrupt(describe: Callable[[], str], report: Report) -> Iterator[None]:
-    """If Ctrl-C or a signal ends the block, pass the text of `describe` to `report` before the process exits."""
+def explain_interrupt(describe: Callable[[], str]) -> Iterator[None]:
+    """If Ctrl-C or a signal ends the block, print the text of `describe` to stderr before the process exits."""
     try:
         yield
     except SystemExit as end:

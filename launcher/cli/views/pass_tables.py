@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from launcher.cli.views.terminal_output import spark_line, text_table
+from launcher.cli.terminal import spark_line, text_table
 from launcher.reporting import text_formats
 
 Passes = Sequence[Mapping[str, Any]]

@@ -8,11 +8,11 @@ from typing import Any
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import COMPONENT_LABEL, Object
+from launcher.cli.storage.reader_commands import FINAL_STATES
 from launcher.paths import Position
 from launcher.schema import RankStatus, RunFile, StatusFile
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-FINAL_STATES = ("complete", "failed")
 DATA_FAILED = "the data Job failed: "
 TRAINING_PODS = "training pods"
 """Name of the data's view when there is no data Job, because the training pods prepare the data."""
@@ -169,11 +169,8 @@ def build_ranks(
 ) -> tuple[RankView, ...]:
     """Return the view of each rank.
 
-    Args:
-        trainers: the number of ranks.
-        pods: the training pods of this run; empty if they are not known.
-        events: events by pod name.
-        reported: the `ranks` of status.json.
+    `pods` are the training pods of this run (empty if they are not known), `events` are by pod name, and
+    `reported` are the `ranks` of status.json.
     """
     status = {entry.rank: entry for entry in reported if entry.rank >= 0}
     rows = []
@@ -243,11 +240,7 @@ def build_preparation(
 ) -> JobView:
     """Return the view of the data that the pods of the training Job prepare in their init containers.
 
-    Args:
-        training: the view of the training Job.
-        trainers: the number of ranks.
-        pods: the pods of the training Job.
-        is_published: the storage has the manifest of this data.
+    `is_published`: the storage has the manifest of this data.
     """
     containers = [
         container

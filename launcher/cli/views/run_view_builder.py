@@ -26,7 +26,7 @@ from launcher.cli.views.run_view import (
     describe_culprit,
     owned_by,
 )
-from launcher.paths import OutputPaths, Position, position
+from launcher.paths import OutputPaths
 from launcher.schema import RunFile
 
 
@@ -57,8 +57,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     data = _build_data_view(seen, training, pods)
     reported = files.status.ranks if files.status and progress else ()
     state, cause = _state_and_cause(seen, progress, data, training, pods)
-    records = [record for record in (files.run, files.moved) if record and record.run_id == run.k8s_job]
-    record = records[0] if records else RunFile()
+    record = files.run if files.run and files.run.run_id == run.k8s_job else RunFile()
     passes = files.passes if progress else ()
     return RunView(
         where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
@@ -112,17 +111,9 @@ def _state_and_cause(
         state = "failed", cause or describe_culprit(pods) or training.reason
     elif training.state == "missing":
         state = (reported if reported in FINAL_STATES else "missing"), cause
-    elif training.state == "complete" and files.moved is None and (other := _describe_other_run(seen)):
-        state = (
-            "failed",
-            f"the Job is complete, but its output is lost: output/ contains {other}, and runs/ has no output "
-            f"of {run.k8s_job}. Fix: give one of the two releases another jobName, and train again",
-        )
     elif training.state in ("complete", "suspended"):
-        state = (
-            training.state,
-            "" if training.queue else training.reason,
-        )  # a queue's reason is in describe_wait
+        # A queue's reason is in describe_wait.
+        state = training.state, "" if training.queue else training.reason
     elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
         state = "finishing", ""  # its pods have exited, and the Job is not complete yet
     elif reported and reported not in FINAL_STATES:
@@ -132,14 +123,16 @@ def _state_and_cause(
     return state
 
 
-def _describe_other_run(seen: ClusterSnapshot) -> str:
-    """Return which run of another release has replaced this run's `output/`; empty if none has."""
-    run, record = seen.run, seen.files.run
-    if seen.files.is_stale or record is None or not record.release:
-        return ""
-    if (record.release, record.namespace) == (run.release, run.namespace):
-        return ""
-    return f"run {record.run_id} of release {record.release} in namespace {record.namespace}"
+def _note_replaced_output(seen: ClusterSnapshot) -> list[str]:
+    """Return a note if a run of another release has replaced the `output/` of this complete run."""
+    run, other = seen.run, seen.files.run
+    if other is None or not other.release or (other.release, other.namespace) == (run.release, run.namespace):
+        return []
+    return [
+        f"run {other.run_id} of release {other.release} in namespace {other.namespace} has the same jobName, and "
+        f"output/ belongs to it; this run's output was moved to runs/{run.k8s_job} (`runs` lists it). Fix: give one of "
+        "the two releases another jobName"
+    ]
 
 
 def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
@@ -160,10 +153,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
         notes += _note_surplus_passes(files, run.passes)
     if data.state == "complete" and run.k8s_data_job:
         notes += _note_lost_data(seen, data, state)
-    if files.moved is not None and (other := _describe_other_run(seen)):
-        notes.append(
-            f"{other} has the same jobName and moved this run's output to runs/{run.k8s_job} (`runs` lists it)"
-        )
+    if state == "complete":
+        notes += _note_replaced_output(seen)
     if data.state in ("running", "waiting"):
         notes.append(describe_running_data(data))
     if state == "missing" and run.cron_job == run.k8s_job:
@@ -220,28 +211,14 @@ def _leftovers(run: ReleaseRun, *options: str) -> str:
 
 
 def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
-    """Return a note if the output of a complete run has more passes than were requested.
-
-    A checkpoint of a later pass than metrics.csv has was copied there by hand, and is not counted.
-    """
-    last = max((row["pass"] + 1 for row in files.passes), default=None)
-    checkpoints = [at for name in files.checkpoints if (at := position(name))]
-    trained = max((at.passes for at in checkpoints if last is None or at.passes <= last), default=0)
+    """Return a note if the output of a complete run has more passes than were requested."""
+    trained = max((row["pass"] + 1 for row in files.passes), default=0)
     if trained <= requested:
         return []
-    model_pass = files.run.model_pass if files.run else None
-    scored = trained if model_pass is None else model_pass + 1
-    wanted = Position(requested)
-    kept = (
-        f"is {wanted.folder} in output/"
-        if wanted in checkpoints
-        else "is no longer kept (training.keepCheckpoints)"
-    )
     return [
-        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained. The "
-        f"model and its score are of pass {scored}. The checkpoint of pass {requested} {kept}. Fix: for a "
-        f"model of {requested} pass{'' if requested == 1 else 'es'}, train from scratch: run the same "
-        "command with --set startFromScratch=TEXT (any new text)"
+        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained, and model and "
+        "score are those of the longer training. Fix: train from scratch: run the same command with "
+        "--set startFromScratch=TEXT (any new text)"
     ]
 
 
@@ -261,21 +238,21 @@ def _note_silent_script(files: JobFiles) -> list[str]:
 def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
     """Return a note if the data Job is complete, but the storage does not contain its data."""
     run, manifest = seen.run, seen.files.manifest
-    again = f"{_leftovers(run, '--remove')} starts that Job again"
     if not seen.files.was_read or (manifest and manifest.data_digest == run.data_digest):
         return []
-    if not manifest:
-        if state in FINAL_STATES:
-            return []
-        return [f"the storage no longer contains the data of Job {data.name}. Fix: {again}"]
-    by = manifest.made_by
+    if not manifest and state in FINAL_STATES:
+        return []
+    by = manifest.made_by if manifest else {}
+    other = ""
     if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
-        return [
-            f"release {by['release']} in namespace {by.get('namespace')} has the same jobName "
-            f"{run.job_name!r} and replaced the data of Job {data.name}. Fix: give one of the two another "
-            f"jobName; or uninstall that release, then {again}"
-        ]
-    return [f"the storage contains other data than that of Job {data.name}. Fix: {again}"]
+        other = (
+            f": release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r} "
+            "and replaced it; give one of the two another jobName"
+        )
+    return [
+        f"the storage does not contain the data of Job {data.name}{other}. Fix: {_leftovers(run, '--remove')} starts "
+        "that Job again"
+    ]
 
 
 def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> RunView:

@@ -11,10 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import text_table
 from launcher.cli.views.pass_tables import curve_table
-from launcher.cli.views.run_view import DATA_FAILED, JobView, RankView, RunProgress, RunView, first_line
+from launcher.cli.views.run_view import (
+    DATA_FAILED,
+    FINAL_STATES,
+    JobView,
+    RankView,
+    RunProgress,
+    RunView,
+    first_line,
+)
 from launcher.cli.views.run_view_builder import describe_running_data
-from launcher.cli.views.terminal_output import text_table
 from launcher.reporting.text_formats import best_pass, duration, number, rate, scores, utc_time
 from launcher.schema import RestartRecord
 
@@ -46,7 +54,7 @@ def progress_text(progress: RunProgress) -> str:
             parts.append(f"batch {progress.batch}/{progress.batches}")
         parts.append(f"{rate(progress.samples_per_second)} samples/s")
         parts.append(f"loss {number(progress.loss)}")
-    if progress.eta is not None and progress.state not in ("complete", "failed"):
+    if progress.eta is not None and progress.state not in FINAL_STATES:
         parts.append(f"ETA {duration(progress.eta)}")
     parts.append(attempt_text(progress))
     if progress.number is None and progress.resumes_from:

@@ -1,17 +1,25 @@
 """API objects as the server sends them, cut to what is read, and a made-up job's folder."""
 
+import io
 import json
 import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from launcher.cli import main
+from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.run_files import JobFiles
+from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view
+from launcher.cli.views.status_text import status_screen
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"
 DATA_JOB = "quick-start-data-99aa88bb"
+DONE = ("Complete", "", "")
+"""The condition of a complete Job, for `make_job`."""
+FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
 RUN_JSON = {
     "jobName": "quick-start",
     "jobPath": "/home/jobpath",
@@ -48,11 +56,15 @@ def make_pod(
     }
 
 
-def make_job(name, *conditions, **status):
+def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None, **status):
     entries = [
         {"type": kind, "status": "True", "reason": why, "message": text} for kind, why, text in conditions
     ]
-    return {"metadata": {"name": name}, "spec": {}, "status": {"conditions": entries, **status}}
+    return {
+        "metadata": {"name": name, "namespace": namespace, "labels": labels or {}},
+        "spec": {"suspend": suspended, "template": {"metadata": {}, "spec": {}}},
+        "status": {"conditions": entries, **status},
+    }
 
 
 def make_status(**changed):
@@ -116,7 +128,6 @@ def make_files(**raw):
     shapes = {
         "status": StatusFile,
         "run": RunFile,
-        "moved": RunFile,
         "manifest": ManifestFile,
         "data_failure": DataFailure,
     }
@@ -125,6 +136,28 @@ def make_files(**raw):
         for key, value in raw.items()
     }
     return JobFiles(**{"was_read": "manifest" in raw, **parsed})
+
+
+def make_view(*jobs, pods=(), events=None, workloads=(), about=None, deleted=False, **files):
+    """Return the view of a release whose data Job is complete and whose training Job runs, unless `jobs` replace them.
+
+    `about` changes RUN_JSON. `deleted`: all Jobs were deleted. `files` are as for `make_files`.
+    """
+    run = ReleaseRun.from_json("paddle-training", "paddle", {**RUN_JSON, **(about or {})})
+    standard = [make_job(run.k8s_job), *([make_job(run.k8s_data_job, DONE)] if run.k8s_data_job else [])]
+    known = {job["metadata"]["name"]: job for job in (*standard, *jobs)}
+    return build_cluster_view(
+        ClusterSnapshot(
+            run, {} if deleted else known, pods, events or {}, workloads, files=make_files(**files)
+        )
+    )
+
+
+def print_screen(view):
+    """Return the lines that `status` prints."""
+    text = io.StringIO()
+    Console(file=text, width=1000).print(status_screen(view, now=1795236800.0))
+    return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
 METRICS = (
@@ -136,6 +169,11 @@ METRICS = (
     "1,1,1,100,2.0,50,0.2,\n"
     "2,0,1,10"
 )
+
+
+def update_json(file, **changes):
+    """Change keys of a JSON object in a file."""
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 DAY = 86400.0
@@ -161,33 +199,6 @@ def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: 
         "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
         f"0,0,0,100,2.0,50,0.6,{error + 0.1}\n1,0,0,100,2.0,50,0.5,{error}\n"
     )
-
-
-@pytest.fixture
-def api():
-    """Return builders of API objects.
-
-    `api.pod`, `api.job`, `api.status`, `api.idle`, `api.restarts`, `api.files`, and the content of the run
-    ConfigMap: `api.run`.
-    """
-
-    class Builders:
-        pod = staticmethod(make_pod)
-        job = staticmethod(make_job)
-        status = staticmethod(make_status)
-        idle = staticmethod(make_idle)
-        restarts = staticmethod(make_restarts)
-        files = staticmethod(make_files)
-        run = RUN_JSON
-        k8s_job = K8S_JOB
-        data_job = DATA_JOB
-
-    return Builders
-
-
-@pytest.fixture
-def metrics():
-    return METRICS
 
 
 @pytest.fixture

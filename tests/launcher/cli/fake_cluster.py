@@ -27,7 +27,6 @@ class FakeCluster:
         self.root = root
         self.config_maps: dict[str, Thing] = {}
         self.jobs: list[Thing] = []
-        """Jobs without a pod template are listed, but not found by name."""
         self.pods: list[Thing] = []
         self.claims: dict[str, str] = {}
         """The release of each claim."""
@@ -54,7 +53,7 @@ class FakeCluster:
         }
         self.claims[run["claim"]] = release
 
-    def list_in_all_namespaces(self, kind: str, action: str, selector: str = "") -> list[Thing]:
+    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Thing]:
         if kind == "persistent_volume_claim":
             return [
                 {"metadata": {"name": claim, "labels": {"app.kubernetes.io/instance": release}}}
@@ -62,11 +61,11 @@ class FakeCluster:
             ]
         return {"config_map": [*self.config_maps.values()], "job": self.jobs, "pod": self.pods}[kind]
 
-    def list_objects(self, kind: str, action: str, selector: str = "") -> list[Thing]:
-        found = self.list_in_all_namespaces(kind, action) if "reader" not in selector else []
+    def list_objects(self, kind: str, selector: str = "") -> list[Thing]:
+        found = self.list_in_all_namespaces(kind) if "reader" not in selector else []
         return [one for one in found if one["metadata"].get("namespace", self.namespace) == self.namespace]
 
-    def find(self, kind: str, name: str, action: str) -> Thing | None:
+    def find(self, kind: str, name: str) -> Thing | None:
         if kind == "config_map":
             return self.config_maps.get(name.removesuffix("-run"))
         if kind == "persistent_volume_claim":
@@ -74,8 +73,7 @@ class FakeCluster:
         if kind == "lease":
             return self.leases.get(name)
         if kind == "job":
-            found = (job for job in self.jobs if job["metadata"]["name"] == name)
-            return next((job for job in found if "template" in job["spec"]), None)
+            return next((job for job in self.jobs if job["metadata"]["name"] == name), None)
         return {"metadata": {}, "status": {"phase": "Running"}} if name in self.created else None
 
     def list_events(self, name: str) -> list[Thing]:
@@ -114,9 +112,6 @@ class FakeCluster:
         else:
             self.deleted.append(name)
             self.jobs = [job for job in self.jobs if job["metadata"]["name"] != name]
-
-    def with_own_client(self) -> FakeCluster:
-        return self
 
     def suspend_job(self, name: str, suspended: bool) -> None:
         self.suspended.append((name, suspended))

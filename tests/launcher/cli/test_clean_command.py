@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from launcher.cli import shared_options
-from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.commands import clean
-from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.storage.run_history import SavedRun
 from launcher.schema import RunFile
 
-from .conftest import DATA_JOB, K8S_JOB, add_run, make_job
+from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, update_json
 from .fake_cluster import BASE, FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
-DONE = ("Complete", "", "")
 ANOTHER_VOLUME = "storage: {type: hostPath, hostPath: {path: /another}}"
 
 
@@ -33,9 +27,7 @@ def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     monkeypatch.setattr(shared_options, "connect", lambda *_: made)
     monkeypatch.setattr(clean, "LOCK_SECONDS", 0.3)
     made.add_release()
-    made.jobs = [{**make_job(K8S_JOB, DONE)}, {**make_job(DATA_JOB, DONE)}]
-    for job in made.jobs:
-        job["metadata"]["namespace"] = "paddle"
+    made.jobs = [make_job(K8S_JOB, DONE), make_job(DATA_JOB, DONE)]
     for name in ("used.csv", "old.csv", "folder/a.txt"):
         file = job_folder.parent / "sources" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -70,8 +62,7 @@ def test_the_folder_of_a_live_run_is_kept_for_another_release_too(
     cli: Cli, cluster: FakeCluster, job_folder: Path, suspended: bool
 ) -> None:
     cluster.add_release("other", jobName="another")
-    cluster.jobs[0] = {**make_job(K8S_JOB), "spec": {"suspend": suspended}}
-    cluster.jobs[0]["metadata"]["namespace"] = "paddle"
+    cluster.jobs[0] = make_job(K8S_JOB, suspended=suspended)
     code, _, err = cli("clean", "--job", "quick-start", "--release", "other", "--yes")
     assert code == 64
     state = "suspended" if suspended else "running"
@@ -115,13 +106,12 @@ def test_a_folder_is_kept_if_a_run_starts_while_clean_asks(
 ) -> None:
     def start_a_run(question: str) -> bool:
         cluster.jobs[0] = make_job(K8S_JOB)
-        cluster.jobs[0]["metadata"]["namespace"] = "paddle"
         return True
 
     monkeypatch.setattr(clean, "confirm", start_a_run)
     code, _, err = cli("clean", "--job", "quick-start")
     assert code == 64
-    assert "nothing was removed, because this changed in the meantime: quick-start: the run of release" in err
+    assert "nothing was removed, because the use of the storage changed in the meantime" in err
     assert job_folder.is_dir()
 
 
@@ -147,8 +137,7 @@ def test_without_a_known_volume_releases_of_other_namespaces_count_as_users(
 ) -> None:
     source = {"source": "file://used.csv"}
     cluster.add_release("other", "another", "{" if not gone else BASE, data=source)
-    cluster.jobs[0] = make_job(K8S_JOB)
-    cluster.jobs[0]["metadata"]["namespace"] = "another"
+    cluster.jobs[0] = make_job(K8S_JOB, namespace="another")
     if gone:  # the session's release is not there
         del cluster.config_maps["paddle-training"]
         cluster.add_release("near", jobName="another", claim="second")
@@ -183,13 +172,12 @@ def test_sources_that_a_release_refers_to_are_kept_and_others_removed(
     cluster.add_release(
         "other", jobName="another", data={"source": "file://folder", "testSource": "file://used.csv"}
     )
-    (job_folder / "manifest.json").write_text(json.dumps({"source": "file://old.csv"}))
     code, _, err = cli("clean", "--sources", "used.csv", "--yes")
     assert code == 64
     assert "kept: sources/used.csv: release other in namespace paddle trains on it" in err
     code, _, err = cli("clean", "--sources")
     assert code == 64
-    assert "to remove: sources/old.csv: 5 bytes (jobs prepared from it keep their data: quick-start" in err
+    assert "to remove: sources/old.csv: 5 bytes" in err
     assert cli("clean", "--sources", "--yes")[0] == 0
     left = sorted(path.name for path in (job_folder.parent / "sources").iterdir())
     assert left == ["folder", "used.csv"]
@@ -201,11 +189,7 @@ def test_the_best_run_is_kept_although_it_is_old(cli: Cli, job_folder: Path) -> 
     add_run(job_folder, "a", 1, 0.13)
     add_run(job_folder, "b", 3, 0.12)
     add_run(job_folder, "c", 9, 0.15)
-    given = ("clean", "--path", job_folder, "--keep", "0", "--keep-best", "--yes")
-    code, _, err = cli(*given, "--by", "auc")
-    assert code == 64
-    assert "--by auc: no run has this score. Fix: choose one of: error" in err
-    code, _, err = cli(*given)
+    code, _, err = cli("clean", "--path", job_folder, "--keep", "0", "--keep-best", "--yes")
     assert code == 0
     assert [path.name for path in (job_folder / "runs").iterdir()] == ["b"]
     assert "kept: quick-start/runs/b: it has the best score (--keep-best)" in err
@@ -215,8 +199,7 @@ def test_the_best_run_is_kept_although_it_is_old(cli: Cli, job_folder: Path) -> 
 def test_results_and_runs_find_the_storage_of_an_uninstalled_release(
     cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
-    run = job_folder / "output" / "run.json"
-    run.write_text(json.dumps({**json.loads(run.read_text()), "release": "gone"}))
+    update_json(job_folder / "output" / "run.json", release="gone")
     for given in ((), ("--claim", "paddle-training"), ("--job", "quick-start")):
         code, out, err = cli("results", "--release", "gone", *given)
         assert (code, "score on the test set: error 0.2012" in out) == (0, True), err
@@ -225,17 +208,7 @@ def test_results_and_runs_find_the_storage_of_an_uninstalled_release(
     code, _, err = cli("results", "--release", "gone")
     assert code == 64
     assert "paddle-training (of release paddle-training), second (of release other)" in err
-    assert (
-        "Fix: choose the claim with --claim NAME; or choose a release on the same storage with "
-        "--release NAME, and the job with --job NAME; or" in err
-    )
-    for command, job in (("compare", True), (("push", __file__, "--source"), True), ("clean", False)):
-        err = cli(*([command] if isinstance(command, str) else command), "--release", "gone")[2]
-        assert ("the job with --job NAME" in err, "--claim NAME" in err, "--path DIR" in err) == (
-            job,
-            command == "clean",
-            True,
-        )
+    assert "Fix: choose the claim with --claim NAME; or install a release with the same storage, or" in err
     assert "has no claim third" in cli("runs", "--release", "gone", "--claim", "third")[2]
     assert cli("results", "--release", "gone", "--claim", "second")[0] == 0
     code, _, err = cli("results", "--release", "never", "--claim", "second")
@@ -250,8 +223,6 @@ def test_without_any_release_the_error_requests_an_image(cli: Cli, cluster: Fake
     assert "Fix: give the launcher's image with --image IMAGE" in err
     assert cli("runs", "--job", "quick-start", "--image", "x")[0] in (0, 3)
     assert next(iter(cluster.created.values()))["spec"]["containers"][0]["image"] == "x"
-    code, _, err = cli("compare", "--job", "quick-start")
-    assert (code, "--image" in err, "--path DIR" in err) == (64, False, True)
     cluster.claims = {}
     code, _, err = cli("runs", "--job", "quick-start", "--image", "x")
     assert code == 64
@@ -277,18 +248,10 @@ def test_clean_keeps_runs_that_finished_within_the_given_days(cli: Cli, job: Pat
     assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
 
 
-def test_clean_without_confirmation_removes_nothing(cli: Cli, job: Path) -> None:
-    code, _, err = cli("clean", "--path", job, "--keep", "0")
-    assert code == 64
-    assert "--yes" in err
-    assert len(names(job)) == 3
-
-
 @pytest.mark.parametrize(
     "record",
     [
         RunFile(fingerprint={"initModelPath": "quick-start/runs/a"}),
-        RunFile(fingerprint={"initFrom": "quick-start/runs/a"}),  # of earlier launchers
         RunFile(fingerprint={"initModelPath": "previous"}, init_model="quick-start/runs/a"),
     ],
 )
@@ -310,13 +273,16 @@ def test_the_run_of_the_initial_model_and_one_that_a_pod_uses_are_kept(record: R
 
 
 @pytest.mark.parametrize(("phase", "used"), [("Running", {"b"}), ("Pending", {"b"}), ("Succeeded", set())])
-def test_a_run_is_used_if_a_live_pod_has_its_folder_in_its_spec(phase: str, used: set[str]) -> None:
-    pasts = [SavedRun(folder, RunFile(), []) for folder in ("output", "runs/b", "runs/bb")]
+def test_a_run_is_used_if_a_live_pod_has_its_folder_in_its_spec(
+    cli: Cli, cluster: FakeCluster, job_folder: Path, phase: str, used: set[str]
+) -> None:
+    for name in ("b", "bb"):
+        add_run(job_folder, name, 1, 0.1)
     pod = {
         "metadata": {"name": "server", "namespace": "another"},
-        "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/job/runs/b/model"]}]},
+        "spec": {"containers": [{"args": ["serve", "--model", "/home/jobpath/quick-start/runs/b/model"]}]},
         "status": {"phase": phase},
     }
-    cluster = SimpleNamespace(list_in_all_namespaces=lambda kind, action: [pod] if kind == "pod" else [])
-    session = ClusterSession(cast(Cluster, cluster), "paddle-training", print)
-    assert clean.find_runs_used_by_pods(session, pasts) == used
+    cluster.pods = [pod]
+    assert cli("clean", "--keep", "0", "--yes")[0] == 0
+    assert {path.name for path in (job_folder / "runs").iterdir()} == used

@@ -262,16 +262,6 @@ def test_the_pod_of_a_killed_command_is_deleted_by_the_next_one(api, release, fo
     assert readers(api, release[0]) == []
 
 
-def test_a_missing_release_is_reported_with_the_existing_one(release):
-    namespace, _, config = release
-    command = ["status", "--release", "other", "--namespace", "default", "--kubeconfig", str(config)]
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3
-    assert f"--release r --namespace {namespace}" in done.stderr
-
-
 def test_a_missing_right_is_reported(api, release, tmp_path):
     namespace, _, config = release
     token = api.create_namespaced_service_account_token("default", namespace, {"spec": {}}).status.token

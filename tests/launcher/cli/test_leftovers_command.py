@@ -6,10 +6,9 @@ from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.commands import leftovers
 from launcher.schema import ManifestFile
 
-from .conftest import DATA_JOB, K8S_JOB, RUN_JSON, make_job
+from .conftest import DATA_JOB, DONE, K8S_JOB, RUN_JSON, make_job
 
 RUN = ReleaseRun.from_json("demo", "paddle", RUN_JSON)
-COMPLETE = ("Complete", "", "")
 
 
 def thing(name, phase="Bound"):
@@ -34,7 +33,7 @@ def test_a_running_job_is_kept_until_the_job_of_the_values_exists():
     rest = [("persistent_volume_claim", "other", True), ("persistent_volume", "other", True)]
     assert found(RUN, [make_job("older")]) == [("job", "older", True), *rest]
     ended = [("job", "older", False), *((kind, name, False) for kind, name, _ in rest)]
-    assert found(RUN, [make_job("older", COMPLETE)]) == ended
+    assert found(RUN, [make_job("older", DONE)]) == ended
 
 
 def test_all_objects_of_an_uninstalled_release_are_leftovers():
@@ -47,7 +46,7 @@ def test_all_objects_of_an_uninstalled_release_are_leftovers():
 
 
 def test_a_complete_data_job_whose_data_was_replaced_is_found():
-    job = make_job(DATA_JOB, COMPLETE)
+    job = make_job(DATA_JOB, DONE)
     assert leftovers.find_replaced_data(RUN, [job], ManifestFile(data_digest="e" * 64)) is job
     assert leftovers.find_replaced_data(RUN, [job], ManifestFile(data_digest=RUN.data_digest)) is None
     assert (

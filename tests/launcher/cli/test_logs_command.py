@@ -6,6 +6,7 @@ from launcher.cli import job_sessions
 from launcher.cli.commands import logs
 from launcher.cli.errors import CliError
 
+from .conftest import K8S_JOB, make_job, make_pod
 from .fake_cluster import FakeCluster
 
 LINES = [
@@ -36,68 +37,67 @@ class ChangingCluster(FakeCluster):
 
 
 @pytest.fixture
-def read(api, monkeypatch):
+def read(monkeypatch, capsys):
     """Return a function that reads a rank's log while the release goes through stages (conditions of its Job, pods)."""
 
     def run(*stages, following=True, role=None, rank=0, **run_json):
-        jobs = [([api.job(api.k8s_job, *conditions)], pods) for conditions, pods in stages]
+        jobs = [([make_job(K8S_JOB, *conditions)], pods) for conditions, pods in stages]
         cluster = ChangingCluster(*jobs, **run_json)
         monkeypatch.setattr(logs.time, "sleep", cluster.pause)
-        printed = []
-        session = job_sessions.ClusterSession(cluster, "paddle-training", printed.append)
+        session = job_sessions.ClusterSession(cluster, "paddle-training")
         request = logs.LogRequest(rank=rank, role=role, follow=following)
-        return b"".join(logs.read_log(session, request, printed.append)), printed
+        return b"".join(logs.read_log(session, request)), capsys.readouterr().err.splitlines()
 
     return run
 
 
-def a_pod(api, name, made, **more):
+def a_pod(name, made, **more):
     entry = {"name": "train", "state": {"running": {}}}
-    return api.pod(name, rank=0, made=made, **{"containerStatuses": [entry], **more})
+    return make_pod(name, rank=0, made=made, **{"containerStatuses": [entry], **more})
 
 
 COMPLETE = [("Complete", "", "")]
 
 
-def test_json_lines_are_printed_unchanged(api, read):
-    out, _ = read((COMPLETE, [a_pod(api, "old", "1")]))
+def test_json_lines_are_printed_unchanged(read):
+    out, _ = read((COMPLETE, [a_pod("old", "1")]))
     assert out == b"old train True\n" + b"".join(LINES)
 
 
-def test_following_continues_with_the_pod_that_replaces_another(api, read):
-    old, new = a_pod(api, "old", "1", phase="Failed"), a_pod(api, "new", "2")
-    coming = a_pod(api, "new", "2", phase="Pending", containerStatuses=[])
+def test_following_continues_with_the_pod_that_replaces_another(read):
+    old, new = a_pod("old", "1", phase="Failed"), a_pod("new", "2")
+    coming = a_pod("new", "2", phase="Pending", containerStatuses=[])
     out, printed = read(([], [old]), ([], [old, coming]), ([], [old, new]), (COMPLETE, [old, new]))
     assert out == b"old train True\n" + b"".join(LINES) + b"new train True\n"
     assert printed == ["pod old has exited; continuing with new, which replaces it"]
 
 
-def test_following_stops_after_a_succeeded_pod_and_after_a_failed_run(api, read):
-    assert read(([], [a_pod(api, "p", "1", phase="Succeeded")]))[0] == b"p train True\n"
-    assert read(([("Failed", "x", "y")], [a_pod(api, "p", "1", phase="Failed")]))[0] == b"p train True\n"
+def test_following_stops_after_a_succeeded_pod_and_after_a_failed_run(read):
+    assert read(([], [a_pod("p", "1", phase="Succeeded")]))[0] == b"p train True\n"
+    assert read(([("Failed", "x", "y")], [a_pod("p", "1", phase="Failed")]))[0] == b"p train True\n"
 
 
-def test_without_follow_only_the_newest_pods_log_is_printed(api, read):
-    pods = [a_pod(api, "old", "1", phase="Failed"), a_pod(api, "new", "2")]
+def test_without_follow_only_the_newest_pods_log_is_printed(read):
+    pods = [a_pod("old", "1", phase="Failed"), a_pod("new", "2")]
     assert read(([], pods), following=False) == (b"new train False\n", [])
 
 
-def preparing(api, name, **state):
+def preparing(name, **state):
     entries = [{"name": "prepare", "state": state or {"running": {}}}]
-    return a_pod(api, name, "1", phase="Pending", initContainerStatuses=entries, containerStatuses=[])
+    return a_pod(name, "1", phase="Pending", initContainerStatuses=entries, containerStatuses=[])
 
 
-def test_following_continues_with_the_main_container_after_the_init_container(api, read):
-    started = a_pod(api, "p", "1", initContainerStatuses=[{"name": "prepare", "state": {"terminated": {}}}])
-    out, printed = read(([], [preparing(api, "p")]), ([], [started]), (COMPLETE, [started]))
+def test_following_continues_with_the_main_container_after_the_init_container(read):
+    started = a_pod("p", "1", initContainerStatuses=[{"name": "prepare", "state": {"terminated": {}}}])
+    out, printed = read(([], [preparing("p")]), ([], [started]), (COMPLETE, [started]))
     assert out == b"p prepare True\np train True\n"
     assert printed == []
 
 
-def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_the_data(api, read):
+def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_the_data(read):
     in_training = {"role": logs.LogRole.data, "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
-    others = [a_pod(api, "p0", "1"), api.pod("p2", rank=2, initContainerStatuses=[])]
-    trains = api.pod(
+    others = [a_pod("p0", "1"), make_pod("p2", rank=2, initContainerStatuses=[])]
+    trains = make_pod(
         "p1",
         rank=1,
         initContainerStatuses=[{"name": "prepare", "state": {"terminated": {"exitCode": 0}}}],

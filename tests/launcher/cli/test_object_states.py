@@ -1,100 +1,94 @@
 """Explanations of why pods wait and why they failed."""
 
-from datetime import UTC, datetime, timedelta
-
 import pytest
 
 from launcher.cli.cluster import object_states
 
+from .conftest import DONE, FAILED, make_job, make_pod
 
-def waiting(reason, message="", image="localhost/x:1"):
-    return {"name": "train", "image": image, "state": {"waiting": {"reason": reason, "message": message}}}
-
-
-def test_an_unschedulable_pod_is_explained_by_the_scheduler(api):
-    condition = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/3 nodes are available: 3 Insufficient memory.",
-    }
-    pod = api.pod("p", phase="Pending", conditions=[condition])
-    assert (
-        object_states.explain_pending(pod) == "Unschedulable: 0/3 nodes are available: 3 Insufficient memory."
-    )
+SCHEDULED = [{"type": "PodScheduled", "status": "True"}]
+EVENTS = [
+    {"type": "Normal", "reason": "Scheduled", "message": "assigned"},
+    {"type": "Warning", "reason": "FailedMount", "message": "hostPath type check failed\n"},
+    {"type": "Normal", "reason": "Pulled", "message": "pulled"},
+]
 
 
-@pytest.mark.parametrize("key", ["containerStatuses", "initContainerStatuses"])
-def test_an_image_that_cannot_be_pulled_is_in_the_reason(api, key):
-    entry = waiting("ImagePullBackOff", "Back-off pulling image")
-    scheduled = [{"type": "PodScheduled", "status": "True"}]
-    pod = api.pod("p", phase="Pending", conditions=scheduled, **{key: [entry]})
-    assert (
-        object_states.explain_pending(pod) == "ImagePullBackOff (image localhost/x:1): Back-off pulling image"
-    )
-    assert object_states.unusual_wait(pod)[0] in object_states.PERMANENT_WAITS
+def unscheduled(message):
+    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
 
 
-def test_a_missing_secret_is_in_the_reason(api):
-    entry = waiting("CreateContainerConfigError", 'secret "aws" not found')
-    pod = api.pod("p", phase="Pending", containerStatuses=[entry])
-    assert object_states.explain_pending(pod) == 'CreateContainerConfigError: secret "aws" not found'
+def waiting(reason, message=""):
+    state = {"waiting": {"reason": reason, "message": message}}
+    return [{"name": "train", "image": "localhost/x:1", "state": state}]
 
 
-def test_a_failed_mount_is_explained_by_its_newest_event(api):
-    pod = api.pod(
-        "p",
-        phase="Pending",
-        conditions=[{"type": "PodScheduled", "status": "True"}],
-        containerStatuses=[waiting("ContainerCreating")],
-    )
-    events = [
-        {"type": "Normal", "reason": "Scheduled", "message": "assigned"},
-        {"type": "Warning", "reason": "FailedMount", "message": "hostPath type check failed\n"},
-        {"type": "Normal", "reason": "Pulled", "message": "pulled"},
-    ]
-    assert object_states.explain_pending(pod, events) == "FailedMount: hostPath type check failed"
+def explain_failure(**terminated):
+    ended = {"name": "train", "state": {"terminated": terminated}}
+    return object_states.explain_failure(make_pod("p", phase="Failed", containerStatuses=[ended]))
 
 
-def test_a_running_init_container_is_in_the_reason(api):
-    pod = api.pod(
-        "p",
-        phase="Pending",
-        conditions=[{"type": "PodScheduled", "status": "True"}],
-        initContainerStatuses=[{"name": "await-data", "state": {"running": {}}}],
-        containerStatuses=[waiting("PodInitializing")],
-    )
-    assert object_states.explain_pending(pod) == "init container await-data is running"
+@pytest.mark.parametrize(
+    ("status", "events", "expected"),
+    [
+        ({"conditions": unscheduled("3 Insufficient memory.")}, [], "Unschedulable: 3 Insufficient memory."),
+        (
+            {"containerStatuses": waiting("ImagePullBackOff", "Back-off")},
+            [],
+            "ImagePullBackOff (image localhost/x:1): Back-off",
+        ),
+        (
+            {"initContainerStatuses": waiting("ImagePullBackOff")},
+            [],
+            "ImagePullBackOff (image localhost/x:1)",
+        ),
+        (
+            {"containerStatuses": waiting("CreateContainerConfigError", 'secret "aws" not found')},
+            [],
+            'CreateContainerConfigError: secret "aws" not found',
+        ),
+        (
+            {"containerStatuses": waiting("ContainerCreating")},
+            EVENTS,
+            "FailedMount: hostPath type check failed",
+        ),
+        (
+            {
+                "initContainerStatuses": [{"name": "await-data", "state": {"running": {}}}],
+                "containerStatuses": waiting("PodInitializing"),
+            },
+            [],
+            "init container await-data is running",
+        ),
+    ],
+)
+def test_a_pending_pod_is_explained_by_its_scheduler_container_or_event(status, events, expected):
+    pod = make_pod("p", phase="Pending", **{"conditions": SCHEDULED, **status})
+    assert object_states.explain_pending(pod, events) == expected
 
 
-def test_a_termination_message_is_the_reason_of_a_failed_pod(api):
-    ended = {"name": "train", "state": {"terminated": {"exitCode": 70, "message": "rank 1: trainer died\n"}}}
-    assert (
-        object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
-        == "rank 1: trainer died"
-    )
+def test_a_termination_message_is_the_reason_of_a_failed_pod():
+    assert explain_failure(exitCode=70, message="rank 1: trainer died\n") == "rank 1: trainer died"
 
 
-def test_a_container_killed_for_memory_is_explained(api):
-    ended = {"name": "train", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
-    explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+def test_a_container_killed_for_memory_is_explained():
+    explanation = explain_failure(exitCode=137, reason="OOMKilled")
     assert "exit code 137 (SIGKILL)" in explanation
     assert "more memory than its limit" in explanation
 
 
-def test_an_evicted_pod_without_containers_is_explained_by_its_status(api):
-    pod = api.pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
+def test_an_evicted_pod_without_containers_is_explained_by_its_status():
+    pod = make_pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
     assert object_states.explain_failure(pod) == "Evicted: The node was low on disk."
 
 
-def test_job_states_follow_their_conditions(api):
+def test_job_states_follow_their_conditions():
     assert object_states.job_state(None) == ("missing", "")
-    assert object_states.job_state(api.job("j")) == ("running", "")
-    assert object_states.job_state(api.job("j", ("Complete", "", ""))) == ("complete", "")
-    failed = api.job("j", ("Failed", "PodFailurePolicy", "exit code 70"))
+    assert object_states.job_state(make_job("j")) == ("running", "")
+    assert object_states.job_state(make_job("j", DONE)) == ("complete", "")
+    failed = make_job("j", FAILED)
     assert object_states.job_state(failed) == ("failed", "PodFailurePolicy: exit code 70")
-    suspended = {**api.job("j"), "spec": {"suspend": True}}
-    assert object_states.job_state(suspended)[0] == "suspended"
+    assert object_states.job_state(make_job("j", suspended=True))[0] == "suspended"
 
 
 def test_an_unbound_claim_is_explained_by_its_newest_event():
@@ -116,52 +110,39 @@ def test_an_unbound_claim_is_explained_by_its_newest_event():
         (137, "SIGKILL"),
     ],
 )
-def test_an_exit_code_that_does_not_fail_the_run_is_described(api, code, words):
+def test_an_exit_code_that_does_not_fail_the_run_is_described(code, words):
     for message in ("", "the log's last line"):
-        ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": message}}}
-        explanation = object_states.explain_failure(api.pod("p", phase="Failed", containerStatuses=[ended]))
+        explanation = explain_failure(exitCode=code, message=message)
         assert explanation.startswith(f"container train exited with exit code {code} (")
         assert words in explanation
         assert explanation.endswith(message)
 
 
-def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure(api):
+def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure():
     message = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."
     events = [{"type": "Warning", "reason": "FailedScheduling", "message": message}]
-    waits = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
-    pod = api.pod("p", phase="Pending", conditions=waits)
+    pod = make_pod("p", phase="Pending", conditions=unscheduled(message))
     assert object_states.explain_pending(pod, events) == "its storage claim is not bound yet"
-    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
+    pod = make_pod("p", phase="Pending", conditions=SCHEDULED)
     assert object_states.explain_pending(pod, events) == "its containers are starting"
-    assert "FailedScheduling" in object_states.explain_pending(api.pod("p", phase="Pending"), events)
-
-
-TAINTED = "0/3 nodes are available: 3 node(s) had untolerated taint {efs.csi.aws.com/agent-not-ready: }."
+    assert "FailedScheduling" in object_states.explain_pending(make_pod("p", phase="Pending"), events)
 
 
 @pytest.mark.parametrize(
-    ("message", "minutes", "fixed"),
+    ("message", "is_driver"),
     [
-        (TAINTED, 6, True),
-        (TAINTED, 4, False),
-        ("0/3 nodes are available: 3 node(s) had untolerated taint(s).", 6, True),
-        ("0/3 nodes are available: 3 Insufficient memory.", 6, False),
+        ("3 node(s) had untolerated taint {efs.csi.aws.com/agent-not-ready: }.", True),
+        ("3 node(s) had untolerated taint(s).", True),
+        ("driver name efs.csi.aws.com not found in the list of registered CSI drivers", True),
+        ("3 Insufficient memory.", False),
     ],
 )
-def test_explain_pending_stuck_storage_driver_has_fix(api, message, minutes, fixed):
-    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-    pod = api.pod("p", phase="Pending", conditions=[condition])
-    pod["metadata"]["creationTimestamp"] = (
-        f"{datetime.now(UTC) - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
-    )
-    said = object_states.explain_pending(pod)
-    assert said.startswith("Unschedulable: 0/3 nodes are available")
-    assert ("kubectl delete pod -n kube-system -l app=efs-csi-node" in said) is fixed
-
-
-def test_explain_pending_unregistered_storage_driver_has_fix(api):
-    pod = api.pod("p", phase="Pending", conditions=[{"type": "PodScheduled", "status": "True"}])
-    pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    text = "driver name efs.csi.aws.com not found in the list of registered CSI drivers"
-    events = [{"type": "Warning", "reason": "FailedMount", "message": text}]
-    assert "app=efs-csi-node" in object_states.explain_pending(pod, events)
+def test_explain_pending_storage_driver_that_is_not_ready_has_fix(message, is_driver):
+    event = {"type": "Warning", "reason": "FailedMount", "message": message}
+    for pod, events in (
+        (make_pod("p", phase="Pending", conditions=unscheduled(message)), []),
+        (make_pod("p", phase="Pending", conditions=SCHEDULED), [event]),
+    ):
+        explanation = object_states.explain_pending(pod, events)
+        assert message.rstrip(".") in explanation
+        assert ("kubectl delete pod -n kube-system -l app=efs-csi-node" in explanation) is is_driver

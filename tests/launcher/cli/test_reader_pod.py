@@ -5,10 +5,12 @@ import pytest
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage import reader_pod
 
+from .conftest import RUN_JSON
+
 
 @pytest.fixture
-def run(api):
-    return ReleaseRun.from_json("paddle-training", "paddle", api.run)
+def run():
+    return ReleaseRun.from_json("paddle-training", "paddle", RUN_JSON)
 
 
 def pod_of(run, writable=False, template=None):

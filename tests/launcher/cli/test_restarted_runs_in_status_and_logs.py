@@ -1,42 +1,28 @@
 """What commands show of a run that restarts: attempts, causes, what it waits for, and earlier logs."""
 
-import io
 import json
 
 import pytest
-from rich.console import Console
 
-from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.views import run_view_builder, status_text
+from launcher.cli.views import status_text
 
+from .conftest import (
+    FAILED,
+    K8S_JOB,
+    make_idle,
+    make_job,
+    make_pod,
+    make_restarts,
+    make_status,
+    make_view,
+    print_screen,
+)
 
-def view(api, jobs=None, pods=None, **files):
-    """Return the view of a release; without `pods` each rank has a running pod."""
-    both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
-    if pods is None:
-        pods = [api.pod(f"p{rank}", rank=rank) for rank in range(3)]
-    run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
-    return run_view_builder.build_cluster_view(
-        run_view_builder.ClusterSnapshot(
-            run=run, jobs={**both, **(jobs or {})}, pods=pods, files=api.files(**files)
-        )
-    )
-
-
-def screen(seen, width=200):
-    """Return the lines that `status` prints."""
-    text = io.StringIO()
-    out = Console(file=text, width=width)
-    out.print(status_text.status_screen(seen, now=1795236800.0))
-    return [line.rstrip() for line in text.getvalue().splitlines()]
+RUNNING = [make_pod(f"p{rank}", rank=rank) for rank in range(3)]
 
 
-def a_run_json(api, **more):
-    return {"runId": api.k8s_job, **more}
-
-
-def test_status_shows_the_attempt_and_each_restart_with_time_and_first_line_of_its_cause(api):
-    shown = screen(view(api, status=api.status(attempt=2, restarts=api.restarts(2))))
+def test_status_shows_the_attempt_and_each_restart_with_time_and_first_line_of_its_cause():
+    shown = print_screen(make_view(pods=RUNNING, status=make_status(attempt=2, restarts=make_restarts(2))))
     assert any(line.endswith("attempt 2, 2 restarts") for line in shown)
     at = shown.index("Restarts (2)")
     assert shown[at + 2 : at + 4] == [
@@ -46,70 +32,70 @@ def test_status_shows_the_attempt_and_each_restart_with_time_and_first_line_of_i
     assert not any("[x] line" in line for line in shown)
 
 
-def test_only_the_newest_of_many_restarts_are_shown(api):
-    shown = screen(view(api, status=api.status(attempt=40, restarts=api.restarts(40))))
+def test_only_the_newest_of_many_restarts_are_shown():
+    shown = print_screen(make_view(pods=RUNNING, status=make_status(attempt=40, restarts=make_restarts(40))))
     assert "Restarts (40, the last 5)" in shown
     assert [k for k in range(40) if any(line.endswith(f"time {k}") for line in shown)] == [35, 36, 37, 38, 39]
 
 
-def test_a_run_without_restarts_shows_no_restart_table(api):
-    shown = screen(view(api, status=api.status()))
+def test_a_run_without_restarts_shows_no_restart_table():
+    shown = print_screen(make_view(pods=RUNNING, status=make_status()))
     assert any(line.endswith("attempt 0") for line in shown)
     assert not any("estart" in line for line in shown)
 
 
-def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint(api):
-    status = api.idle(state="rendezvous", attempt=1, restarts=api.restarts(1), waitingFor="rank 1 to come")
-    seen = view(api, status=status, run=a_run_json(api, resume=[3, 500]))
+def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint():
+    status = make_idle(state="rendezvous", attempt=1, restarts=make_restarts(1), waitingFor="rank 1 to come")
+    seen = make_view(pods=RUNNING, status=status, run={"runId": K8S_JOB, "resume": [3, 500]})
     assert not seen.is_over
     assert seen.progress.fraction == 0.3
     assert status_text.status_line(seen) == (
         "rendezvous: attempt 1, 1 restart, resumes from pass 4, batch 500, waits for rank 1 to come"
     )
-    assert "waits for rank 1 to come" in screen(seen)
+    assert "waits for rank 1 to come" in print_screen(seen)
 
 
-def test_a_checkpoint_that_may_be_outdated_is_not_shown(api):
+def test_a_checkpoint_that_may_be_outdated_is_not_shown():
     for state in ("stopped", "rendezvous"):
-        status = api.idle(state=state, attempt=3, restarts=api.restarts(1))
+        status = make_idle(state=state, attempt=3, restarts=make_restarts(1))
         assert "resumes from p" not in status_text.status_line(
-            view(api, status=status, run=a_run_json(api, resume=[3, 5]))
+            make_view(pods=RUNNING, status=status, run={"runId": K8S_JOB, "resume": [3, 5]})
         )
 
 
-def test_a_run_waits_for_a_lost_pod_even_if_rank_0_does_not_report_it(api):
-    pods = [api.pod("p1", rank=1), api.pod("p2", rank=2)]
-    seen = view(api, pods=pods, status=api.status())
+def test_a_run_waits_for_a_lost_pod_even_if_rank_0_does_not_report_it():
+    pods = [make_pod("p1", rank=1), make_pod("p2", rank=2)]
+    seen = make_view(pods=pods, status=make_status())
     assert not seen.is_over
     assert status_text.describe_wait(seen) == "a new pod of rank 0"
 
 
-def test_a_run_that_waits_for_a_rank_shows_the_reason_and_when_it_gives_up(api):
+def test_a_run_that_waits_for_a_rank_shows_the_reason_and_when_it_gives_up():
     full = {
         "type": "PodScheduled",
         "status": "False",
         "reason": "Unschedulable",
         "message": "0/2 nodes are available",
     }
-    pending = api.pod("p1", rank=1, phase="Pending", conditions=[full])
-    pods = [api.pod("p0", rank=0), pending, api.pod("p2", rank=2)]
-    status = api.idle(state="rendezvous", waitingFor="rank 1 to join", waitingSince=1000.0, joinSeconds=7200)
+    pending = make_pod("p1", rank=1, phase="Pending", conditions=[full])
+    pods = [make_pod("p0", rank=0), pending, make_pod("p2", rank=2)]
+    status = make_idle(state="rendezvous", waitingFor="rank 1 to join", waitingSince=1000.0, joinSeconds=7200)
     end = (
         "(since 1970-01-01 00:16:40Z; the run gives up at 1970-01-01 02:16:40Z: rendezvousSeconds + training."
     )
     wait = f"rank 1 (p1): Unschedulable: 0/2 nodes are available {end}rankWaitHours)"
-    assert status_text.describe_wait(view(api, pods=pods, status=status)) == wait
-    assert end in "\n".join(screen(view(api, pods=pods, status=status)))
-    status = api.status(joinSeconds=7200, updated=1000.0)
-    assert end not in status_text.status_line(view(api, pods=[api.pod("p0", rank=0)], status=status))
-    of_rank_0 = view(api, pods=[api.pod("p1", rank=1), api.pod("p2", rank=2)], status=status)
+    assert status_text.describe_wait(make_view(pods=pods, status=status)) == wait
+    assert end in "\n".join(print_screen(make_view(pods=pods, status=status)))
+    status = make_status(joinSeconds=7200, updated=1000.0)
+    assert end not in status_text.status_line(make_view(pods=[make_pod("p0", rank=0)], status=status))
+    of_rank_0 = make_view(pods=[make_pod("p1", rank=1), make_pod("p2", rank=2)], status=status)
     assert status_text.describe_wait(of_rank_0) == f"a new pod of rank 0 {end}rankWaitHours)"
 
 
-def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
-    seen = view(api, status=api.idle(state="stopped", cause="rank 0 (p0): stopped by SIGTERM"))
+def test_a_stopped_run_is_not_over_and_says_that_it_resumes():
+    seen = make_view(pods=RUNNING, status=make_idle(state="stopped", cause="rank 0 (p0): stopped by SIGTERM"))
     assert not seen.is_over
-    shown = "\n".join(screen(seen))
+    shown = "\n".join(print_screen(seen))
     assert (
         "waits for the run's pods to be created again; the run then resumes from its newest checkpoint"
         in shown
@@ -118,13 +104,13 @@ def test_a_stopped_run_is_not_over_and_says_that_it_resumes(api):
 
 
 @pytest.mark.parametrize("with_files", [True, False])
-def test_a_suspended_job_waits_for_resume(api, with_files):
-    job = {**api.job(api.k8s_job), "spec": {"suspend": True}}
-    seen = view(api, {api.k8s_job: job}, pods=[], **({"status": api.status()} if with_files else {}))
+def test_a_suspended_job_waits_for_resume(with_files):
+    files = {"status": make_status()} if with_files else {}
+    seen = make_view(make_job(K8S_JOB, suspended=True), **files)
     wait = "`resume`: the Job is suspended and will continue from its newest checkpoint"
     assert status_text.describe_wait(seen) == wait
     assert wait in status_text.status_line(seen)
-    assert f"waits for {wait}" in screen(seen)
+    assert f"waits for {wait}" in print_screen(seen)
 
 
 def ended(code, when, message=""):
@@ -133,15 +119,15 @@ def ended(code, when, message=""):
 
 
 @pytest.mark.parametrize("harmless", [{"code": 143}, {"code": 69}, {"code": 137, "disrupted": True}])
-def test_the_cause_is_never_a_harmless_or_replaced_pod(api, harmless):
+def test_the_cause_is_never_a_harmless_or_replaced_pod(harmless):
     disrupted = (
         {"conditions": [{"type": "DisruptionTarget", "status": "True"}]} if "disrupted" in harmless else {}
     )
     pods = [
-        api.pod(
+        make_pod(
             "old", rank=0, phase="Failed", made="1", containerStatuses=ended(71, "1", "storage was lost")
         ),
-        api.pod(
+        make_pod(
             "stopped",
             rank=1,
             phase="Failed",
@@ -149,13 +135,12 @@ def test_the_cause_is_never_a_harmless_or_replaced_pod(api, harmless):
             containerStatuses=ended(harmless["code"], "2", "x"),
             **disrupted,
         ),
-        api.pod("guilty", rank=0, phase="Failed", made="3", containerStatuses=ended(70, "3", "used up")),
-        api.pod(
+        make_pod("guilty", rank=0, phase="Failed", made="3", containerStatuses=ended(70, "3", "used up")),
+        make_pod(
             "late", rank=2, phase="Failed", made="4", containerStatuses=ended(143, "4", "received SIGTERM")
         ),
     ]
-    failed = {api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
-    seen = view(api, failed, pods)
+    seen = make_view(make_job(K8S_JOB, FAILED), pods=pods)
     assert (seen.state, seen.cause) == ("failed", "guilty (rank 0): used up")
     assert seen.training.reason == "used up"
 
@@ -164,9 +149,9 @@ def put(job_folder, name, value):
     (job_folder / "output" / name).write_text(json.dumps(value))
 
 
-def test_status_as_json_has_restarts_and_waiting_for(cli, api, job_folder):
-    restarts = api.restarts(2)
-    put(job_folder, "status.json", api.idle(state="restarting", restarts=restarts, waitingFor="rank 2"))
+def test_status_as_json_has_restarts_and_waiting_for(cli, job_folder):
+    restarts = make_restarts(2)
+    put(job_folder, "status.json", make_idle(state="restarting", restarts=restarts, waitingFor="rank 2"))
     value = json.loads(cli("status", "--path", job_folder, "-o", "json")[1])
     assert value["state"] == "restarting"
     assert value["progress"]["restarts"] == restarts
@@ -174,16 +159,16 @@ def test_status_as_json_has_restarts_and_waiting_for(cli, api, job_folder):
     assert value["progress"]["pass"] is None
 
 
-def test_every_table_counts_passes_from_1(cli, api, job_folder):
-    put(job_folder, "status.json", api.status())
+def test_every_table_counts_passes_from_1(cli, job_folder):
+    put(job_folder, "status.json", make_status())
     rows = [line.split() for line in cli("status", "--path", job_folder)[1].splitlines()]
     assert [row[5] for row in rows if row[:1] == ["0"]] == ["7"]
     rows = [line.split() for line in cli("results", "--path", job_folder)[1].splitlines()]
     assert [row[0] for row in rows if row and row[0].isdigit()] == ["1", "2"]
 
 
-def test_results_show_the_number_of_restarts_and_copy_earlier_logs(cli, api, job_folder, tmp_path):
-    put(job_folder, "run.json", a_run_json(api, state="complete", restarts=api.restarts(2)))
+def test_results_show_the_number_of_restarts_and_copy_earlier_logs(cli, job_folder, tmp_path):
+    put(job_folder, "run.json", {"runId": K8S_JOB, "state": "complete", "restarts": make_restarts(2)})
     code, out, _ = cli("results", "--path", job_folder, "--to", tmp_path / "to")
     assert code == 0
     assert "complete (restarts: 2;" in out
@@ -208,8 +193,8 @@ def test_an_attempts_log_is_found_by_its_number(cli, job_folder, state, attempt,
         assert cli("logs", "--path", job_folder, "--attempt", number)[:2] == (0, text)
 
 
-def test_following_an_earlier_attempts_log_stops_at_its_end(cli, api, job_folder):
-    put(job_folder, "status.json", api.status(attempt=1))
+def test_following_an_earlier_attempts_log_stops_at_its_end(cli, job_folder):
+    put(job_folder, "status.json", make_status(attempt=1))
     text = "trainer 1, first attempt\n"
     assert cli("logs", "--path", job_folder, "--rank", 1, "--attempt", 0, "--follow")[:2] == (0, text)
 

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,12 +18,14 @@ import yaml
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
+from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training, name_conflicts
+from launcher.cli.launch import launch_training
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
@@ -40,125 +43,100 @@ def launch_options(**more: Any) -> launch_training.LaunchOptions:
     return launch_training.LaunchOptions(**{**given, "passes": None, "keep": Path("kept.yaml"), **more})
 
 
-def make_cluster(api: Any, *releases: str) -> FakeCluster:
+def make_cluster(*releases: str) -> FakeCluster:
     """Return a cluster with releases whose trainings run."""
     cluster = FakeCluster()
-    cluster.claims = {api.run["claim"]: ""}
-    cluster.jobs = [api.job(api.k8s_job)]
+    cluster.claims = {RUN_JSON["claim"]: ""}
+    cluster.jobs = [make_job(K8S_JOB)]
     for name in releases:
         cluster.add_release(name, base="image: x\n")
     return cluster
 
 
-class FakeHelm(Helm):
+class FakeHelm:
     """Upgrades the fake cluster; the name of the training Job ends with the batch size."""
 
     def __init__(self, cluster: FakeCluster, before: Callable[[], object] = str) -> None:
-        super().__init__(CHART, "paddle")
-        object.__setattr__(self, "state", (cluster, before, []))
+        self.cluster, self.before = cluster, before
 
-    def check(self, release: str, base: str, values: str, keep: Path) -> dict[str, Any]:
-        return {"k8sJob": f"mine-{yaml.safe_load(values)['training']['batchSize']}"}
+    def check(self, release: str, base: str, values: str, keep: Path) -> str:
+        return f"mine-{yaml.safe_load(values)['training']['batchSize']}"
+
+    def upgrade_command(self, release: str, values: Path) -> list[str]:
+        return ["helm"]
 
     def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
-        cluster, before, done = self.state  # type: ignore[attr-defined]
-        before()
-        job = self.check(release, base, values, keep)["k8sJob"]
-        cluster.add_release(release, base="image: x\n", k8sJob=job)
-        done.append((job, description))
-
-    def list_revisions(self, release: str) -> list[dict[str, Any]]:
-        done = self.state[2]  # type: ignore[attr-defined]
-        entries = [
-            {"revision": number, "updated": "today", "description": description}
-            for number, (_, description) in enumerate(done, 2)
-        ]
-        return [*reversed(entries), {"revision": 1, "updated": "before", "description": "Install complete"}]
-
-    def read_claim(self, release: str, revision: int) -> str:
-        return "nope" if revision == len(self.list_revisions(release)) else "paddle-training"
+        self.before()
+        self.cluster.add_release(release, base="image: x\n", k8sJob=self.check(release, base, values, keep))
 
 
 def launch(
     cluster: FakeCluster, request: launch_training.LaunchOptions, batch: int = 8, helm: FakeHelm | None = None
 ) -> launch_training.LaunchResult:
     made = launch_training.TrainingPlan([], {"jobName": "mine", "training": {"batchSize": batch}})
-    return launch_training.launch(made, request, helm or FakeHelm(cluster), cast(Cluster, cluster), print)
+    return launch_training.launch(
+        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster)
+    )
 
 
 @pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
-def test_a_running_training_is_not_stopped_without_confirmation(api: Any, here: Path, job: str) -> None:
-    cluster = make_cluster(api)
+def test_a_running_training_is_not_stopped_without_confirmation(here: Path, job: str) -> None:
+    cluster = make_cluster()
     cluster.add_release(jobName=job)
     with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
         launch(cluster, launch_options())
     assert not (here / "kept.yaml").exists()
     assert launch(cluster, launch_options(replace=True)).changed
     assert not cluster.leases, "the lease is given up"
-    cluster.jobs = [api.job("mine-8")]
+    cluster.jobs = [make_job("mine-8")]
     assert not launch(cluster, launch_options()).changed, "the same training again is only followed"
 
 
-def test_a_run_of_a_stopped_training_fails_and_suggests_resume(api: Any, here: Path) -> None:
-    cluster = make_cluster(api)
+def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
+    cluster = make_cluster()
     cluster.add_release(k8sJob="mine-8", jobName="mine")
-    cluster.jobs = [{**api.job("mine-8"), "spec": {"suspend": True}}]
-    fix = r"Fix: resume it: python -m launcher resume --follow$"
-    for replace in (False, True):
-        with pytest.raises(UsageError, match=rf"training mine of release paddle-training is stopped .*{fix}"):
-            launch(cluster, launch_options(replace=replace))
-    assert not (here / "kept.yaml").exists()
-    cluster.jobs[0]["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    queue = {"kueue.x-k8s.io/queue-name": "research"}
+    cluster.jobs = [make_job("mine-8", suspended=True, labels=queue)]
     assert not launch(cluster, launch_options()).changed, "its queue starts it"
     with pytest.raises(UsageError, match="Starting mine would stop it"):
         launch(cluster, launch_options(), batch=16)
-
-
-FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
+    cluster.jobs = [make_job("mine-8", suspended=True)]
+    assert launch(cluster, launch_options()).changed
+    assert cluster.suspended == [("mine-8", False)]
 
 
 @pytest.mark.parametrize("data_failed", [False, True])
-def test_a_run_of_a_failed_training_starts_its_job_again(api: Any, here: Path, data_failed: bool) -> None:
-    cluster = make_cluster(api)
+def test_a_run_of_a_failed_training_starts_its_job_again(here: Path, data_failed: bool) -> None:
+    cluster = make_cluster()
     cluster.add_release(k8sJob="mine-8", jobName="mine")
-    failed = api.job("mine-8", FAILED)
-    failed["metadata"] |= {"uid": "u1", "labels": {"app": "x"}}
-    failed["spec"] = {
-        "completions": 3,
-        "selector": {"matchLabels": {"batch.kubernetes.io/controller-uid": "u1"}},
-        "template": {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}},
-    }
-    data = api.job(api.data_job, FAILED if data_failed else ("Complete", "", ""))
-    data["spec"] = failed["spec"]
+    failed = make_job("mine-8", FAILED, labels={"app": "x"})
+    failed["metadata"] |= {"uid": "u1"}
+    spec = {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}}
+    template = {"metadata": {"labels": {"app": "x", "controller-uid": "u1"}}, "spec": {}}
+    failed["spec"] = {**spec, "selector": {"matchLabels": {"controller-uid": "u1"}}, "template": template}
+    data = make_job(DATA_JOB, FAILED if data_failed else DONE)
     cluster.jobs = [failed, data]
     assert launch(cluster, launch_options()).changed is not data_failed
     if data_failed:
         assert cluster.jobs == [failed, data], "only another runId repeats both Jobs"
         return
     assert "mine-8" in cluster.deleted
-    assert cluster.jobs == [
-        data,
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": {"name": "mine-8", "labels": {"app": "x"}, "annotations": {}},
-            "spec": {"completions": 3, "template": {"metadata": {"labels": {"app": "x"}}, "spec": {}}},
-        },
-    ]
+    metadata = {"name": "mine-8", "namespace": "paddle", "labels": {"app": "x"}, "annotations": {}}
+    again = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+    assert cluster.jobs == [data, again]
     assert not launch(cluster, launch_options()).changed, "it is only followed now"
 
 
-def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "paddle-training")
-    stopped = {"spec": {"suspend": True}}
-    cluster.jobs = [{**api.job(name), **stopped} for name in (api.k8s_job, api.data_job)]
+def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(here: Path) -> None:
+    cluster = make_cluster("paddle-training")
+    cluster.jobs = [make_job(name, suspended=True) for name in (K8S_JOB, DATA_JOB)]
     assert launch(cluster, launch_options()).changed
-    assert cluster.suspended == [(api.data_job, False)], "helm leaves a Job that it keeps suspended"
+    assert cluster.suspended == [(DATA_JOB, False)], "helm leaves a Job that it keeps suspended"
 
 
 @pytest.mark.slow
-def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "one", "other")
+def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(here: Path) -> None:
+    cluster = make_cluster("one", "other")
     rejected: list[str] = []
 
     def second() -> None:
@@ -172,10 +150,10 @@ def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(api: Any, 
 
 
 def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster(api, "paddle-training")
+    cluster = make_cluster("paddle-training")
     rejected: list[OtherRunError] = []
 
     def second() -> None:
@@ -195,34 +173,35 @@ def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
     assert rejected[0].exit_code == 4
 
 
-def test_a_replaced_run_is_reported_with_who_replaced_it_and_a_fix(api: Any, here: Path) -> None:
-    cluster = make_cluster(api, "paddle-training")
-    helm = FakeHelm(cluster)
-    first = launch(cluster, launch_options(replace=True), helm=helm)
-    launch(cluster, launch_options(replace=True), batch=16, helm=helm)
-    with pytest.raises(OtherRunError, match=r"run mine-8 was replaced by revision 3 \(run by .*--replace"):
+def test_a_replaced_run_is_not_followed(here: Path) -> None:
+    cluster = make_cluster("paddle-training")
+    first = launch(cluster, launch_options(replace=True))
+    first.session.poll_view()
+    launch(cluster, launch_options(replace=True), batch=16)
+    with pytest.raises(
+        OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*helm history .*--replace"
+    ):
         first.session.poll_view()
 
 
-def test_an_expired_lease_is_taken_over(api: Any) -> None:
-    cluster, now = make_cluster(api), [0.0]
+def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, now = make_cluster(), [0.0]
     cluster.create("lease", {"metadata": {"name": "mine-run"}, "spec": {"holderIdentity": "eve@gone:1"}})
 
     def sleep(seconds: float) -> None:
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"] == "eve@gone:1"
         now[0] += seconds
 
-    with run_lease.hold_lease(cluster, "mine", clock=lambda: now[0], sleep=sleep):  # type: ignore[arg-type]
+    monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    with run_lease.hold_lease(cast(Cluster, cluster), "mine"):
         assert now[0] >= run_lease.EXPIRED_SECONDS
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
     assert not cluster.leases
 
 
-def test_a_run_that_lost_its_lease_changes_nothing(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster(api, "paddle-training")
+    cluster = make_cluster("paddle-training")
 
     def taken_over(*_: object) -> None:
         lease = cluster.leases["paddle-training-run"]
@@ -235,7 +214,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
         launch(cluster, launch_options(replace=True))
-    assert ClusterSession(cast(Cluster, cluster), "paddle-training", print).run().k8s_job == api.k8s_job
+    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
     assert cluster.leases, "it is another's"
 
 
@@ -263,29 +242,15 @@ def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Hel
 
 @pytest.mark.slow
 def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
-    api: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, made = (
-        make_cluster(api, "paddle-training"),
+        make_cluster("paddle-training"),
         launch_training.TrainingPlan([], {"jobName": "mine"}),
     )
     helm = fake_helm(here, monkeypatch)
-    launch_training.launch(made, launch_options(replace=True), helm, cluster, print)  # type: ignore[arg-type]
+    launch_training.launch(made, launch_options(replace=True), helm, cluster)  # type: ignore[arg-type]
     assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
-
-
-@pytest.mark.slow
-def test_the_claim_of_a_revision_is_read_from_helm(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (here / "old.json").write_text('[{"revision": 1, "description": "a"}, {"revision": 2}]')
-    run = json.dumps({"claim": "shared"})
-    (here / "manifest.yaml").write_text(
-        "---\n# Source: x\n---\nkind: Job\nmetadata: {name: x-run}\n---\nkind: ConfigMap\n"
-        f"metadata: {{name: x-run}}\ndata: {{run.json: '{run}'}}\n"
-    )
-    cases = '"history x") cat old.json ;;\n"get manifest x --revision 1") cat manifest.yaml ;;\n*) exit 1 ;;'
-    helm = fake_helm(here, monkeypatch, f'case "$(echo "$*" | sed "s/ -n .*//")" in\n{cases}\nesac; exit')
-    assert [entry["revision"] for entry in helm.list_revisions("x")] == [2, 1]
-    assert helm.read_claim("x", 1) == "shared"
 
 
 @pytest.mark.slow
@@ -308,17 +273,11 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
-def test_a_missing_claim_is_reported_with_the_revision_to_roll_back_to(
-    api: Any, here: Path, release: str
-) -> None:
-    cluster = make_cluster(api, "paddle-training")
-    helm = FakeHelm(cluster)
-    launch(cluster, launch_options(replace=True), helm=helm)
-    cluster.add_release(claim="nope")
-    del cluster.claims["nope"]
-    fix = "helm rollback paddle-training 1 -n paddle; then run the same command again"
-    with pytest.raises(CliError, match=rf"the claim nope .* does not exist\. .*Fix: {fix}"):
-        launch(cluster, launch_options(replace=True, release=release), helm=helm)
+def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> None:
+    cluster = make_cluster("paddle-training")
+    cluster.claims = {}
+    with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
+        launch(cluster, launch_options(replace=True, release=release))
     assert not cluster.leases
 
 
@@ -327,20 +286,20 @@ def test_a_missing_claim_is_reported_with_the_revision_to_roll_back_to(
     [((), "has no release of this chart yet"), (("one", "two"), "several releases .*--base-release")],
 )
 def test_a_new_release_needs_another_one_for_image_and_storage(
-    api: object, here: Path, releases: tuple[str, ...], message: str
+    here: Path, releases: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CliError, match=message):
-        launch(make_cluster(api, *releases), launch_options(release="new"))
+        launch(make_cluster(*releases), launch_options(release="new"))
 
 
-def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any) -> None:
-    cluster = make_cluster(api, "theirs")
+def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:
+    cluster = make_cluster("theirs")
     theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
     theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
-    session = ClusterSession(cluster, "new", print)  # type: ignore[arg-type]
+    session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
-        name_conflicts.check_job_name_is_free(session, base, values)
+        launch_training.check_job_name_is_free(session, base, values)
 
     same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
     for place in ("paddle", "elsewhere"):
@@ -361,37 +320,35 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected(api: Any)
         check(claim)
 
 
-def test_a_sweep_rejects_a_release_of_another_job(api: object) -> None:
-    cluster = make_cluster(api, "quick-start", "line-2")
-    name_conflicts.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+def test_a_sweep_rejects_a_release_of_another_job() -> None:
+    cluster = make_cluster("quick-start", "line-2")
+    sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
-        name_conflicts.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+        sweep.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
 
 
-def test_ctrl_c_stops_following_and_says_how_to_follow_again(api: object) -> None:
-    printed: list[str] = []
+def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         pytest.raises(SystemExit),
-        explain_interrupt(lambda: describe_following(["--release", "mine"]), printed.append),
+        explain_interrupt(lambda: describe_following(["--release", "mine"])),
     ):
         raise SystemExit(128 + signal.SIGINT)
     assert (
-        "training continues on the cluster. Show it: python -m launcher status --release mine;" in printed[0]
+        "continues on the cluster. Show it: python -m launcher status --release mine;"
+        in capsys.readouterr().err
     )
 
 
-def test_a_file_that_run_did_not_write_is_not_overwritten(api: object, here: Path) -> None:
+def test_a_file_that_run_did_not_write_is_not_overwritten(here: Path) -> None:
     (here / "kept.yaml").write_text("trainers: 3\n")
     with pytest.raises(UsageError, match=r"kept\.yaml exists, and `run` did not write it"):
-        launch(make_cluster(api, "paddle-training"), launch_options(replace=True))
+        launch(make_cluster("paddle-training"), launch_options(replace=True))
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
 @pytest.mark.parametrize("text", ["image: x", "image: x\n"])
-def test_base_prints_one_newline_at_the_end(
-    cli: Any, api: Any, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    cluster = make_cluster(api, "paddle-training")
+def test_base_prints_one_newline_at_the_end(cli: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    cluster = make_cluster("paddle-training")
     cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
     monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
     assert cli("base")[:2] == (0, "image: x\n")

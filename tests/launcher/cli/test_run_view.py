@@ -1,32 +1,32 @@
 """The view of a run: built from API objects and files."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from launcher.cli.cluster.releases import ReleaseRun, releases_in
-from launcher.cli.storage.run_files import read_job_files
-from launcher.cli.storage.storage_access import folder_storage
-from launcher.cli.views import pass_tables, run_view_builder, status_text
+from launcher.cli.views import run_view_builder, status_text
+
+from .conftest import (
+    DATA_JOB,
+    DONE,
+    FAILED,
+    K8S_JOB,
+    make_files,
+    make_idle,
+    make_job,
+    make_pod,
+    make_status,
+    make_view,
+    print_screen,
+)
 
 PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
 
 
-def seen(api, jobs=None, pods=(), **files):
-    run = ReleaseRun.from_json("paddle-training", "paddle", api.run)
-    both = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, ("Complete", "", ""))}
-    return run_view_builder.ClusterSnapshot(
-        run=run, jobs=both if jobs is None else jobs, pods=pods, files=api.files(**files)
-    )
-
-
-def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
-    pods = [api.pod(f"{api.k8s_job}-{rank}-abcde", rank=rank, node=f"node{rank + 1}") for rank in range(3)]
-    view = run_view_builder.build_cluster_view(seen(api, pods=pods, status=api.status()))
+def test_a_running_training_shows_each_rank_with_pod_node_and_figures():
+    pods = [make_pod(f"{K8S_JOB}-{rank}-abcde", rank=rank, node=f"node{rank + 1}") for rank in range(3)]
+    view = make_view(pods=pods, status=make_status())
     assert view.state == "training"
     assert [(r.rank, r.pod, r.node, r.phase, r.number, r.batch, r.loss) for r in view.ranks] == [
-        (rank, f"{api.k8s_job}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
+        (rank, f"{K8S_JOB}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
     ]
     assert view.progress.fraction == 0.65
     assert status_text.status_line(view) == (
@@ -34,120 +34,107 @@ def test_a_running_training_shows_each_rank_with_pod_node_and_figures(api):
     )
 
 
-def test_the_newest_pod_of_a_rank_is_shown_after_a_replacement(api):
+def test_the_newest_pod_of_a_rank_is_shown_after_a_replacement():
     pods = [
-        api.pod("new", rank=0, made="2026-11-21T05:00:00Z"),
-        api.pod("old", rank=0, phase="Failed", made="2026-11-21T04:00:00Z"),
+        make_pod("new", rank=0, made="2026-11-21T05:00:00Z"),
+        make_pod("old", rank=0, phase="Failed", made="2026-11-21T04:00:00Z"),
     ]
-    assert run_view_builder.build_cluster_view(seen(api, pods=pods)).ranks[0].pod == "new"
+    assert make_view(pods=pods).ranks[0].pod == "new"
 
 
-def test_a_pending_pod_is_shown_with_its_reason_in_status_and_wait(api):
-    pods = [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)]
-    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
+def test_a_pending_pod_is_shown_with_its_reason_in_status_and_wait():
+    pods = [make_pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)]
+    view = make_view(pods=pods)
     assert view.state == "pending"
     assert view.ranks[0].reason == "Unschedulable: no node fits"
     assert status_text.describe_wait(view) == "rank 0 (p0): Unschedulable: no node fits"
 
 
-def test_a_running_data_job_is_what_the_training_waits_for(api):
-    jobs = {api.k8s_job: api.job(api.k8s_job), api.data_job: api.job(api.data_job, active=1)}
-    pods = [api.pod("data", job=api.data_job), api.pod("p0", rank=0, phase="Pending")]
-    view = run_view_builder.build_cluster_view(seen(api, jobs, pods))
+def test_a_running_data_job_is_what_the_training_waits_for():
+    pods = [make_pod("data", job=DATA_JOB), make_pod("p0", rank=0, phase="Pending")]
+    view = make_view(make_job(DATA_JOB, active=1), pods=pods)
     assert view.state == "preparing"
-    assert f"data job still running: {api.data_job}" in view.notes
+    assert f"data job still running: {DATA_JOB}" in view.notes
 
 
-def in_training(api, pods, *conditions, **files):
+def in_training(pods, *conditions, **files):
     """Return the view of a run whose training pods prepare the data."""
-    run = ReleaseRun.from_json(
-        "paddle-training", "paddle", {**api.run, "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
-    )
-    jobs = {api.k8s_job: api.job(api.k8s_job, *conditions)}
-    found = run_view_builder.ClusterSnapshot(run=run, jobs=jobs, pods=pods, files=api.files(**files))
-    return run_view_builder.build_cluster_view(found)
+    about = {"k8sDataJob": "", "dataPreparedBy": "trainingPods"}
+    return make_view(make_job(K8S_JOB, *conditions), pods=pods, about=about, **files)
 
 
-def preparing(api, rank, phase="Pending", **state):
+def preparing(rank, phase="Pending", **state):
     status = [{"name": "prepare", "state": state}] if state else []
-    return api.pod(f"p{rank}", rank=rank, phase=phase, initContainerStatuses=status)
+    return make_pod(f"p{rank}", rank=rank, phase=phase, initContainerStatuses=status)
 
 
-def test_training_pods_that_prepare_data_are_counted_and_waited_for(api):
-    pods = [preparing(api, 0, running={}), preparing(api, 1, running={}), preparing(api, 2)]
-    view = in_training(api, pods)
+def test_training_pods_that_prepare_data_are_counted_and_waited_for():
+    pods = [preparing(0, running={}), preparing(1, running={}), preparing(2)]
+    view = in_training(pods)
     assert (view.state, view.data.state, view.data.active) == ("preparing", "running", 2)
     assert status_text.describe_wait(view) == "the training pods prepare the data (2 of 3 prepare it)"
-    waiting = in_training(api, [api.pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)])
+    waiting = in_training([make_pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)])
     assert (waiting.state, waiting.data.state) == ("preparing", "waiting")
     assert "Unschedulable: no node fits" in status_text.describe_wait(waiting)
 
 
-def test_data_that_training_pods_prepared_is_complete_when_one_of_them_is_done_or_the_manifest_is_there(api):
-    done = preparing(api, 0, terminated={"exitCode": 0})
-    view = in_training(api, [done, preparing(api, 1, running={})])
+def test_data_that_training_pods_prepared_is_complete_when_one_of_them_is_done_or_the_manifest_is_there():
+    done = preparing(0, terminated={"exitCode": 0})
+    view = in_training([done, preparing(1, running={})])
     assert (view.state, view.data.state, view.data.reason) == ("pending", "complete", "")
     replaced = in_training(
-        api, [preparing(api, 0, running={})], status=api.status(), manifest={"dataDigest": "d" * 64}
+        [preparing(0, running={})], status=make_status(), manifest={"dataDigest": "d" * 64}
     )
     assert (replaced.state, replaced.data.state) == ("training", "complete")
     assert not replaced.notes
-    over = in_training(api, [], ("Complete", "", ""), status=api.status(state="complete"))
+    over = in_training([], DONE, status=make_status(state="complete"))
     assert over.data.state == "complete"
 
 
-def test_data_that_training_pods_could_not_prepare_fails_the_run_with_the_reason_of_a_pod(api):
+def test_data_that_training_pods_could_not_prepare_fails_the_run_with_the_reason_of_a_pod():
     ended = {"exitCode": 65, "finishedAt": "2026-11-21T04:00:09Z", "message": "data.sha256 is wrong"}
-    failed = preparing(api, 1, phase="Failed", terminated=ended)
-    view = in_training(api, [failed], ("Failed", "PodFailurePolicy", "x"))
+    failed = preparing(1, phase="Failed", terminated=ended)
+    view = in_training([failed], FAILED)
     assert (view.state, view.data.state) == ("failed", "failed")
     assert view.cause == "p1 (rank 1): data.sha256 is wrong"
     assert status_text.remarks(view) == []
 
 
-def test_a_job_without_pods_is_explained_by_its_own_event(api):
+def test_a_job_without_pods_is_explained_by_its_own_event():
     event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
-    what = seen(api)
-    view = run_view_builder.build_cluster_view(
-        run_view_builder.ClusterSnapshot(what.run, what.jobs, (), {api.k8s_job: [event]})
-    )
+    view = make_view(events={K8S_JOB: [event]})
     assert view.training.reason == "FailedCreate: violates PodSecurity restricted"
     assert "violates PodSecurity" in status_text.describe_wait(view)
 
 
-def test_the_first_pod_that_failed_is_the_cause(api):
+def test_the_first_pod_that_failed_is_the_cause():
     def ended(when, text):
         return [{"name": "t", "state": {"terminated": {"exitCode": 70, "finishedAt": when, "message": text}}}]
 
     pods = [
-        api.pod(
+        make_pod(
             "late", rank=0, phase="Failed", containerStatuses=ended("2026-11-21T04:00:09Z", "lost rank 1")
         ),
-        api.pod(
+        make_pod(
             "first", rank=1, phase="Failed", containerStatuses=ended("2026-11-21T04:00:01Z", "trainer died")
         ),
     ]
-    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "PodFailurePolicy", "x"))}
-    view = run_view_builder.build_cluster_view(seen(api, jobs, pods))
+    view = make_view(make_job(K8S_JOB, FAILED), pods=pods)
     assert (view.state, view.cause) == ("failed", "first (rank 1): trainer died")
 
 
-def test_the_cause_in_status_json_overrides_the_pods_messages(api):
-    jobs = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Failed", "x", "y"))}
-    view = run_view_builder.build_cluster_view(
-        seen(api, jobs, status=api.status(state="failed", cause="rank 2: SIGSEGV"))
-    )
+def test_the_cause_in_status_json_overrides_the_pods_messages():
+    view = make_view(make_job(K8S_JOB, FAILED), status=make_status(state="failed", cause="rank 2: SIGSEGV"))
     assert view.cause == "rank 2: SIGSEGV"
 
 
-def test_a_failed_data_job_is_the_cause_with_the_reason_of_data_failed_json(api):
-    jobs = {**seen(api).jobs, api.data_job: api.job(api.data_job, ("Failed", "BackoffLimitExceeded", "z"))}
+def test_a_failed_data_job_is_the_cause_with_the_reason_of_data_failed_json():
     failure = {"dataDigest": "d" * 64, "reason": "sha256 does not match"}
-    view = run_view_builder.build_cluster_view(seen(api, jobs, data_failure=failure))
+    view = make_view(make_job(DATA_JOB, FAILED), data_failure=failure)
     assert (view.state, view.cause) == ("failed", "the data Job failed: sha256 does not match")
 
 
-def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
+def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once():
     cause = "data.whl has no member 'x'; it has " + ", ".join(f"corpora/member_{n}.csv" for n in range(12))
 
     def dead(container, text):
@@ -158,185 +145,110 @@ def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once(api):
         f"the data Job of this run failed: {cause} (read from /home/jobpath/quick-start/data-failed.json)"
     )
     pods = [
-        api.pod("d", job=api.data_job, phase="Failed", containerStatuses=dead("prepare", cause)),
+        make_pod("d", job=DATA_JOB, phase="Failed", containerStatuses=dead("prepare", cause)),
         *(
-            api.pod(f"p{n}", rank=n, phase="Failed", initContainerStatuses=dead("await-data", waited))
+            make_pod(f"p{n}", rank=n, phase="Failed", initContainerStatuses=dead("await-data", waited))
             for n in range(3)
         ),
     ]
-    jobs = {name: api.job(name, ("Failed", "PodFailurePolicy", "x")) for name in (api.k8s_job, api.data_job)}
-    view = run_view_builder.build_cluster_view(
-        seen(api, jobs, pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
-    )
-    text = io.StringIO()
-    shown = Console(width=100, file=text)
-    shown.print(status_text.status_screen(view))
-    assert text.getvalue().count("has no member") == 1
-    assert text.getvalue().count("\n") < 20
+    failed = [make_job(name, FAILED) for name in (K8S_JOB, DATA_JOB)]
+    view = make_view(*failed, pods=pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
+    assert sum("has no member" in line for line in print_screen(view)) == 1
     assert status_text.remarks(view) == []
 
 
-def test_the_same_reason_of_several_ranks_is_one_remark_with_all_ranks(api):
+def test_the_same_reason_of_several_ranks_is_shown_once_with_all_ranks():
     pods = [
-        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
+        make_pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
     ]
-    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
-    assert status_text.remarks(view) == ["rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"]
+    view = make_view(pods=pods)
+    reason = "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
+    assert status_text.remarks(view) == [reason]
+    assert status_text.describe_wait(view) == reason
 
 
-def test_a_run_whose_pods_succeeded_before_its_job_is_complete_is_finishing(api):
-    pods = [api.pod(f"p{rank}", rank=rank, phase="Succeeded") for rank in range(3)]
-    assert run_view_builder.build_cluster_view(seen(api, pods=pods)).state == "finishing"
+def test_a_run_whose_pods_succeeded_before_its_job_is_complete_is_finishing():
+    pods = [make_pod(f"p{rank}", rank=rank, phase="Succeeded") for rank in range(3)]
+    assert make_view(pods=pods).state == "finishing"
 
 
-def test_progress_of_another_run_is_not_shown(api):
-    view = run_view_builder.build_cluster_view(seen(api, status=api.status(runId="quick-start-older")))
+def test_progress_of_another_run_is_not_shown():
+    view = make_view(status=make_status(runId="quick-start-older"))
     assert view.progress is None
     assert view.ranks[0].loss is None
     assert any("still contains run quick-start-older" in note for note in view.notes)
 
 
-def test_a_run_whose_jobs_are_deleted_is_shown_from_its_files(api):
-    files = {"status": api.status(state="complete"), "manifest": {"dataDigest": "d" * 64}}
-    view = run_view_builder.build_cluster_view(seen(api, {}, **files))
+def test_a_run_whose_jobs_are_deleted_is_shown_from_its_files():
+    files = {"status": make_status(state="complete"), "manifest": {"dataDigest": "d" * 64}}
+    view = make_view(deleted=True, **files)
     assert (view.state, view.data.state) == ("complete", "complete")
 
 
-def test_a_job_deleted_during_training_is_reported_as_missing(api):
-    view = run_view_builder.build_cluster_view(seen(api, {}, status=api.status()))
+def test_a_job_deleted_during_training_is_reported_as_missing():
+    view = make_view(deleted=True, status=make_status())
     assert view.state == "missing"
-    assert any(f"{api.k8s_job} does not exist" in note for note in view.notes)
+    assert any(f"{K8S_JOB} does not exist" in note for note in view.notes)
 
 
-def test_an_earlier_job_that_is_being_deleted_is_noted(api):
-    old = api.job("quick-start-older")
+def test_an_earlier_job_that_is_being_deleted_is_noted():
+    old = make_job("quick-start-older")
     old["metadata"]["deletionTimestamp"] = "2026-11-21T04:00:00Z"
-    view = run_view_builder.build_cluster_view(seen(api, {**seen(api).jobs, "quick-start-older": old}))
+    view = make_view(old)
     assert any("quick-start-older (being deleted)" in note for note in view.notes)
 
 
-def test_all_releases_of_the_chart_are_found_by_their_config_maps():
-    def entry(name, release, place):
-        labels = {"app.kubernetes.io/instance": release}
-        return {"metadata": {"name": name, "namespace": place, "labels": labels}}
-
-    maps = [entry("b-run", "b", "two"), entry("a-run", "a", "one"), entry("a-other", "a", "one")]
-    found = [(release.namespace, release.name) for release in releases_in(maps)]
-    assert found == [("one", "a"), ("two", "b")]
-
-
-def test_json_output_calls_a_pass_as_status_json_does(api):
-    value = run_view_builder.build_cluster_view(seen(api, status=api.status())).as_json()
+def test_json_output_calls_a_pass_as_status_json_does():
+    value = make_view(status=make_status()).as_json()
     assert value["progress"]["pass"] == 6
     assert value["ranks"][2]["pass"] == 6
 
 
-def test_an_export_of_another_run_is_not_shown(api):
+def test_an_export_of_another_run_is_not_shown():
     exported = {"to": "s3://bucket/models/"}
-    done = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    for run_id, shown in ((api.k8s_job, "s3://bucket/models/"), ("quick-start-other", "")):
-        files = {"status": api.status(state="complete"), "run": {"runId": run_id, "exported": exported}}
-        view = run_view_builder.build_cluster_view(seen(api, done, **files))
+    done = make_job(K8S_JOB, DONE)
+    for run_id, shown in ((K8S_JOB, "s3://bucket/models/"), ("quick-start-other", "")):
+        files = {"status": make_status(state="complete"), "run": {"runId": run_id, "exported": exported}}
+        view = make_view(done, **files)
         assert (view.state, view.exported) == ("complete", shown)
 
 
 THEIRS = {"runId": "quick-start-other", "release": "theirs", "namespace": "team-b"}
 
 
-def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix(api):
+def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix():
     made_by = {"release": "theirs", "namespace": "team-b"}
-    pods = [api.pod("p0", rank=0, phase="Pending")]
-    view = run_view_builder.build_cluster_view(
-        seen(api, pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
-    )
+    pods = [make_pod("p0", rank=0, phase="Pending")]
+    view = make_view(pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
     (note,) = view.notes
     assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
     assert "leftovers --remove -n paddle --release paddle-training" in note
     for manifest in (None, {"dataDigest": "e" * 64}):
-        (note,) = run_view_builder.build_cluster_view(seen(api, pods=pods, manifest=manifest)).notes
+        (note,) = make_view(pods=pods, manifest=manifest).notes
         assert "leftovers --remove" in note
-    assert not run_view_builder.build_cluster_view(
-        seen(api, pods=pods, manifest={"dataDigest": "d" * 64})
-    ).notes
+    assert not make_view(pods=pods, manifest={"dataDigest": "d" * 64}).notes
 
 
-def test_a_complete_run_whose_output_another_release_moved_keeps_its_score(api):
-    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    moved = {"runId": api.k8s_job, "score": {"error": 0.25}}
-    view = run_view_builder.build_cluster_view(seen(api, done, run=THEIRS, moved=moved))
-    assert (view.state, view.score) == ("complete", {"error": 0.25})
-    assert view.notes == (
-        "run quick-start-other of release theirs in namespace team-b has the same jobName and moved this "
-        f"run's output to runs/{api.k8s_job} (`runs` lists it)",
-    )
+def test_a_complete_run_whose_output_another_release_replaced_is_noted():
+    done = make_job(K8S_JOB, DONE)
+    view = make_view(done, run=THEIRS)
+    assert (view.state, view.score) == ("complete", {})
+    (note,) = view.notes
+    assert note.startswith("run quick-start-other of release theirs in namespace team-b has the same jobName")
+    assert f"moved to runs/{K8S_JOB}" in note
+    assert make_view(run=THEIRS).notes == ()
 
 
-def test_a_complete_job_whose_output_belongs_to_another_release_is_failed(api):
-    done = {**seen(api).jobs, api.k8s_job: api.job(api.k8s_job, ("Complete", "", ""))}
-    view = run_view_builder.build_cluster_view(
-        seen(api, done, run=THEIRS, status=api.status(runId="quick-start-other"))
-    )
-    assert view.state == "failed"
-    assert "run quick-start-other of release theirs in namespace team-b" in view.cause
-    assert view.notes == ()
-    for known in (
-        {"run": THEIRS, "is_stale": True},
-        {"run": None},
-    ):  # read before the end; the folder was removed
-        assert run_view_builder.build_cluster_view(seen(api, done, **known)).state == "complete"
-
-
-def test_a_reason_of_several_ranks_appears_once_in_the_status_line(api):
-    pods = [
-        api.pod(f"p{rank}", rank=rank, phase="Pending", conditions=PENDING, node=None) for rank in range(2)
-    ]
-    view = run_view_builder.build_cluster_view(seen(api, pods=pods))
-    assert status_text.describe_wait(view) == "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
-    rows = [{"pass": 0, "train_loss": 0.5}]
-    text = io.StringIO()
-    shown = Console(width=100, file=text)
-    shown.print(pass_tables.curve_table({"": rows}), pass_tables.curve_table({"": rows * 2}))
-    assert "1 pass " in text.getvalue()
-    assert "2 passes" in text.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("checkpoints", "requested", "more", "expected"),
-    [
-        (["pass-00010", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is no longer kept (training."),
-        (["pass-00009", "pass-00011"], 10, {}, "12. The checkpoint of pass 10 is pass-00009 in output/. Fix"),
-        (["pass-00009", "pass-00009-batch-0000005"], 10, {}, None),
-        (["pass-00011", "pass-99999"], 1, {"passes": [{"pass": 11}]}, "12. The checkpoint of pass 1 is no"),
-        (["pass-00009", "pass-99999"], 10, {"passes": [{"pass": 9}]}, None),
-        (["pass-00011"], 10, {"run": {"modelPass": 6}}, "7. The checkpoint of pass 10 is no longer kept"),
-    ],
-)
-def test_a_complete_run_with_more_passes_than_requested_says_which_pass_its_model_has(
-    api, checkpoints, requested, more, expected
-):
-    jobs = {api.k8s_job: api.job(api.k8s_job, ("Complete", "", "")), api.data_job: api.job(api.data_job)}
-    files = {"status": api.status(state="complete", passes=requested), "checkpoints": checkpoints, **more}
-    api.run = {**api.run, "passes": requested}
+@pytest.mark.parametrize(("requested", "is_noted"), [(11, True), (12, False)])
+def test_a_complete_run_with_more_passes_than_requested_is_noted(requested, is_noted):
+    done = make_job(K8S_JOB, DONE)
+    files = {"status": make_status(state="complete", passes=requested), "passes": [{"pass": 11}]}
     for view in (
-        run_view_builder.build_cluster_view(seen(api, jobs, **files)),
-        run_view_builder.build_folder_view("here", api.files(**files)),
+        make_view(done, about={"passes": requested}, **files),
+        run_view_builder.build_folder_view("here", make_files(**files)),
     ):
-        found = [note for note in view.notes if "nothing was trained" in note]
-        assert len(found) == (expected is not None)
-        start = f"training.passes is {requested}, but output/ already has 12 passes: nothing was trained. The model "
-        assert all(note.startswith(f"{start}and its score are of pass {expected}") for note in found)
-        assert all(
-            f"for a model of {requested} pass{'es' * (requested > 1)}, train" in note for note in found
-        )
-
-
-def test_complete_checkpoints_are_those_with_a_done_file(job_folder):
-    for name in ("pass-00001/done", "pass-00002/contents.json"):
-        file = job_folder / "output" / name
-        file.parent.mkdir()
-        file.write_text("")
-    found = read_job_files(folder_storage(job_folder))
-    assert found.checkpoints == ["pass-00001"]
+        start = f"training.passes is {requested}, but output/ already has 12 passes: nothing was trained"
+        assert any(note.startswith(start) for note in view.notes) is is_noted
 
 
 @pytest.mark.parametrize(
@@ -348,7 +260,7 @@ def test_complete_checkpoints_are_those_with_a_done_file(job_folder):
         ("v1", {"state": "training"}, False),
     ],
 )
-def test_a_script_that_reports_no_step_is_noted(api, runtime, status, is_noted):
-    files = api.files(status=api.idle(**status), run={"runId": "r", "fingerprint": {"runtime": runtime}})
+def test_a_script_that_reports_no_step_is_noted(runtime, status, is_noted):
+    files = make_files(status=make_idle(**status), run={"runId": "r", "fingerprint": {"runtime": runtime}})
     view = run_view_builder.build_folder_view("here", files)
     assert any("has not reported a step yet" in note for note in view.notes) is is_noted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import add_run
+from .conftest import add_run, update_json
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -77,18 +77,16 @@ def test_a_long_diff_of_programs_ends_with_the_number_of_lines_that_are_hidden(c
     assert "\n53 more lines; -o json prints all" in cli("compare", "--path", job, "one", "other")[1]
 
 
-def test_a_run_of_an_earlier_launcher_counts_as_having_equal_defaults(cli: Cli, job: Path) -> None:
+def test_compare_says_if_the_text_of_a_program_was_not_saved(cli: Cli, job: Path) -> None:
     add_run(job, "newer", 2, 0.12, program="b" * 64)
-    keep_program(job, "newer", "", learning_rate="0.01", width="8")
     answer = json.loads(cli("compare", "--path", job, "newer", "quick-start-b", "-o", "json")[1])
     assert answer["differing"] == ["program", "--learning_rate"]
     assert answer["diff"] == ["the programs differ, but their text was not saved"]
 
 
 def test_runs_shows_the_best_pass_of_a_run_that_ended_early(cli: Cli, job: Path) -> None:
-    path = job / "runs" / "quick-start-bbbb" / "run.json"
     about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 0}
-    path.write_text(json.dumps(json.loads(path.read_text()) | about))
+    update_json(job / "runs" / "quick-start-bbbb" / "run.json", **about)
     assert "error 0.1200, best error 0.2200 after pass 1, stopped early" in cli("runs", "--path", job)[1]
 
 

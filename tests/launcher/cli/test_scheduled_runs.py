@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,11 +18,10 @@ from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
 from launcher.cli.launch.launch_options import LaunchOptions
 
-from .conftest import RUN_JSON, make_job
+from .conftest import DONE, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 CRON = {"k8sJob": "nightly", "k8sDataJob": "", "cronJob": "nightly", "dataPreparedBy": "trainingPods"}
-COMPLETE = ("Complete", "", "")
 
 
 def started(name: str, made: str, *conditions: Any, by: str = "nightly", **status: Any) -> dict[str, Any]:
@@ -38,12 +38,12 @@ def cluster(tmp_path: Path) -> FakeCluster:
 
 
 def session(cluster: FakeCluster) -> ClusterSession:
-    return ClusterSession(cast(Cluster, cluster), "paddle-training", print)
+    return ClusterSession(cast(Cluster, cluster), "paddle-training")
 
 
 NIGHTS = [
     started("nightly-2", "2026-11-22T02:00:00Z", active=1),
-    started("nightly-1", "2026-11-21T02:00:00Z", COMPLETE),
+    started("nightly-1", "2026-11-21T02:00:00Z", DONE),
     started("other-9", "2026-11-23T02:00:00Z", by="other"),
 ]
 
@@ -87,14 +87,10 @@ def test_the_storage_is_in_use_while_the_newest_job_runs(
 
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
     plan = launch_training.TrainingPlan([], {"jobName": "mine"})
-    with pytest.raises(UsageError, match=r"training\.schedule, which `run` would remove.*--replace"):
-        launch_training.launch(
-            plan,
-            LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml"),
-            cast(Helm, None),
-            cast(Cluster, cluster),
-            print,
-        )
+    helm = SimpleNamespace(check=lambda *_: "mine-1")
+    options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
+    with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
+        launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster))
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

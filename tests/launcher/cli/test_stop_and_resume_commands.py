@@ -15,19 +15,18 @@ from launcher.cli.cluster import object_states
 from launcher.paths import OutputPaths, Position
 from testkit.waiting import until
 
-from .conftest import DATA_JOB, K8S_JOB, make_job, make_pod, make_status
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, make_job, make_pod, make_status
 from .fake_cluster import FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
-DONE = ("Complete", "", "")
 
 
 class RunningCluster(FakeCluster):
     """One release whose pods run unless their Job is suspended."""
 
-    def list_in_all_namespaces(self, kind: str, action: str, selector: str = "") -> list[Any]:
+    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Any]:
         if kind != "pod":
-            return super().list_in_all_namespaces(kind, action, selector)
+            return super().list_in_all_namespaces(kind, selector)
         running = [{"name": "train", "state": {"running": {}}}]
         return [
             make_pod(f"p{rank}", rank=rank, containerStatuses=running)
@@ -76,19 +75,17 @@ def test_stop_saves_a_checkpoint_suspends_the_job_and_suggests_resume(
     assert "python -m launcher resume" in out
     code, _, err = cli("stop")
     assert code == 64
-    assert "is suspended, not running. Fix: continue it: python -m launcher resume" in err
+    assert "is suspended, not running. Fix: continue with: python -m launcher resume" in err
     assert cli("resume")[0] == 0
     assert cluster.suspended[1:] == [(K8S_JOB, False)]
-    assert "is running, not suspended. Fix: follow it: python -m launcher wait" in cli("resume")[2]
+    assert "is running, not suspended. Fix: continue with: python -m launcher wait" in cli("resume")[2]
 
 
 def test_resume_starts_a_failed_training_again(cli: Cli, cluster: FakeCluster) -> None:
-    failed = make_job(K8S_JOB, ("Failed", "PodFailurePolicy", "exit code 70"))
-    failed["spec"] = {"template": {"metadata": {}}}
-    cluster.jobs[0] = failed
-    code, out, err = cli("resume")
+    cluster.jobs[0] = make_job(K8S_JOB, FAILED)
+    code, _, err = cli("resume")
     assert (code, cluster.deleted) == (0, [K8S_JOB]), err
-    assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in out
+    assert f"starting Job {K8S_JOB} again, which resumes from the newest checkpoint" in err
     assert [job["metadata"]["name"] for job in cluster.jobs] == [DATA_JOB, K8S_JOB]
     assert "status" not in cluster.jobs[1]
 

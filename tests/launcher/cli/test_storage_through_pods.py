@@ -1,95 +1,79 @@
 """How a session reads the storage: through a running pod, a reader pod, or not at all."""
 
-import json
-
 import pytest
 
 from launcher.cli import job_sessions
-from launcher.cli.errors import CliError, OtherRunError
-from launcher.cli.storage import reader_pod, run_files
-from launcher.cli.storage.storage_access import StorageRequest, folder_storage
+from launcher.cli.errors import CliError
+from launcher.cli.storage import reader_pod
+from launcher.cli.storage.storage_access import StorageRequest
 
+from .conftest import DATA_JOB, DONE, K8S_JOB, make_job, make_pod
 from .fake_cluster import FakeCluster
 
 
-def ended(api, *conditions):
-    return [api.job(api.k8s_job, *conditions), api.job(api.data_job, ("Complete", "", ""))]
+def ended(*conditions):
+    return [make_job(K8S_JOB, *conditions), make_job(DATA_JOB, DONE)]
 
 
-def running(api):
-    return api.pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
+def running():
+    return make_pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
 
 
-def open_release(api, jobs, pods, name="paddle-training"):
+def open_release(jobs, pods, name="paddle-training"):
     cluster = FakeCluster()
     cluster.add_release()
     cluster.jobs, cluster.pods = jobs, pods
-    return cluster, job_sessions.ClusterSession(cluster, name, lambda _: None)
+    return cluster, job_sessions.ClusterSession(cluster, name)
 
 
-def test_progress_is_read_through_a_running_pod(api):
-    cluster, release = open_release(api, ended(api), [running(api)])
+def test_progress_is_read_through_a_running_pod():
+    cluster, release = open_release(ended(), [running()])
     view = release.read_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert any("the progress cannot be read: the storage cannot be read here" in note for note in view.notes)
 
 
-def test_polling_creates_no_reader_pod_while_the_job_exists(api):
-    for conditions in ([], [("Complete", "", "")], [("Failed", "x", "y")]):
-        cluster, release = open_release(api, ended(api, *conditions), [])
+def test_polling_creates_no_reader_pod_while_the_job_exists():
+    for conditions in ([], [DONE], [("Failed", "x", "y")]):
+        cluster, release = open_release(ended(*conditions), [])
         release.poll_view()
         assert cluster.created == {}
 
 
-def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it(api):
-    cluster, release = open_release(api, ended(api, ("Complete", "", "")), [])
+def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it():
+    cluster, release = open_release(ended(DONE), [])
     view = release.read_view()
     assert view.state == "complete"
     assert len(cluster.created) == 1
     assert cluster.deleted == list(cluster.created)
 
 
-@pytest.mark.parametrize("known", [[], [{"metadata": {"name": "x-run", "namespace": "y", "labels": {}}}]])
-def test_an_unknown_release_is_reported(api, known):
-    cluster, release = open_release(api, [], [], name="other")
-    cluster.config_maps = {str(number): entry for number, entry in enumerate(known)}
+def test_an_unknown_release_is_reported():
+    _, release = open_release([], [], name="other")
     with pytest.raises(CliError, match="namespace paddle on context test has no release other of this chart"):
         release.read_view()
 
 
-def test_progress_but_no_copy_is_read_through_a_running_init_container(api):
+def test_progress_but_no_copy_is_read_through_a_running_init_container():
     waiting = [{"name": "await-data", "state": {"running": {}}}]
-    pods = [api.pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
-    cluster, release = open_release(api, ended(api), pods)
+    pods = [make_pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
+    cluster, release = open_release(ended(), pods)
     release.poll_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert job_sessions.open_through_running_pod(cluster, release.run(), pods) is None
 
 
-def test_the_record_of_a_run_whose_output_was_moved_is_read(tmp_path):
-    for number, folder in enumerate(("runs/x", "runs/x.2", "runs/y"), 1):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "run.json").write_text(json.dumps({"runId": folder, "score": {"error": number}}))
-    found = run_files.read_job_files(folder_storage(tmp_path), "x")
-    assert found.moved.score == {"error": 2}
-    newest = tmp_path / "runs" / "x.2"
-    (newest / "run.json").rename(newest / "run.copy.json")
-    (newest / "run.json").write_text("{")
-    assert run_files.read_job_files(folder_storage(tmp_path), "x") == found
-    assert run_files.read_job_files(folder_storage(tmp_path)).moved is None
-
-
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
-def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monkeypatch, statuses):
-    pod = api.pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
-    cluster, release = open_release(api, ended(api), [pod])
+def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatch, statuses):
+    pod = make_pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
+    cluster, release = open_release(ended(), [pod])
     monkeypatch.setattr(reader_pod, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
     found = cluster.find
-    cluster.find = lambda kind, name, action: (
+    cluster.find = lambda kind, name: (
         {"metadata": {}, "status": {"phase": "Pending", "conditions": [unscheduled]}}
         if kind == "pod"
-        else found(kind, name, action)
+        else found(kind, name)
     )
     with release.storage(StorageRequest(writable=True)) as storage:
         assert "through pod p0" in storage.where
@@ -101,13 +85,3 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(api, monke
         release.storage(StorageRequest(writable=True)),
     ):
         pass
-
-
-def test_a_replaced_run_is_not_followed(api):
-    cluster, release = open_release(api, ended(api), [running(api)])
-    release.expect_run(api.k8s_job, lambda: "replaced by eve")
-    assert release.read_view().run_id == api.k8s_job
-    cluster.add_release(k8sJob="quick-start-00000000")
-    with pytest.raises(OtherRunError, match="replaced by eve") as raised:
-        release.poll_view()
-    assert raised.value.exit_code == 4

@@ -30,6 +30,11 @@ class Session:
         return RunView(self.name, self.name, self.end, cause="no shoes", score=self.score)
 
 
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "PAUSE_SECONDS", 0.0)
+
+
 def train(
     ends: Sequence[tuple[str, dict[str, float]]], parallel: int
 ) -> tuple[list[Trial], list[str], list[str]]:
@@ -42,7 +47,7 @@ def train(
         happened.append(f"{trial.release} starts")
         return Session(trial.release, *ends[trials.index(trial)], happened)
 
-    sweep.train_all(trials, parallel, launch, lambda: None, printed.append, sleep=lambda _: None)
+    sweep.train_all(trials, parallel, launch, lambda: None, printed.append)
     return trials, happened, printed
 
 
@@ -103,7 +108,7 @@ def test_an_unknown_score_stops_the_sweep_after_the_first_scored_trial() -> None
         return Session(trial.release, "complete", {"error": 0.3}, happened)
 
     with pytest.raises(UsageError, match=r"--by mae: t-0 has no such score.* Fix: choose one of: error"):
-        sweep.train_all(trials, 1, launch, lambda: None, lambda _: None, by="mae", sleep=lambda _: None)
+        sweep.train_all(trials, 1, launch, lambda: None, lambda _: None, by="mae")
     assert happened == ["t-0 ends"]
 
 
@@ -123,5 +128,5 @@ def test_other_trials_wait_until_the_first_has_its_data() -> None:
         launched.append(trial.release)
         return Preparing(trial.release, "complete", {"error": 0.3}, [])
 
-    sweep.train_all(trials, 3, launch, lambda: None, lambda _: None, sleep=lambda _: None)
+    sweep.train_all(trials, 3, launch, lambda: None, lambda _: None)
     assert launched == ["t-0", "t-1", "t-2"]

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.cli import main
-
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "launcher" / "programs" / "README.md").read_text()
 pytestmark = [
@@ -22,18 +20,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture
-def launch(capsys, monkeypatch, tmp_path):
-    """Return a function that runs a command in an empty folder: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    """Change to an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*argv):
-        code = main.run_command([str(part) for part in argv])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def block(language: str) -> str:
@@ -65,10 +55,10 @@ def lines(rows: list[list[str]]) -> str:
     return "".join("\t".join(row) + "\n" for row in rows)
 
 
-def test_the_first_example_of_the_guide_runs_unchanged(launch, shop: Path, tmp_path: Path) -> None:
+def test_the_first_example_of_the_guide_runs_unchanged(cli, shop: Path, tmp_path: Path) -> None:
     (tmp_path / "visits.txt").write_text(block("text") + lines(visits(6000)))
     command = re.search(r"python -m launcher (try .*?)  +#", block("sh"))[1]
-    code, out, err = launch(*command.split())
+    code, out, err = cli(*command.split())
     assert (code, err) == (0, "")
     assert re.search(r"[\d,]+ rows to train on, \d+ to test on", out)
     assert "pass 3: " in out
@@ -78,14 +68,14 @@ def test_the_first_example_of_the_guide_runs_unchanged(launch, shop: Path, tmp_p
 
 
 def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
-    launch, shop: Path, tmp_path: Path
+    cli, shop: Path, tmp_path: Path
 ) -> None:
     from launcher.serving.paddle_served import Model
 
     (tmp_path / "train.txt").write_text(lines(visits(800)))
     (tmp_path / "test.txt").write_text(lines(visits(300)))
     options = ["--data", "train.txt", "--test", "test.txt", "--to", "model", "-o", "json"]
-    code, out, _ = launch("try", shop, *options, "--set", "width=4")
+    code, out, _ = cli("try", shop, *options, "--set", "width=4")
     done = json.loads(out)
     assert code == 0
     assert done["passes"][-1]["samples"] == 800
@@ -98,20 +88,18 @@ def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
 
 
 def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
-    launch, shop: Path, tmp_path: Path
+    cli, shop: Path, tmp_path: Path
 ) -> None:
     records = "who,words,visits,bought\n" + "".join(f"x,{w},{v},{b}\n" for b, v, w in visits(400))
     (tmp_path / "visits.csv.gz").write_bytes(gzip.compress(records.encode()))
     options = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
     for _ in range(2):
-        code, out, err = launch("try", shop, *options)
+        code, out, err = cli("try", shop, *options)
         assert (code, err) == (0, "")
     assert "pass 1: " in out
 
 
-def test_rows_limits_both_files_and_progress_is_shown(
-    launch, shop: Path, tmp_path: Path, monkeypatch
-) -> None:
+def test_rows_limits_both_files_and_progress_is_shown(cli, shop: Path, tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_log
 
     monkeypatch.setattr(training_log, "FIRST_SECONDS", 0.0)
@@ -120,7 +108,7 @@ def test_rows_limits_both_files_and_progress_is_shown(
         gzip.compress(lines([*visits(400), ["many", "1", "x"]]).encode())
     )
     options = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
-    code, out, err = launch("try", shop, *options, "--batch-size", "100")
+    code, out, err = cli("try", shop, *options, "--batch-size", "100")
     assert (code, err) == (0, ""), "row 401, which cannot be parsed, is not read"
     assert (
         out.index("loading Paddle")
@@ -133,25 +121,23 @@ def test_rows_limits_both_files_and_progress_is_shown(
 
 
 def test_a_network_that_cannot_be_trained_is_found_before_all_rows_are_parsed(
-    launch, shop: Path, tmp_path: Path
+    cli, shop: Path, tmp_path: Path
 ) -> None:
     page = (shop / "trainer_config.py").read_text()
     (shop / "trainer_config.py").write_text(page.replace("sigmoid(score), loss", "sigmoid(loss), loss"))
     (tmp_path / "visits.txt").write_text(lines([*visits(1000), ["many", "1", "x"]]))
-    code, _, err = launch("try", shop, "--data", "visits.txt")
+    code, _, err = cli("try", shop, "--data", "visits.txt")
     assert (code, "a prediction of shape []" in err) == (64, True), err
 
 
 @pytest.mark.parametrize("rate", ["1e15", "1e20"])
-def test_a_diverging_loss_is_one_message_without_warnings(
-    launch, shop: Path, tmp_path: Path, rate: str
-) -> None:
+def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_path: Path, rate: str) -> None:
     page = (shop / "trainer_config.py").read_text()
     (shop / "trainer_config.py").write_text(
         page.replace("with_logits(score, data", "with_logits(score * score, data")
     )
     (tmp_path / "visits.txt").write_text(lines(visits(2000)))
-    code, out, err = launch("try", shop, "--data", "visits.txt", "--set", f"learning_rate={rate}")
+    code, out, err = cli("try", shop, "--data", "visits.txt", "--set", f"learning_rate={rate}")
     assert code == 65
     assert re.fullmatch(
         r"error: the loss is (nan|inf) at pass 1, batch \d: training diverged. Fix: lower .*\n", err
@@ -174,23 +160,20 @@ def test_a_diverging_loss_is_one_message_without_warnings(
     ],
 )
 def test_invalid_input_is_one_message_and_leaves_no_files(
-    launch, shop: Path, tmp_path: Path, argv: tuple[str, ...], message: str
+    cli, shop: Path, tmp_path: Path, argv: tuple[str, ...], message: str
 ) -> None:
     rows = visits(60)
     (tmp_path / "good.txt").write_text(lines(rows))
     (tmp_path / "bad.txt").write_text(lines([*rows, ["1", "-1", "x"]]))
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(lines(rows).encode())[:-20])
-    code, out, err = launch("try", *argv)
+    code, out, err = cli("try", *argv)
     assert code != 0
     assert re.search(message, err), err
     assert "Traceback" not in out + err
     assert not Path("tried-model").exists()
 
 
-def test_the_regression_of_the_guide_accepts_rows_with_empty_cells(
-    launch, tmp_path: Path, monkeypatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_regression_of_the_guide_accepts_rows_with_empty_cells(cli, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "how-to" / "own-data.md").read_text().partition("## A number to predict")[2]
     (tmp_path / "rents").mkdir()
     (tmp_path / "rents" / "trainer_config.py").write_text(re.search(r"```python\n(.*?)```", page, re.S)[1])
@@ -200,7 +183,7 @@ def test_the_regression_of_the_guide_accepts_rows_with_empty_cells(
         cells = [f"{8 * area}", f"{area}", f"{year}", rng.choice(["north", "south"])]
         rows += ",".join(cell if rng.random() < 0.9 else "" for cell in cells) + "\n"
     (tmp_path / "rents.csv").write_text(rows)
-    code, out, err = launch(*re.search(r"python -m launcher (try rents .*)", page)[1].split())
+    code, out, err = cli(*re.search(r"python -m launcher (try rents .*)", page)[1].split())
     assert (code, err) == (0, "")
     assert re.search(r"\([23]\d\d skipped\)", out), "a tenth of the rows has no rent"
     assert float(re.findall(r"mae=([\d.]+)", out)[-1]) < 120, "a guess of the mean is off by 260"

@@ -18,11 +18,18 @@ class Time:
     def __init__(self):
         self.now = 0.0
 
-    def __call__(self):
+    def monotonic(self):
         return self.now
 
     def sleep(self, seconds):
         self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def time(monkeypatch):
+    fake = Time()
+    monkeypatch.setattr(follow_run, "time", fake)
+    return fake
 
 
 def a_view(state="training", batch=0, number=0, run_id="run-1", **more):
@@ -41,7 +48,7 @@ def a_view(state="training", batch=0, number=0, run_id="run-1", **more):
 
 def follow(views, timeout=1000.0):
     """Follow a run with one of `views` at each poll, the last one repeatedly; raise those that are errors."""
-    left, printed, time = list(views), [], Time()
+    left, printed = list(views), []
 
     def poll():
         found = left.pop(0) if len(left) > 1 else left[0]
@@ -49,11 +56,9 @@ def follow(views, timeout=1000.0):
             raise found
         return found
 
-    printer = follow_run.LinePrinter(printed.append, time)
+    printer = follow_run.LinePrinter(printed.append)
     try:
-        follow_run.poll_until_over(
-            poll, printer.print_view, printed.append, timeout, clock=time, sleep=time.sleep
-        )
+        follow_run.poll_until_over(poll, printer.print_view, printed.append, timeout)
     except CliError as error:
         return printed, error
     return printed, None
@@ -112,18 +117,18 @@ def test_an_api_server_that_never_answered_is_not_retried():
 
 
 @pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
-def test_figures_are_printed_at_most_every_five_seconds(seconds, lines):
-    time, printed = Time(), []
-    printer = follow_run.LinePrinter(printed.append, time)
+def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
+    printed = []
+    printer = follow_run.LinePrinter(printed.append)
     printer.print_view(a_view(batch=1))
     time.now = seconds
     printer.print_view(a_view(batch=2))
     assert len(printed) == lines
 
 
-def test_a_new_pass_is_printed_immediately_and_equal_figures_once():
-    time, printed = Time(), []
-    printer = follow_run.LinePrinter(printed.append, time)
+def test_a_new_pass_is_printed_immediately_and_equal_figures_once(time):
+    printed = []
+    printer = follow_run.LinePrinter(printed.append)
     for number in (0, 0, 1):
         printer.print_view(a_view(number=number))
     time.now = 100
@@ -185,7 +190,7 @@ def test_an_expired_timeout_names_the_rank_that_the_run_waits_for():
 
 def test_a_new_score_is_printed_although_nothing_else_changed():
     printed: list[str] = []
-    printer = follow_run.LinePrinter(printed.append, lambda: 0.0)
+    printer = follow_run.LinePrinter(printed.append)
     printer.print_view(a_view("complete"))
     printer.print_view(a_view("complete", score={"error": 0.25}))
     assert "score error 0.2500" in printed[-1]
@@ -193,18 +198,17 @@ def test_a_new_score_is_printed_although_nothing_else_changed():
 
 def test_an_equal_line_is_printed_once():
     printed: list[str] = []
-    printer = follow_run.LinePrinter(printed.append, lambda: 0.0)
+    printer = follow_run.LinePrinter(printed.append)
     failed = a_view("failed")
     printer.print_view(dataclasses.replace(failed, progress=None))
     printer.print_view(failed)
     assert printed == ["failed"]
 
 
-def test_notes_on_a_complete_run_are_printed_without_a_screen():
+def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     class Session:
         def poll_view(self, log=False):
             return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
 
-    printed: list[str] = []
-    follow_run.follow_run(Session(), 10, printed.append, printed.append)
-    assert printed[-1] == "3 passes already"
+    follow_run.follow_run(Session(), 10)
+    assert capsys.readouterr().out.endswith("3 passes already\n")

@@ -1,17 +1,34 @@
-"""Output on the terminal: tables, curves of one line, consoles and JSON."""
+"""Output on the terminal: messages, questions, tables, curves of one line, and JSON."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
+
+
+def confirm(question: str) -> bool:
+    """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
+    return sys.stdin.isatty() and typer.confirm(question, err=True)
+
+
+def report(text: str) -> None:
+    """Print a progress message to stderr; stdout is for the results of a command."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def print_line(text: str) -> None:
+    """Print one line to stdout and flush it."""
+    print(text, flush=True)
 
 
 def text_table(
@@ -36,14 +53,13 @@ def spark_line(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
 
 
-def consoles() -> tuple[Console, Console]:
-    """Return (stdout, stderr). Lines are not wrapped unless they go to a terminal: scripts read them."""
-    out, err = Console(highlight=False), Console(stderr=True, highlight=False)
-    for console in (out, err):
-        if not console.is_terminal:
-            console.width = _PIPE_WIDTH
-            console.soft_wrap = True
-    return out, err
+def console() -> Console:
+    """Return a console for stdout. Lines are not wrapped unless they go to a terminal: scripts read them."""
+    out = Console(highlight=False)
+    if not out.is_terminal:
+        out.width = _PIPE_WIDTH
+        out.soft_wrap = True
+    return out
 
 
 def print_json(value: Any) -> None:
