@@ -28,7 +28,7 @@ from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.helpers.bucket_export import BucketExport
-from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential
@@ -103,7 +103,6 @@ class Coordinator:
             from launcher.reporting.notifications import Notifier
 
             self._notifier = Notifier(s)
-        self._report = ReportProcess(self.output, s, self._timings)
         self._exporter: BucketExport | None = None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
@@ -201,8 +200,6 @@ class Coordinator:
             return self.membership.order
         self.membership.open(self.credential)  # the agent's guard closes it while this thread is stuck
         before = self.plan
-        if before.do in ("train", "finish") and own_state.progress.get("state") in ("writing", "done"):
-            self._report.draw_curve()
         if self._is_complete:
             plan = replace(before, do="end", cause=None)
         else:
@@ -230,12 +227,10 @@ class Coordinator:
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
 
-        For a new attempt also prepare the trainers' key-value store and the report; after a failure notify users.
+        For a new attempt also open the trainers' key-value store; after a failure notify users.
         """
         if plan.do == "serve":
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
-            self._report.discard()
-            self._report = ReportProcess(self.output, self._settings, self._timings)
             self.rendezvous_seconds = now - before.since
             model = self._settings.init_model if plan.init_model is None else plan.init_model
             start = f"starts with the parameters of {model}" if model else "starts from scratch"
@@ -283,7 +278,7 @@ class Coordinator:
         assert self.run_files is not None  # noqa: S101 - step() checked it
         self.run_files.write_trained()
         # Also if training was complete before: the present report may be that of a start that failed.
-        self._report.write_report(self._timings.curve, self._agent.pause)
+        write_report(self._settings, self._timings, self._timings.curve, self._agent.pause)
         if self._exporter is not None:
             self.run_files.state = "exporting"
             self.run_files.exported = self._exporter.copy(self.run_files.output_id)
@@ -388,7 +383,7 @@ class Coordinator:
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
         if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:
-            self._report.write_failure_report(self._timings.report, time.sleep)
+            write_report(self._settings, self._timings, self._timings.report, time.sleep)
         if self.run_files is not None:
             self.run_files.stop_status()
         self.lock.release()

@@ -12,7 +12,7 @@ from launcher.io.bucket_export_format import run_folder_url
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.log import log
 from launcher.settings import TrainSettings
-from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.helpers.helper_process import HelperError, run_helper
 from launcher.supervisor.timings import Timings
 
 
@@ -109,10 +109,8 @@ class BucketExport:
             },
             environ=python_environ(self._settings.environ),
         )
-        process = HelperProcess(spec, self._settings.work, t, wake=self._wake)
-        process.send_request()
         try:
-            return process.wait(self._pause, seconds)
+            return run_helper(spec, self._settings.work, t, self._pause, wake=self._wake, seconds=seconds)
         except HelperError as error:
             if error.returncode == EXIT_UNFIT:
                 raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error

@@ -8,7 +8,7 @@ from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitErr
 from launcher.io.helper_protocol import HelperSpec
 from launcher.log import log
 from launcher.paths import WorkPaths
-from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.helpers.helper_process import HelperError, run_helper
 from launcher.supervisor.timings import Timings
 
 
@@ -35,10 +35,8 @@ def convert_shard(
     if spec is None:
         return
     log.info("parsing the shard")
-    process = HelperProcess(spec, work, timings, wake=wake)
-    process.send_request()
     try:
-        process.wait(pause)
+        run_helper(spec, work, timings, pause, wake=wake)
     except HelperError as error:
         text = f"the {spec.name} failed: {error}{error.log_lines}"
         if error.returncode in (*FINAL, EXIT_GANG):
