@@ -27,7 +27,7 @@ from launcher.reporting.failure_messages import write_termination_message
 from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
-from launcher.supervisor.coordinator.coordinator import AgentContext, Coordinator
+from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.helpers.record_conversion import convert_shard
 from launcher.supervisor.http_endpoints import build_pages
 from launcher.supervisor.order_executor import OrderExecutor
@@ -40,8 +40,7 @@ from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.process_guard import ProcessGuard
 from launcher.supervisor.progress import read_progress
-from launcher.supervisor.rank0_wait import Rank0Wait
-from launcher.supervisor.run_end import RunEndedError, raise_if_run_is_over
+from launcher.supervisor.rank0_wait import Rank0Wait, RunEndedError
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
@@ -77,7 +76,7 @@ class Agent:
         self.coordinator: Coordinator | None = None
         """On rank 0 only; every other rank has a `link` to it instead."""
         self.link: CoordinatorLink | None = None
-        self._rank0_wait = Rank0Wait(settings, timings, self._exit_if_over)
+        self._rank0_wait: Rank0Wait | None = None
         self._address = ""
         self._locator: Rank0Locator | None = None
         self._probe = StorageProbe(settings.job_path)
@@ -156,22 +155,23 @@ class Agent:
             self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
-        s, t, own = self.settings, self.timings, self.incarnation
-        context = AgentContext(s, self.runtime, self.network, t, own, self._address, self.pause, self.wake)
-        self.coordinator = Coordinator(context)
+        self.coordinator = Coordinator(
+            self.settings, self.runtime, self.network, self.timings,
+            incarnation=self.incarnation, address=self._address, pause=self.pause, wake=self.wake,
+        )  # fmt: skip
         self._guard.membership = self.coordinator.membership
         server.handle_state = self.coordinator.membership.handle_state
         server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
-        self._exit_if_over("complete")
-        s, send = self.settings, self._read_state_to_send
-        self._locator = locator = Rank0Locator(s, self.network)
-        self.link = self._guard.link = CoordinatorLink(
-            self.network, s.peer_port, self.timings, locator, read_state=send, wake=self.wake
-        )
-        self.link.start()
+        s, t = self.settings, self.timings
+        locator, send = Rank0Locator(s, self.network), self._read_state_to_send
+        link = CoordinatorLink(self.network, s.peer_port, t, locator, read_state=send, wake=self.wake)
+        self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
+        self._rank0_wait.raise_if_run_is_over("complete")
+        self._locator, self.link, self._guard.link = locator, link, link
+        link.start()
 
     def _step(self) -> Order | None:
         """Do one turn of the main loop: take the newest order, act on it, and return the newest order.
@@ -184,9 +184,9 @@ class Agent:
             order: Order | None = self.coordinator.step(self._build_state(), now)
             heard = now
         else:
-            assert self.link is not None  # noqa: S101 - _train() created one of both
+            assert self.link is not None and self._rank0_wait is not None  # noqa: S101 - see `_start_link`
             order, heard = self.link.order, self.link.heard
-            self._rank0_wait.check(self.link, now)
+            self._rank0_wait.check(now)
         before = self.executor.report
         self.executor.step(order, heard, now)
         if self.link is not None and self.executor.report != before:
@@ -196,11 +196,6 @@ class Agent:
         if self.coordinator is not None:
             order = self.coordinator.step(self._build_state(), now)
         return order
-
-    def _exit_if_over(self, *states: str) -> None:
-        """Raise `RunEndedError` if run.json has one of these final `states`; see `raise_if_run_is_over`."""
-        credential = self.link.credential if self.link is not None else None
-        raise_if_run_is_over(self.output, self.settings, self.runtime, credential, states)
 
     def _start_processes(self, order: Order) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.

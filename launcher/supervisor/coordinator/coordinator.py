@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
@@ -46,34 +46,39 @@ RUN_ENDS = (*FINAL, EXIT_GANG)
 RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
 
 
-@dataclass(frozen=True)
-class AgentContext:
-    """Settings, network and callbacks that rank 0's agent gives to its coordinator."""
-
-    settings: TrainSettings
-    runtime: Runtime
-    network: PodNetwork
-    timings: Timings
-    incarnation: str
-    """Random identifier of this pod; run.lock contains it while this pod holds the output lease."""
-    address: str
-    """Address of this pod, which run.lock contains for the members."""
-    pause: Callable[[float], None]
-    """`pause(seconds)` waits in the agent's main thread; may raise `LauncherError`."""
-    wake: Callable[[], None]
-    """Interrupts the agent's present `pause`; may be called from any thread."""
-
-
 class Coordinator:
     """Decides what all ranks do, and sends orders to them; only rank 0 has a coordinator.
 
     The agent's main thread calls its methods; HTTP threads use only `membership`.
     """
 
-    def __init__(self, agent: AgentContext) -> None:
-        """Create the coordinator; the agent then calls `acquire_output` and `start_run`."""
-        self._agent, self._settings, self._timings = agent, agent.settings, agent.timings
-        s, t = self._settings, self._timings
+    def __init__(
+        self,
+        settings: TrainSettings,
+        runtime: Runtime,
+        network: PodNetwork,
+        timings: Timings,
+        *,
+        incarnation: str,
+        address: str,
+        pause: Callable[[float], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
+
+        Args:
+            settings: the settings of the run.
+            runtime: knows checkpoints and whether the run is complete.
+            network: the pod's network.
+            timings: periods and deadlines.
+            incarnation: random identifier of this pod, which run.lock contains while it holds the output lease.
+            address: address of this pod, which run.lock contains for the other ranks.
+            pause: waits that many seconds in the agent's main thread; may raise `LauncherError`.
+            wake: interrupts the agent's present `pause`; may be called from any thread.
+        """
+        self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
+        self._pause, self._wake = pause, wake
+        s, t = settings, timings
         self._limits = GangLimits(
             silence=t.silence,
             life=t.life,
@@ -85,12 +90,10 @@ class Coordinator:
             batch_size=s.batch_size,
             describe_absence=self._describe_absence,
         )
-        self.membership = Membership(s.trainers, self._limits, agent.wake, t.hold)
+        self.membership = Membership(s.trainers, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
-        holder = LeaseHolder(
-            s.run_id, s.namespace, s.release, s.job_name, s.pod_name, agent.incarnation, agent.address
-        )
-        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=agent.pause)
+        holder = LeaseHolder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation, address)
+        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)
@@ -142,7 +145,7 @@ class Coordinator:
         s = self._settings
         adopted = open_output(s, fingerprint, self.lock)
         earlier = adopted.earlier if adopted.earlier.run_id == s.run_id else RunFile()
-        self._is_complete = self._agent.runtime.is_complete(self.output.root, s)
+        self._is_complete = self._runtime.is_complete(self.output.root, s)
         self.run_files = RunFilesWriter(
             self.output,
             s,
@@ -163,13 +166,13 @@ class Coordinator:
         self.run_files.start_status()
         self.membership.publish(plan.order())
         if s.export_to:
-            self._exporter = BucketExport(s, self._timings, self._agent.wake, self._agent.pause)
+            self._exporter = BucketExport(s, self._timings, self._wake, self._pause)
         if self._is_complete:
             self._log_nothing_to_start()
             return
         exported = self._exporter.reserve(self.run_files.output_id) if self._exporter is not None else None
         if s.init_model == PREVIOUS and plan.init_model is None:
-            model = find_previous_model(s, fingerprint["program"], exported, self._agent.pause)
+            model = find_previous_model(s, fingerprint["program"], exported, self._pause)
             self.plan = replace(plan, init_model=model)
             self.run_files.write_plan(self.plan)
         self._notify("started", None)
@@ -222,7 +225,7 @@ class Coordinator:
         return self.membership.order
 
     def _find_checkpoint(self) -> Position | None:
-        return self._agent.runtime.newest_checkpoint(self.output.root)
+        return self._runtime.newest_checkpoint(self.output.root)
 
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
@@ -278,7 +281,7 @@ class Coordinator:
         assert self.run_files is not None  # noqa: S101 - step() checked it
         self.run_files.write_trained()
         # Also if training was complete before: the present report may be that of a start that failed.
-        write_report(self._settings, self._timings, self._timings.curve, self._agent.pause)
+        write_report(self._settings, self._timings, self._timings.curve, self._pause)
         if self._exporter is not None:
             self.run_files.state = "exporting"
             self.run_files.exported = self._exporter.copy(self.run_files.output_id)
@@ -304,7 +307,7 @@ class Coordinator:
     def _describe_absence(self, rank: int) -> str:
         """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
         name = f"{self._settings.k8s_job}-{rank}.{self._settings.service}"
-        found = self._agent.network.resolve(name)
+        found = self._network.resolve(name)
         if not found:
             return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
         return (
