@@ -138,11 +138,11 @@ class Agent:
         self._start_fork_server()
         manifest = wait_for_manifest(s, self.pause, timings=t) if s.has_data else None
         with files.storage_errors(s.layout.job):
-            staged = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+            program = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank)
         convert_shard(spec, s.work, t, self.pause, self.wake)
         self._await_fork_server()
-        self._fingerprint = run_fingerprint(s, staged.program_sha256)
+        self._fingerprint = run_fingerprint(s, program)
         self.executor.staged = True
         if self.coordinator is not None:
             self.coordinator.start_run(self._fingerprint)
@@ -324,7 +324,7 @@ class Agent:
             self.coordinator.wait_and_close(reported, self._guard.record_turn)
         elif self.link is not None:
             self.link.close(self.timings.copies)
-        if isinstance(self.executor.processes, ProcessGroup):
+        if self.executor.processes is not None:
             self.executor.processes.join_log_followers(self.timings.copies)
         if self._locator is not None:
             self._locator.close()

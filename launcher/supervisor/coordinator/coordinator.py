@@ -143,8 +143,8 @@ class Coordinator:
             fingerprint: `run_fingerprint` of this run; only an output with an equal one is resumed.
         """
         s = self._settings
-        adopted = open_output(s, fingerprint, self.lock)
-        earlier = adopted.earlier if adopted.earlier.run_id == s.run_id else RunFile()
+        attempt, resumed = open_output(s, fingerprint, self.lock)
+        earlier = resumed if resumed.run_id == s.run_id else RunFile()
         self._is_complete = self._runtime.is_complete(self.output.root, s)
         self.run_files = RunFilesWriter(
             self.output,
@@ -152,12 +152,12 @@ class Coordinator:
             self._timings,
             self.lock,
             fingerprint=fingerprint,
-            earlier=adopted.earlier,
+            earlier=resumed,
             read_plan=lambda: (self.plan, self.membership.members),
         )
         now = time.monotonic()
-        plan, members = plan_first_attempt(earlier, adopted.attempt, s.trainers, now, time.time() - now)
-        plan = replace(plan, init_model=adopted.earlier.init_model)
+        plan, members = plan_first_attempt(earlier, attempt, s.trainers, now, time.time() - now)
+        plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
             plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=tuple(earlier.incarnations))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,6 @@ from launcher.settings import TrainSettings
 TEST_ALONE = 200_000
 """Rank 0 alone evaluates a test set of at most so many rows; a larger one is divided among all ranks
 (launcher/trainer/evaluation.py)."""
-
-
-@dataclass(frozen=True)
-class StagedInputs:
-    """Folders of the data and the program on the pod's own disk, and the digest of the program."""
-
-    data_dir: Path
-    program_dir: Path
-    program_sha256: str
 
 
 def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
@@ -84,8 +74,8 @@ def stage_inputs(
     manifest: dict[str, Any] | None,
     program: Path,
     check: Callable[[], None] = lambda: None,
-) -> StagedInputs:
-    """Copy this rank's shard, side tables and program to the pod's own disk, and verify the copies.
+) -> str:
+    """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
     Files of an earlier pod or container in the work folder are not trusted, and copied again.
 
@@ -117,7 +107,7 @@ def stage_inputs(
     link = work.program / "data"
     if not link.exists():
         link.symlink_to(work.data, target_is_directory=True)
-    return StagedInputs(work.data, work.program, digest)
+    return digest
 
 
 def _stage_program(

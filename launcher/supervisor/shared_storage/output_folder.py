@@ -21,7 +21,6 @@ import functools
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,17 +68,6 @@ def _can_resume(earlier: dict[str, Any], ours: dict[str, Any]) -> bool:
     return all(earlier.get(key) == ours.get(key) for key in {*earlier, *ours} - free)
 
 
-@dataclass(frozen=True)
-class OpenedOutput:
-    """Describes the output folder that this run writes to, and the earlier run that it resumes, if any."""
-
-    output: OutputPaths
-    attempt: int
-    """0 in a new output; 1 more than the last attempt in a resumed one."""
-    earlier: RunFile
-    """The run record as it was read; empty in a new output."""
-
-
 def check_folders(layout: JobPaths) -> None:
     """Check that output/ and runs/ are folders or absent, and that they and the entries of output/ are no links.
 
@@ -103,7 +91,9 @@ def check_folders(layout: JobPaths) -> None:
             )
 
 
-def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease) -> OpenedOutput:
+def open_output(
+    settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease
+) -> tuple[int, RunFile]:
     """Resume output/, or move it to runs/ and create a new one or bring an earlier one back.
 
     Only rank 0 calls this, while it holds the lease.
@@ -112,6 +102,10 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
         settings: the settings of the run.
         fingerprint: `run_fingerprint` of this run.
         lock: the lease on output/, which this pod holds.
+
+    Returns:
+        (number of the next attempt, run.json of the output as it was read). A new output has attempt 0 and an empty
+        record.
 
     Raises:
         DataError: there are checkpoints, but no readable run.json.
@@ -127,10 +121,10 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
             "(program, data, trainers, mode, batch size and others)",
             earlier.run_id,
         )
-        return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+        return _next_attempt(output, earlier, pause), earlier
     back = _find_matching_run(layout, fingerprint, pause)
     if back is None and not any(_must_be_kept(name) for name in files.list_names(output.root, pause)):
-        return OpenedOutput(output, 0, RunFile())
+        return 0, RunFile()
     moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info(
         "moved output/ to %s, because this run has another fingerprint "
@@ -138,14 +132,14 @@ def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: Outp
         moved.relative_to(layout.job),
     )
     if back is None:
-        return OpenedOutput(output, 0, RunFile())
+        return 0, RunFile()
     log.info(
         "moved runs/%s back to output/: it has the fingerprint of this run "
         "(program, data, trainers, mode, batch size and others)",
         back.name,
     )
     earlier = _read_earlier_run(output, pause) or RunFile()
-    return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+    return _next_attempt(output, earlier, pause), earlier
 
 
 def _must_be_kept(name: str) -> bool:

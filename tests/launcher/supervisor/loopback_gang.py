@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.settings import TrainSettings
 from testkit.waiting import PATIENCE, until
 
 HERE = Path(__file__).parent
@@ -62,6 +63,13 @@ def pod_environ(**changes: str) -> dict[str, str]:
         "PADDLE_LAUNCHER_SERVICE": "paddle-training",
     }
     return {**base, **changes}
+
+
+def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+    """Return the settings of a training pod with its folders in `tmp_path`."""
+    return TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+    )
 
 
 def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:

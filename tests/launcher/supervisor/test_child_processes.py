@@ -16,7 +16,6 @@ import pytest
 from launcher import runtimes
 from launcher.errors import UnfitError
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.child_processes import ChildProcess, ForkServer
@@ -24,7 +23,7 @@ from launcher.supervisor.log_follower import LogFollower
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -157,10 +156,7 @@ def test_a_lost_lease_kills_processes_and_helpers_although_the_main_thread_is_st
     tmp_path: Path, apart: bool
 ) -> None:
     """A helper writes to output/, which another run may take over soon after the lease is lost."""
-    settings = TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"))
-    )
-    agent = Agent(settings, runtimes.load_runtime("fleet"), PodNetwork(), Timings())
+    agent = Agent(train_settings(tmp_path), runtimes.load_runtime("fleet"), PodNetwork(), Timings())
     child = ChildProcess(build_spec(tmp_path, SLEEP), lambda: None, apart=apart, stdin=subprocess.PIPE)
     agent._lose_lease(
         UnfitError("the lease was lost")

@@ -28,7 +28,7 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import FAST, pod_environ
+from tests.launcher.supervisor.loopback_gang import FAST, train_settings
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -87,14 +87,7 @@ def build_group(tmp_path: Path) -> Iterator[Build]:
     (tmp_path / "quick-start" / "output").mkdir(parents=True)
 
     def build(runtime: ScriptRuntime, timings: Mapping[str, float] = FAST, **env: str) -> ProcessGroup:
-        settings = TrainSettings.from_environ(
-            pod_environ(
-                JOB_PATH=str(tmp_path),
-                PADDLE_LAUNCHER_WORK_DIR=str(work),
-                PADDLE_LAUNCHER_TRAINERS="1",
-                **env,
-            )
-        )
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1", **env)
         gang = RankAttempt(0, ("127.0.0.1",), settings, 0, None)
         group = ProcessGroup(
             runtime,

@@ -10,10 +10,9 @@ import pytest
 from launcher.io import run_record
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile
-from launcher.settings import TrainSettings
 from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.timings import Timings
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +21,7 @@ def test_the_report_of_a_failed_run_is_written_on_a_slow_machine(tmp_path: Path)
     """On a busy machine the start of Python and the import of matplotlib took longer than 5 s."""
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text("import time; time.sleep(6)")
-    env = {"PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work"), "PYTHONPATH": str(tmp_path / "slow")}
-    settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **env))
+    settings = train_settings(tmp_path, PYTHONPATH=str(tmp_path / "slow"))
     settings.work_dir.mkdir()
     output = OutputPaths(settings.layout.output)
     output.root.mkdir(parents=True)
