@@ -261,11 +261,9 @@ class Coordinator:
             `plan` with the final cause of a failure, which may be that of the export.
         """
         assert self.run_files is not None  # noqa: S101 - step() checked it
-        score = None
         if plan.cause is None:
             try:
                 self._complete_run()
-                score = self.run_files.read_score()
             except StoppedError:
                 raise
             except LauncherError as error:
@@ -273,7 +271,10 @@ class Coordinator:
         cause = plan.cause
         self.plan = plan
         self.run_files.close("complete" if cause is None else "failed", cause)
-        self._notify("completed" if cause is None else "failed", None if cause is None else cause.text, score)
+        if cause is None:
+            self._notify("completed", None, self.run_files.score or None)
+        else:
+            self._notify("failed", cause.text)
         return plan
 
     def _complete_run(self) -> None:

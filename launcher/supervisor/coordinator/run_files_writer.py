@@ -18,7 +18,7 @@ from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status
 from launcher.supervisor.peers.messages import Failure
-from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record
+from launcher.supervisor.shared_storage.output_folder import read_if_intact
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.supervisor.timings import Timings
 
@@ -56,6 +56,8 @@ class RunFilesWriter:
         """
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
+        self.score = earlier.score
+        """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
         self._started = time.time()
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
@@ -126,13 +128,6 @@ class RunFilesWriter:
             cause=cause,
         )
 
-    def read_score(self) -> dict[str, Any] | None:
-        """Return the model's test scores from output/model/score.json; None if there are none."""
-        try:
-            return files.read_json(self.output.model / "score.json")
-        except LauncherError:  # it is only part of a notification
-            return None
-
     def _write_status_periodically(self) -> None:
         while not self._end.is_set():
             try:
@@ -149,7 +144,8 @@ class RunFilesWriter:
         self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
     ) -> None:
         wall_offset = time.time() - time.monotonic()
-        s = self._settings
+        s, score_json = self._settings, self.output.model / "score.json"
+        self.score = read_if_intact(lambda: files.read_json(score_json), self.score)
         record = RunFile(
             run_id=s.run_id,
             output_id=self.output_id,
@@ -178,15 +174,10 @@ class RunFilesWriter:
             init_model=plan.init_model,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,
-            score=self._score(),
+            score=self.score,
             exported=self.exported,
         )
         run_record.write(self.output, record, self._lock.check)
-
-    def _score(self) -> dict[str, Any]:
-        """Return the model's test scores from model/score.json, else from the present run.json."""
-        score = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), dict[str, Any]())
-        return score or read_if_intact(lambda: read_run_record(self.output), RunFile()).score
 
     def _read_model_pass(self) -> int | None:
         """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""

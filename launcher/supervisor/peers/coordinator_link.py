@@ -94,18 +94,14 @@ class CoordinatorLink:
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejection: Rejection | None = None
         self._version = 0
-        self._credential = ""
+        self.credential = ""
+        """The credential that this pod last read from run.lock."""
         self._connection: HttpConnection | None = None
         self._host = "rank 0"
         self._deadline = float("inf")
         self._urgent = threading.Event()
         self._finished = threading.Event()
         """Set once rank 0 knows that this rank leaves, or cannot be reached."""
-
-    @property
-    def credential(self) -> str:
-        """Return the credential that this pod last read from run.lock."""
-        return self._credential
 
     def start(self) -> None:
         """Start both threads."""
@@ -155,7 +151,7 @@ class CoordinatorLink:
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 connection = HttpConnection(self._network, self._host, self._port)
                 with contextlib.closing(connection):
-                    code, _ = connection.post_state(self._credential, _encode(state, -1))
+                    code, _ = connection.post_state(self.credential, _encode(state, -1))
                 if code == 200 and state.phase == "leaving":
                     self._finished.set()
 
@@ -164,11 +160,11 @@ class CoordinatorLink:
         state.
         """
         if self._connection is None:
-            self._credential = self._credential or self._locator.read_credential() or ""
+            self.credential = self.credential or self._locator.read_credential() or ""
             self._host = self._locator.find_address()
             self._connection, self._version = HttpConnection(self._network, self._host, self._port), 0
         sent = time.monotonic()
-        code, body = self._connection.post_state(self._credential, _encode(state, self._version))
+        code, body = self._connection.post_state(self.credential, _encode(state, self._version))
         answer: Mapping[str, Any] = json.loads(body)
         if code == 200:
             is_first, is_new = self.order is None, answer["version"] != self._version
@@ -184,7 +180,7 @@ class CoordinatorLink:
             self.rejection = Rejection(bool(answer.get("replaced")), since)
             self._wake()
         if code == 401:
-            self._credential = self._locator.read_credential() or ""
+            self.credential = self._locator.read_credential() or ""
         if code == 503:  # rank 0 may be another pod by now
             self._disconnect()
         return False

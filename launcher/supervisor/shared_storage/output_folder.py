@@ -20,7 +20,7 @@ import errno
 import functools
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -202,21 +202,26 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
     return default if found is None else found
 
 
+def read_earlier_runs(
+    layout: JobPaths, pause: Callable[[float], None]
+) -> Iterator[tuple[OutputPaths, RunFile]]:
+    """Yield folder and run record of each run in runs/; the record is empty if it is absent or damaged."""
+    for name in files.list_names(layout.runs, pause):
+        if not name.startswith("."):  # else `clean` is removing it
+            output = OutputPaths(layout.run(name))
+            yield output, read_if_intact(functools.partial(read_run_record, output, pause), RunFile())
+
+
 def _find_matching_run(
     layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
 ) -> Path | None:
-    """Return the folder of the newest run in runs/ that `fingerprint` can resume, for a rollback to it; None if no
-    run can be resumed.
-    """
-    found = []
-    for name in files.list_names(layout.runs, pause):
-        if name.startswith("."):  # `clean` is removing it
-            continue
-        read = functools.partial(read_run_record, OutputPaths(layout.run(name)), pause)
-        run = read_if_intact(read, RunFile())
-        if _can_resume(run.fingerprint, fingerprint):
-            found.append((run.started, name))
-    return layout.run(max(found)[1]) if found else None
+    """Return the folder of the newest run in runs/ that `fingerprint` can resume; None if there is none."""
+    found = [
+        (run.started, output.root)
+        for output, run in read_earlier_runs(layout, pause)
+        if _can_resume(run.fingerprint, fingerprint)
+    ]
+    return max(found)[1] if found else None
 
 
 def _replace_output(

@@ -88,6 +88,7 @@ class OutputLease:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path, self.holder, self.timings = path, holder, timings
+        self.token = holder.token
         self.pause, self._clock = pause, clock
         self._beat = 0
         self._renewed = clock()
@@ -100,11 +101,6 @@ class OutputLease:
         self._end = threading.Event()
         self._renewer = threading.Thread(target=self._renew_on, name="run.lock", daemon=True)
         self._lost: Callable[[LauncherError], None] = lambda _: None
-
-    @property
-    def token(self) -> str:
-        """Return the random text that run.lock contains while this process holds the lease."""
-        return self.holder.token
 
     @property
     def is_lost(self) -> bool:

@@ -5,17 +5,13 @@ That is the model of the job's newest complete run with the same program, or els
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.errors import SettingsError, setting_error
-from launcher.io import files
+from launcher.errors import setting_error
 from launcher.log import log
-from launcher.paths import OutputPaths
-from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
-from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record
+from launcher.supervisor.shared_storage.output_folder import read_earlier_runs
 from launcher.trainer.checkpoint import selection
 
 
@@ -42,11 +38,7 @@ def find_previous_model(
     """
     layout = settings.layout
     found: list[tuple[float, str, Any]] = []
-    for name in files.list_names(layout.runs, pause):
-        if name.startswith("."):  # `clean` is removing it
-            continue
-        output = OutputPaths(layout.run(name))
-        record = read_if_intact(functools.partial(read_run_record, output, pause), RunFile())
+    for output, record in read_earlier_runs(layout, pause):
         if record.state != "complete":
             continue
         if not selection.is_model_complete(output.model):
@@ -67,22 +59,19 @@ def find_previous_model(
         return ""
     fitting = [run for run in found if run[2] == program]
     if not fitting:
-        raise _other_program(max(found)[1])
+        newest = max(found)[1]
+        raise setting_error(
+            "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)",
+            PREVIOUS,
+            "used with a program that an earlier run has trained",
+            f"all complete runs of this job trained another program; the newest one is {newest}. Its parameters "
+            "could have another meaning, so they are not used without your decision",
+            f"Set it to {newest} for one run, if that model fits; or restore the earlier program; or set it to an "
+            "empty text for one run, which then starts from scratch",
+        )
     log.info(
         "training.initModelPath is previous: starting with the model of %s, the newest complete one of the same "
         "program",
         max(fitting)[1],
     )
     return max(fitting)[1]
-
-
-def _other_program(newest: str) -> SettingsError:
-    return setting_error(
-        "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)",
-        PREVIOUS,
-        "used with a program that an earlier run has trained",
-        f"all complete runs of this job trained another program; the newest one is {newest}. Its parameters "
-        "could have another meaning, so they are not used without your decision",
-        f"Set it to {newest} for one run, if that model fits; or restore the earlier program; or set it to an empty "
-        "text for one run, which then starts from scratch",
-    )

@@ -11,13 +11,6 @@ from tests.launcher.supervisor.loopback_gang import LoopbackGang
 pytestmark = pytest.mark.slow
 
 
-def test_an_unknown_nic_is_rejected_with_the_existing_interfaces(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, trainers=1, CONF_PADDLE_NIC="eth7") as gang:
-        assert gang.start().wait_for_exit(30) == [64]
-        assert "'eth7'" in gang.termination_message(0)
-        assert f"eth0 {gang.addresses[0]}" in gang.termination_message(0)
-
-
 def test_the_address_of_the_given_nic_is_advertised(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, trainers=1, CONF_PADDLE_NIC="net1") as gang:
         gang.nics = {"eth0": ["127.0.0.1"], "net1": [gang.addresses[0]]}

@@ -26,8 +26,11 @@ def test_the_advertised_address_is_the_ipv4_address_of_the_interface() -> None:
             return {"eth0": ["10.0.0.9", "fd00::9"], "eth1": ["fd00::1"]}
 
     assert find_advertised_address(TwoInterfaces(), "eth0") == "10.0.0.9"
-    with pytest.raises(SettingsError, match=r"nic .* 'eth1', but must be an interface with an IPv4 address"):
-        find_advertised_address(TwoInterfaces(), "eth1")
+    for nic in ("eth1", "eth7"):
+        with pytest.raises(
+            SettingsError, match=rf"nic .* '{nic}', but must be .* an IPv4 address.*eth1 fd00::1"
+        ):
+            find_advertised_address(TwoInterfaces(), nic)
 
 
 def test_interfaces_contain_the_loopback_address() -> None:
