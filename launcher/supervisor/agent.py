@@ -94,10 +94,7 @@ class Agent:
         self._last_reaping = time.monotonic()
 
     def run(self) -> int:
-        """Run this rank until the run is over or fails, and return the exit code of the process.
-
-        The cause of a failure is written to the log and to the pod's termination message.
-        """
+        """Run this rank until the run is over or fails; return the exit code, and report the cause of a failure."""
         start_logging(f"rank {self.rank}", self.settings.log_format)
         with handle_signals(self._record_signal, _SIGNALS):
             try:
@@ -121,11 +118,7 @@ class Agent:
     # The main thread.
 
     def _train(self) -> None:
-        """Do everything from the start of the HTTP server to the end of the run.
-
-        Raises:
-            LauncherError: the run, or this rank, failed; returns normally only when the run is complete.
-        """
+        """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
         s, t = self.settings, self.timings
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
         pages = build_pages(self._guard.seconds_stuck, self._probe, t, lambda: self.coordinator)
@@ -140,7 +133,7 @@ class Agent:
         with files.storage_errors(s.layout.job):
             program = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank)
-        convert_shard(spec, s.work, t, self.pause, self.wake)
+        convert_shard(spec, s.work, t, self.pause)
         self._await_fork_server()
         self._fingerprint = run_fingerprint(s, program)
         self.executor.staged = True
@@ -174,10 +167,10 @@ class Agent:
         link.start()
 
     def _step(self) -> Order | None:
-        """Do one turn of the main loop: take the newest order, act on it, and return the newest order.
+        """Act on the newest order, and return the newest order; None before rank 0 has sent one.
 
         Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
-        may be newer than the one that this rank acted on. None: rank 0 has not sent an order yet.
+        may be newer than the one that this rank acted on.
         """
         now = time.monotonic()
         if self.coordinator is not None:
@@ -237,10 +230,7 @@ class Agent:
         )
 
     def _start_fork_server(self) -> None:
-        """Start the process that loads Paddle once and then forks the pservers and the trainer.
-
-        Loading Paddle takes the longest part of a start. Without a fork server each process loads it itself.
-        """
+        """Start the process that loads Paddle, the longest part of a start, once and then forks pservers and trainer."""
         spec = self.runtime.fork_server(self.settings)
         try:
             self._forks = None if spec is None else child_processes.ForkServer(spec)
@@ -282,8 +272,7 @@ class Agent:
         """Wait in the main thread for `seconds`, or until another thread calls `wake`.
 
         Raises:
-            LauncherError: this launcher must exit, because it received a signal, lost the output lease, or
-                its storage has not responded for `Timings.storage` seconds.
+            LauncherError: this launcher received a signal or lost the output lease, or its storage does not respond.
         """
         now = self._guard.record_turn()
         if now - self._last_reaping > 1:
@@ -306,9 +295,6 @@ class Agent:
 
         After an error rank 0 first orders the other ranks to stop. At the end it waits until they have received
         its last order, and writes the outcome to run.json.
-
-        Args:
-            error: why this launcher exits; None if the run is complete.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:
@@ -360,10 +346,7 @@ class Agent:
     def _lose_lease(self, error: LauncherError) -> None:
         """Kill all processes, because the output lease is lost and another pod may write to the output.
 
-        The lease's thread calls this.
-
-        Args:
-            error: why the lease is lost; the main thread raises it.
+        The lease's thread calls this; the main thread then raises `error`.
         """
         self._lease_error = error
         self._guard.is_lease_lost = True

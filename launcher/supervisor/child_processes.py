@@ -51,8 +51,7 @@ class ChildProcess:
         Args:
             spec: the process to start.
             ended: called from a thread when the process has exited.
-            forks: a fork server that forks the process; if it cannot, the process is started in the usual
-                way.
+            forks: forks the process; if it cannot, or is None, the process is started in the usual way.
             apart: whether the process belongs to no attempt, so that `kill_all_children` does not kill it.
             stdin: subprocess.DEVNULL or subprocess.PIPE.
 
@@ -159,11 +158,7 @@ class ForkServer:
         return self._ready
 
     def fork(self, spec: ProcessSpec) -> int | None:
-        """Let the fork server create the process `spec` as a child of this launcher.
-
-        Returns:
-            The process id of the new child; None if the fork server is not ready or cannot fork.
-        """
+        """Create the process `spec`, and return its process id; None if the fork server is not ready or cannot fork."""
         if not (self.alive and self.ready()):
             return None
         request = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
@@ -207,11 +202,7 @@ class ForkServer:
 
 
 def _adopt() -> None:
-    """Make this process the parent of orphaned descendants, as process 1 is by default.
-
-    Raises:
-        ProcessError: the system does not support that.
-    """
+    """Make this process the parent of orphaned descendants, as process 1 is by default; may raise `ProcessError`."""
     global _adopting  # noqa: PLW0603 - a state of the process
     if os.getpid() != 1 and not _adopting:
         import ctypes  # not needed in a pod, where the launcher is process 1
@@ -242,9 +233,7 @@ def kill_helpers() -> None:
 
 
 def watched_pids() -> set[int]:
-    """Return the process ids of all running children; for each, a `ChildProcess` thread waits for its
-    exit.
-    """
+    """Return the process ids of all running children, for each of which a `ChildProcess` thread waits."""
     return _alive | _apart
 
 
@@ -255,24 +244,14 @@ class GroupTermination:
     """
 
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
-        """Send SIGTERM to `children`.
-
-        Args:
-            children: the processes to terminate; those that have exited are skipped.
-            seconds: time from SIGTERM to SIGKILL.
-            now: present monotonic time in seconds.
-        """
+        """Send SIGTERM to those of `children` that still run; SIGKILL follows `seconds` later."""
         self._running = [child for child in children if not child.done.is_set()]
         self._deadline: float | None = now + seconds
         for child in self._running:
             child.signal(signal.SIGTERM)
 
     def poll(self, now: float) -> bool:
-        """Return whether all processes have exited; send SIGKILL once the deadline has passed.
-
-        Args:
-            now: present monotonic time in seconds.
-        """
+        """Return whether all processes have exited; send SIGKILL once the deadline has passed."""
         self._running = [child for child in self._running if not child.done.is_set()]
         if self._running and self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -282,12 +261,7 @@ class GroupTermination:
 
 
 def reap_orphans(known: set[int]) -> None:
-    """Collect the exit codes of orphaned descendants, so that they do not stay in the process table as
-    zombies.
-
-    Args:
-        known: process ids to leave alone, because a thread waits for each of them.
-    """
+    """Remove exited orphaned descendants from the process table, but not `known` ones: a thread waits for each."""
     if os.getpid() != 1 and not _adopting:
         return
     with contextlib.suppress(ChildProcessError):

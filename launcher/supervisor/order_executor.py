@@ -27,11 +27,8 @@ class OrderExecutor:
     def __init__(self, start: Callable[[Order], ProcessGroup], rank: int, orphan_seconds: float) -> None:
         """Create the executor; it starts nothing before `step` receives an order.
 
-        Args:
-            start: starts the processes of the attempt in an order; may raise `LauncherError`.
-            rank: this pod's rank.
-            orphan_seconds: all processes are stopped if rank 0 has not confirmed the order for so many
-                seconds.
+        `start` starts the processes of an order's attempt; it may raise `LauncherError`. All processes are stopped if
+        rank 0 has not confirmed the order for `orphan_seconds`.
         """
         self._start, self._rank, self._orphan_seconds = start, rank, orphan_seconds
         self.processes: ProcessGroup | None = None
@@ -47,12 +44,11 @@ class OrderExecutor:
         """Read by other threads; replaced as one object, and before the first process starts."""
 
     def step(self, order: Order | None, heard: float, now: float) -> None:
-        """Do what `order` says as far as possible without waiting; call this again and again.
+        """Do what the newest order says as far as possible without waiting; call this again and again.
 
         Args:
             order: the coordinator's newest order; None stops all processes.
-            heard: monotonic time in seconds at which rank 0 last confirmed the order.
-            now: present monotonic time in seconds.
+            heard: monotonic time at which rank 0 last confirmed the order.
         """
         processes = self.processes
         if processes is not None:

@@ -66,18 +66,10 @@ class Coordinator:
     ) -> None:
         """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
 
-        Args:
-            settings: the settings of the run.
-            runtime: knows checkpoints and whether the run is complete.
-            network: the pod's network.
-            timings: periods and deadlines.
-            incarnation: random identifier of this pod, which run.lock contains while it holds the output lease.
-            address: address of this pod, which run.lock contains for the other ranks.
-            pause: waits that many seconds in the agent's main thread; may raise `LauncherError`.
-            wake: interrupts the agent's present `pause`; may be called from any thread.
+        run.lock contains this pod's `incarnation` and, for the other ranks, its `address`.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
-        self._pause, self._wake = pause, wake
+        self._pause = pause
         s, t = settings, timings
         self._limits = GangLimits(
             silence=t.silence,
@@ -118,8 +110,7 @@ class Coordinator:
     def acquire_output(self, on_lease_lost: Callable[[LauncherError], None]) -> None:
         """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
 
-        Args:
-            on_lease_lost: called with the reason, from a thread, if the lease is lost later.
+        If the lease is lost later, a thread calls `on_lease_lost` with the reason.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
@@ -137,11 +128,7 @@ class Coordinator:
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
-        """Resume or create output/, write the first run.json, and plan the first attempt.
-
-        Args:
-            fingerprint: `run_fingerprint` of this run; only an output with an equal one is resumed.
-        """
+        """Resume or create output/, write the first run.json, and plan the first attempt."""
         s = self._settings
         attempt, resumed = open_output(s, fingerprint, self.lock)
         earlier = resumed if resumed.run_id == s.run_id else RunFile()
@@ -166,7 +153,7 @@ class Coordinator:
         self.run_files.start_status()
         self.membership.publish(plan.order())
         if s.export_to:
-            self._exporter = BucketExport(s, self._timings, self._wake, self._pause)
+            self._exporter = BucketExport(s, self._timings, self._pause)
         if self._is_complete:
             self._log_nothing_to_start()
             return
@@ -192,12 +179,7 @@ class Coordinator:
         )
 
     def step(self, own_state: MemberState, now: float) -> Order:
-        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
-
-        Args:
-            own_state: the state of rank 0.
-            now: present monotonic time in seconds.
-        """
+        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive."""
         self.membership.record_state(own_state, now)
         if self.run_files is None or self.lease_error is not None:
             return self.membership.order
@@ -257,8 +239,7 @@ class Coordinator:
     def _end_run(self, plan: AttemptPlan) -> AttemptPlan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
 
-        Returns:
-            `plan` with the final cause of a failure, which may be that of the export.
+        Return `plan` with the final cause of a failure, which may be that of the export.
         """
         assert self.run_files is not None  # noqa: S101 - step() checked it
         if plan.cause is None:
@@ -331,10 +312,7 @@ class Coordinator:
             self.stop_attempt(error)
 
     def stop_attempt(self, error: LauncherError) -> None:
-        """Send the order `stop` to all ranks, because rank 0's launcher exits with `error`.
-
-        The next pod of rank 0 resumes the run.
-        """
+        """Order all ranks to stop, because rank 0's launcher exits; the next pod of rank 0 resumes the run."""
         now = time.monotonic()
         self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
         self.membership.publish(self.plan.order())
@@ -346,9 +324,7 @@ class Coordinator:
     def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
         """Wait until all ranks know how the run ended; then write the final run.json and release the lease.
 
-        Args:
-            error: why rank 0 exits; None if the run ended as planned.
-            clock: returns the monotonic time; called about 20 times a second while this method waits.
+        `error` is why rank 0 exits; None if the run ended as planned. `clock` is called some 20 times a second.
         """
         # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
         start = clock()
@@ -370,11 +346,7 @@ class Coordinator:
     def _close(self, state: str | None, error: LauncherError | None) -> None:
         """Write the final run.json and, after a failure, report.html, if this pod still holds the lease.
 
-        Then release the lease, and stop status.json and the notifications.
-
-        Args:
-            state: the final state to write to run.json; None: run.json is final already.
-            error: why rank 0 exits; None if the run ended as planned.
+        Then release the lease, and stop status.json and the notifications. If `state` is None, run.json is final.
         """
         holds_lease = self.run_files is not None and self.lease_error is None
         if self.run_files is not None and holds_lease and state is not None:

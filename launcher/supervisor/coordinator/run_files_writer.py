@@ -40,20 +40,14 @@ class RunFilesWriter:
         """Create the writer; it writes nothing before `open`.
 
         Args:
-            output: the output folder.
-            settings: the settings of this run.
-            timings: how often status.json is written.
             lock: the output lease; nothing is written after it was lost.
-            fingerprint: `run_fingerprint` of this run.
             earlier: run.json as it was in the output folder before this start; empty if there was none.
             read_plan: returns the coordinator's present plan and members; called from any thread.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
         self.output_id = earlier.output_id or os.urandom(8).hex()
-        """Random identifier of this output, shared by all runs that resume it; job and run names may
-        repeat.
-        """
+        """Random identifier of this output, shared by all runs that resume it; job and run names may repeat."""
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
         self.score = earlier.score
@@ -70,12 +64,7 @@ class RunFilesWriter:
         )
 
     def open(self, plan: AttemptPlan, *, is_complete: bool) -> None:
-        """Write the first run.json, before anything else is written to the output.
-
-        Args:
-            plan: the coordinator's first plan.
-            is_complete: whether training was complete before this start; run.json then keeps its times.
-        """
+        """Write the first run.json; if training was complete before this start, it keeps its times."""
         if is_complete:
             self._started = self._earlier.started or self._started
             self._trained = self._earlier.finished or time.time()
@@ -90,9 +79,7 @@ class RunFilesWriter:
         self._end.set()
 
     def write_plan(self, plan: AttemptPlan) -> None:
-        """Write run.json with a new plan; the coordinator calls this before any rank receives the plan's
-        order.
-        """
+        """Write run.json with a new plan; the coordinator does so before any rank receives the plan's order."""
         self._write_run(plan, "training")
 
     def write_trained(self) -> None:
@@ -101,12 +88,7 @@ class RunFilesWriter:
         self._write_run(self._read_plan()[0], "complete")
 
     def close(self, state: str, cause: Failure | None) -> None:
-        """Write the last run.json and status.json.
-
-        Args:
-            state: the final state, `complete`, `failed` or `stopped`.
-            cause: the failure; None for a complete run.
-        """
+        """Write the last run.json and status.json; `state` is `complete`, `failed` or `stopped`."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)

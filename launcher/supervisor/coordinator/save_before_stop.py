@@ -49,8 +49,6 @@ def decide_save(
     Args:
         request: the present request; None if none was made.
         members: all ranks; at least one of them received SIGTERM.
-        batch_size: rows of a batch.
-        now: monotonic time in seconds.
 
     Returns:
         The request; or, if the ranks must stop now, what became of the checkpoint, for messages.

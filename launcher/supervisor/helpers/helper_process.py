@@ -41,23 +41,14 @@ def run_helper(
     timings: Timings,
     pause: Callable[[float], None],
     *,
-    wake: Callable[[], None] = lambda: None,
     seconds: float = float("inf"),
     show_log: bool = True,
 ) -> dict[str, Any]:
     """Start a helper process, send its request, wait for its answer, and return the result in it.
 
     The process belongs to no attempt: it runs on when an attempt ends or the connection to rank 0 is lost. It has
-    exited when this function returns or raises, unless it cannot be killed.
-
-    Args:
-        spec: the process and its request.
-        work: the pod's own disk, for the process's log and answer.
-        timings: deadlines.
-        pause: waits that many seconds in the agent's main loop; it may raise to stop the helper.
-        wake: called from a thread when the process has exited.
-        seconds: how long to wait at most.
-        show_log: whether the process's log is also written to the pod's log.
+    exited when this function returns or raises, unless it cannot be killed. It may run for at most `seconds`. With
+    `show_log` its log is also written to the pod's log.
 
     Raises:
         HelperError: the process failed or missed its deadline.
@@ -75,7 +66,7 @@ def run_helper(
         cwd=work.root,
         log=log,
     )
-    child = ChildProcess(process, wake, apart=True, stdin=subprocess.PIPE)
+    child = ChildProcess(process, lambda: None, apart=True, stdin=subprocess.PIPE)
     follower = LogFollower(log, copy=None, shown=show_log)
     deadline = time.monotonic() + seconds
     try:

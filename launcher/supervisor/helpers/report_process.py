@@ -20,14 +20,7 @@ from launcher.supervisor.timings import Timings
 def write_report(
     settings: TrainSettings, timings: Timings, seconds: float, pause: Callable[[float], None]
 ) -> None:
-    """Write report.html and curve.png of this run; a failure is only logged, because the run does not depend on them.
-
-    Args:
-        settings: the settings of the run.
-        timings: deadlines of the process.
-        seconds: how long to wait for the process at most.
-        pause: waits that many seconds; it may raise to stop the process.
-    """
+    """Write report.html and curve.png of this run within `seconds`; a failure is only logged: the run needs neither."""
     style = {"MPLCONFIGDIR": str(settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
     spec = HelperSpec(
         name="report",

@@ -1,6 +1,4 @@
-"""Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest
-order.
-"""
+"""Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest order."""
 
 from __future__ import annotations
 
@@ -76,14 +74,8 @@ class CoordinatorLink:
     ) -> None:
         """Create the link; `start` connects it.
 
-        Args:
-            network: the pod's network.
-            port: `peerPort` of rank 0.
-            timings: periods and deadlines.
-            locator: finds rank 0's address and the credential.
-            read_state: returns this rank's state. None sends nothing: a launcher whose main thread is stuck
-                must not look alive.
-            wake: called when there is a new order or a rejection.
+        While `read_state` returns None, nothing is sent: a launcher whose main thread is stuck must not look alive.
+        A new order or a rejection calls `wake`.
         """
         self._network, self._port, self._timings, self._locator = network, port, timings, locator
         self._read_state, self._wake = read_state, wake
@@ -156,9 +148,7 @@ class CoordinatorLink:
                     self._finished.set()
 
     def _exchange(self, state: MemberState) -> bool:
-        """Send `state` to rank 0 and store the order from its answer; return whether rank 0 accepted the
-        state.
-        """
+        """Send `state` to rank 0 and store the order that it answers; return whether rank 0 accepted the state."""
         if self._connection is None:
             self.credential = self.credential or self._locator.read_credential() or ""
             self._host = self._locator.find_address()

@@ -1,3 +1,1 @@
-"""Access to the shared storage: lease on output/, resume of output/, wait for the data, copies to the
-pod, and a probe that detects storage that hangs.
-"""
+"""Access to the shared storage: output/ and its lease, the wait for the data, copies to the pod, detection of hangs."""

@@ -98,11 +98,6 @@ def open_output(
 
     Only rank 0 calls this, while it holds the lease.
 
-    Args:
-        settings: the settings of the run.
-        fingerprint: `run_fingerprint` of this run.
-        lock: the lease on output/, which this pod holds.
-
     Returns:
         (number of the next attempt, run.json of the output as it was read). A new output has attempt 0 and an empty
         record.
@@ -148,8 +143,7 @@ def _must_be_kept(name: str) -> bool:
 
 
 def _read_earlier_run(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | None:
-    """Return the run record of the present output/; None if it is missing or damaged and there is no
-    checkpoint.
+    """Return the run record of output/; None if it is missing or damaged and there is no checkpoint.
 
     Raises:
         DataError: the run record is missing or damaged, but there are checkpoints.
@@ -227,17 +221,11 @@ def _find_matching_run(
 def _replace_output(
     layout: JobPaths, earlier: RunFile | None, back: Path | None, *, run_id: str, lock: OutputLease
 ) -> Path:
-    """Move output/ to runs/, and another folder, which contains this pod's lease, into its place.
+    """Move output/ to runs/, and another folder with this pod's lease into its place; return the new path in runs/.
 
     Args:
-        layout: the job's folders.
         earlier: run.json of the output that is moved away; None if there is none.
         back: the folder in runs/ that becomes output/; None: an empty folder.
-        run_id: the id of this run.
-        lock: the lease on output/, which this pod holds.
-
-    Returns:
-        The path in runs/ to which output/ was moved.
     """
     with files.storage_errors(layout.job), lock.pause_renewals():
         layout.runs.mkdir(exist_ok=True)
@@ -279,15 +267,7 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
-    """Move this rank's logs of the previous attempt to `attempt-<attempt - 1>/`, without overwriting files there.
-
-    The function is idempotent.
-
-    Args:
-        output: the output folder.
-        rank: this pod's rank.
-        attempt: the attempt that is about to start.
-    """
+    """Before `attempt` starts, move this rank's logs to `attempt-<attempt - 1>/`, without overwriting files there."""
     node = output.node(rank)
 
     def move() -> None:

@@ -1,7 +1,4 @@
-"""Find the model that `training.initModelPath: previous` refers to.
-
-That is the model of the job's newest complete run with the same program, or else its newest export.
-"""
+"""Find the model that `training.initModelPath: previous` refers to."""
 
 from __future__ import annotations
 
@@ -27,10 +24,8 @@ def find_previous_model(
     export of the job. Rank 0 calls this once for each output, after it has moved the earlier output to runs/.
 
     Args:
-        settings: the settings of the run.
         program: sha256 of this run's program.
         exported: `to` (address) and `program` (sha256) of the newest export; None if there is none.
-        pause: waits for the given number of seconds between retries of a read; it may raise to stop them.
 
     Raises:
         SettingsError: there are complete runs, but all of them trained another program.

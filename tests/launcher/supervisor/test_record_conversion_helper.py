@@ -52,7 +52,7 @@ def run_conversion(
 ) -> None:
     """Convert the shard as the launcher does."""
     spec = runtime.conversion(train_settings(folder), 0)
-    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause, lambda: None)
+    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause)
 
 
 def test_convert_shard_returns_after_exit_code_0(tmp_path: Path) -> None:
