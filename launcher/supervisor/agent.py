@@ -230,7 +230,7 @@ class Agent:
         )
 
     def _start_fork_server(self) -> None:
-        """Start the process that loads Paddle, the longest part of a start, once and then forks pservers and trainer."""
+        """Start the process that loads Paddle (most of the time of a start) once, then forks pservers and trainer."""
         spec = self.runtime.fork_server(self.settings)
         try:
             self._forks = None if spec is None else child_processes.ForkServer(spec)

@@ -115,23 +115,6 @@ def test_only_restarts_without_a_new_checkpoint_are_limited(tmp_path: Path) -> N
         assert "SIGKILL" in gang.termination_message(2)
 
 
-def test_the_same_failure_of_the_program_twice_at_one_position_fails_the_run(tmp_path: Path) -> None:
-    fake = {"trainer:1": {"do": "exit", "code": 9, "at": 0}}
-    with build_gang(tmp_path, fake=fake) as gang:
-        assert gang.start().wait_for_exit(60) == [70, 70, 70]
-        assert gang.read_json("run.json")["attempt"] == 1
-        assert "failed twice in a row" in gang.termination_message(0)
-        assert "exit code 9" in gang.termination_message(0)
-
-
-def test_a_failure_that_a_restart_cannot_fix_fails_the_run(tmp_path: Path) -> None:
-    fake = {"trainer:2": {"do": "exit", "code": 65, "at": 1}}
-    with build_gang(tmp_path, fake=fake) as gang:
-        assert gang.start().wait_for_exit() == [65, 65, 65]
-        assert gang.read_json("run.json")["attempt"] == 0
-        assert gang.read_json("run.json")["exitCode"] == 65
-
-
 def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Path) -> None:
     with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
