@@ -97,6 +97,34 @@ def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
     return manifest
 
 
+def replace_data(job: Path, train: list[list[str]], test: list[str], digest: str = "d1") -> None:
+    """Write a job's folder as `write_data` does, with these lines in the shards and in the test set."""
+    manifest = write_data(job, len(train), digest)
+    for entry, path, lines in (
+        *((manifest["shards"][n], job / str(n) / "data" / "train.txt", part) for n, part in enumerate(train)),
+        (manifest["test"], job / "test.txt", test),
+    ):
+        path.write_text("".join(f"{line}\n" for line in lines))
+        content = path.read_bytes()
+        entry |= {"lines": len(lines), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (job / "manifest.json").write_text(json.dumps(manifest))
+
+
+def paddle_scripts(**env: str) -> dict[str, Any]:
+    """Return the arguments of `LoopbackGang` for scripts that train with Paddle and gloo, with `env`."""
+    return {
+        "timings": {"silence": 15.0, "orphan": 15.0},
+        "PADDLE_LAUNCHER_RUNTIME": "collective",
+        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
+        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "60",
+        # Paddle's store listens on all addresses, so no other test may use these ports.
+        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **env,
+    }
+
+
 class LoopbackGang:
     """The launchers of one run. As a context manager it kills all processes that still run at its end."""
 
