@@ -277,7 +277,7 @@ class Agent:
         now = self._guard.record_turn()
         if now - self._last_reaping > 1:
             self._last_reaping = now
-            child_processes.reap_orphans(child_processes.watched_pids())
+            child_processes.reap_orphans()
         if self._lease_error is not None:
             raise self._lease_error
         if self._exit_failure is None:
@@ -350,8 +350,9 @@ class Agent:
         """
         self._lease_error = error
         self._guard.is_lease_lost = True
-        child_processes.kill_all_children()
-        child_processes.kill_helpers()  # report and export write to output/, or read what they upload from there
+        child_processes.kill_all_children(
+            helpers=True
+        )  # report and export write to output/ or upload files of it
         if self.coordinator is not None:
             self.coordinator.stop_attempt(error)
         self.wake()

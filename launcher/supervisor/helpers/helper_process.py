@@ -66,7 +66,7 @@ def run_helper(
         cwd=work.root,
         log=log,
     )
-    child = ChildProcess(process, lambda: None, apart=True, stdin=subprocess.PIPE)
+    child = ChildProcess(process, lambda: None, is_helper=True, stdin=subprocess.PIPE)
     follower = LogFollower(log, copy=None, shown=show_log)
     deadline = time.monotonic() + seconds
     try:

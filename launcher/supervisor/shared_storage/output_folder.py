@@ -33,6 +33,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
 
 T = TypeVar("T")
+_PARTS = "(program, data, trainers, mode, batch size and others)"
 
 
 def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
@@ -112,9 +113,7 @@ def open_output(
     earlier = _read_earlier_run(output, pause)
     if earlier is not None and _can_resume(earlier.fingerprint, fingerprint):
         log.info(
-            "resuming output/ of run %s, which has the fingerprint of this run "
-            "(program, data, trainers, mode, batch size and others)",
-            earlier.run_id,
+            "resuming output/ of run %s, which has the fingerprint of this run %s", earlier.run_id, _PARTS
         )
         return _next_attempt(output, earlier, pause), earlier
     back = _find_matching_run(layout, fingerprint, pause)
@@ -122,17 +121,13 @@ def open_output(
         return 0, RunFile()
     moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info(
-        "moved output/ to %s, because this run has another fingerprint "
-        "(program, data, trainers, mode, batch size and others)",
+        "moved output/ to %s, because this run has another fingerprint %s",
         moved.relative_to(layout.job),
+        _PARTS,
     )
     if back is None:
         return 0, RunFile()
-    log.info(
-        "moved runs/%s back to output/: it has the fingerprint of this run "
-        "(program, data, trainers, mode, batch size and others)",
-        back.name,
-    )
+    log.info("moved runs/%s back to output/: it has the fingerprint of this run %s", back.name, _PARTS)
     earlier = _read_earlier_run(output, pause) or RunFile()
     return _next_attempt(output, earlier, pause), earlier
 

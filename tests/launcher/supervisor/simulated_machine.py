@@ -46,7 +46,7 @@ _REPLACED: tuple[tuple[object, object], ...] = (
     (SimpleQueue, virtual_time.SimpleQueue),
     (child_processes.ChildProcess, start_child),
     (log_follower.LogFollower, _IGNORED),
-    (child_processes.kill_all_children, lambda: running_pod().kill_children()),
+    (child_processes.kill_all_children, lambda **_: running_pod().kill_children()),
     (child_processes.reap_orphans, _IGNORED),
     (cgroup_memory.oom_kills, lambda: 0),
     (peer_server.PeerServer, _start_server),
