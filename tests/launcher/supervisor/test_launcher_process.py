@@ -80,14 +80,6 @@ def test_the_termination_message_keeps_its_start_and_end_within_4096_bytes(tmp_p
     assert text.endswith("ü the last line\n".encode())
 
 
-@pytest.mark.parametrize(
-    ("code", "text"),
-    [(3, "exit code 3"), (-9, "signal SIGKILL (exit code 137)"), (139, "signal SIGSEGV (exit code 139)")],
-)
-def test_describe_exit_returns_the_name_of_the_signal(code: int, text: str) -> None:
-    assert failure_messages.describe_exit(code) == text
-
-
 def test_the_launcher_imports_only_the_standard_library() -> None:
     code = (
         "import sys; before = set(sys.modules); import launcher.__main__, launcher.supervisor.agent, "

@@ -10,16 +10,13 @@ import pytest
 from launcher.errors import EXIT_STOPPED
 from launcher.paths import Position
 from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
-from launcher.supervisor.coordinator.member_states import GangLimits, Member, admit_state
+from launcher.supervisor.coordinator.member_states import Member, admit_state
 from launcher.supervisor.coordinator.save_before_stop import SaveRequest
 from launcher.supervisor.coordinator.status import describe_wait
 from launcher.supervisor.peers.messages import Failure, MemberState
 from launcher.trainer.checkpoint.save_schedule import ASK_SECONDS
+from tests.launcher.supervisor.test_decisions import LIMITS, NOW
 
-LIMITS = GangLimits(
-    silence=10, life=25, rendezvous=300, join=300, serve=150, finish=60, restarts=2, batch_size=10
-)
-NOW = 1000.0
 PLAN = AttemptPlan(3, "train", NOW - 500, ("i0", "i1"), ("10.0.0.0", "10.0.0.1"))
 PROGRESS = {
     "pass": 1,
