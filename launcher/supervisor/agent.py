@@ -89,7 +89,6 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._lease_error: LauncherError | None = None
         self._guard = ProcessGuard(settings, timings)
         self._last_reaping = time.monotonic()
 
@@ -278,8 +277,8 @@ class Agent:
         if now - self._last_reaping > 1:
             self._last_reaping = now
             child_processes.reap_orphans()
-        if self._lease_error is not None:
-            raise self._lease_error
+        if self.coordinator is not None:
+            self.coordinator.lock.check()
         if self._exit_failure is None:
             found = self.coordinator.membership if self.coordinator is not None else self.link
             self._stop_request.check(self.executor.phase, None if found is None else found.order)
@@ -348,13 +347,11 @@ class Agent:
 
         The lease's thread calls this; the main thread then raises `error`.
         """
-        self._lease_error = error
         self._guard.is_lease_lost = True
-        child_processes.kill_all_children(
-            helpers=True
-        )  # report and export write to output/ or upload files of it
+        # Of the helpers, the report writes to output/, and the export uploads files from there.
+        child_processes.kill_all_children(helpers=True)
         if self.coordinator is not None:
-            self.coordinator.stop_attempt(error)
+            self.coordinator.handle_lost_lease(error)
         self.wake()
 
     def _read_state_to_send(self) -> MemberState | None:

@@ -91,8 +91,6 @@ class Coordinator:
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
-        self.lease_error: LauncherError | None = None
-        """Why this pod no longer holds the lease on the output; None while it does."""
         self._notifier: Notifier | None = None
         if s.webhook or s.events:
             from launcher.reporting.notifications import Notifier
@@ -117,14 +115,7 @@ class Coordinator:
         """
         check_folders(self._settings.layout)
         self.lock.acquire()
-
-        def lose(error: LauncherError) -> None:
-            self.lease_error = error
-            if self.run_files is not None:
-                self.run_files.stop_status()
-            on_lease_lost(error)
-
-        self.lock.start_renewing(lose)
+        self.lock.start_renewing(on_lease_lost)
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
@@ -181,7 +172,7 @@ class Coordinator:
     def step(self, own_state: MemberState, now: float) -> Order:
         """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive."""
         self.membership.record_state(own_state, now)
-        if self.run_files is None or self.lease_error is not None:
+        if self.run_files is None or self.lock.is_lost:
             return self.membership.order
         self.membership.open(self.credential)  # the agent's guard closes it while this thread is stuck
         before = self.plan
@@ -309,17 +300,18 @@ class Coordinator:
             self.plan = replace(self.plan, do="end", cause=cause)
             self.membership.publish(self.plan.order())
         else:
-            self.stop_attempt(error)
+            self._stop_attempt(error)
 
-    def stop_attempt(self, error: LauncherError) -> None:
-        """Order all ranks to stop, because rank 0's launcher exits; the next pod of rank 0 resumes the run."""
+    def handle_lost_lease(self, error: LauncherError) -> None:
+        """Stop writing status.json, and order all ranks to stop; the lease's thread calls this."""
+        if self.run_files is not None:
+            self.run_files.stop_status()
+        self._stop_attempt(error)
+
+    def _stop_attempt(self, error: LauncherError) -> None:
         now = time.monotonic()
         self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
         self.membership.publish(self.plan.order())
-
-    def others_run_no_process(self, now: float) -> bool:
-        """Return whether no other rank can still run processes; `now`: present monotonic time in seconds."""
-        return not any(can_run_processes(m, now, self._limits.life) for m in self.membership.members[1:])
 
     def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
         """Wait until all ranks know how the run ended; then write the final run.json and release the lease.
@@ -331,9 +323,10 @@ class Coordinator:
         late, deadline = start + self._timings.late_rank_wait, start + self._timings.farewell
         while True:
             now = clock()
-            stopped = self.others_run_no_process(now)
+            others = self.membership.members[1:]
+            stopped = not any(can_run_processes(m, now, self._limits.life) for m in others)
             informed = self.membership.all_have_newest_order(now, skip_absent=now >= late)
-            if (informed and (stopped or self.lease_error is not None)) or now >= deadline:
+            if (informed and (stopped or self.lock.is_lost)) or now >= deadline:
                 break
             time.sleep(0.05)
         if error is None:
@@ -348,7 +341,7 @@ class Coordinator:
 
         Then release the lease, and stop status.json and the notifications. If `state` is None, run.json is final.
         """
-        holds_lease = self.run_files is not None and self.lease_error is None
+        holds_lease = self.run_files is not None and not self.lock.is_lost
         if self.run_files is not None and holds_lease and state is not None:
             try:
                 cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
@@ -358,7 +351,7 @@ class Coordinator:
                     "cannot write how the run ended to run.json, which still has an earlier state: %s", failed
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
-        if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:
+        if holds_lease and not self.lock.is_lost and self.plan.do == "end" and self.plan.cause is not None:
             write_report(self._settings, self._timings, self._timings.report, time.sleep)
         if self.run_files is not None:
             self.run_files.stop_status()
