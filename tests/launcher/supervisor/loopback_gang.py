@@ -139,7 +139,6 @@ class LoopbackGang:
         pservers_exit_themselves: bool = False,
         trainer_waits: bool = False,
         forked: bool = False,
-        nics: dict[str, list[str]] | None = None,
         python: str | Path = sys.executable,
         **env: str,
     ) -> None:
@@ -148,7 +147,9 @@ class LoopbackGang:
         self.job = root / "shared" / env.get("JOB_NAME", "quick-start")
         self.output = self.job / "output"
         self.timings = {**FAST, **(timings or {})}
-        self.fake, self.env, self.nics = fake or {}, env, nics
+        self.fake, self.env = fake or {}, env
+        self.nics: dict[str, list[str]] = {}
+        """If not empty, the interfaces of every pod."""
         self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
         self.forked, self.python = forked, str(python)
         _subnet[1] += 1
@@ -204,8 +205,6 @@ class LoopbackGang:
             "hosts": self.hosts,
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
-            "renamed": str(self.folder / "names.json"),
-            "jumps": str(self.folder / "jumps.json"),
             "timings": self.timings,
             "pservers_exit_themselves": self.pservers_exit_themselves,
             "trainer_waits": self.trainer_waits,
@@ -295,16 +294,6 @@ class LoopbackGang:
         except AssertionError:
             return False
         return True
-
-    def change_dns(self, name: str, address: str) -> None:
-        """Let `name` resolve to `address` from now on in every running launcher."""
-        (self.folder / "names.json").write_text(json.dumps({name: address}))
-
-    def shift_clocks(self, seconds: dict[int, float]) -> None:
-        """Shift the time of day of these ranks' launchers by so many seconds from now on."""
-        jumps = {self.addresses[rank]: by for rank, by in seconds.items()}
-        (self.folder / "jumps.new").write_text(json.dumps(jumps))
-        (self.folder / "jumps.new").rename(self.folder / "jumps.json")
 
     def pod_log(self, rank: int) -> str:
         """Return everything that the launchers of a rank have printed."""

@@ -246,15 +246,6 @@ def test_reports_without_credential_are_rejected_and_http_pages_are_served(tmp_p
         assert send_request("GET", "/else")[0] == 404
 
 
-def test_clocks_shifted_by_two_hours_cause_no_restart(tmp_path: Path) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="1") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, 0, 2))
-        gang.shift_clocks({0: 7200, 1: -7200})
-        gang.wait_until(lambda: gang.read_json("status.json")["updated"] > time.time() + 7000)
-        assert gang.wait_for_exit(60) == [0, 0, 0], gang.pod_log(0)
-        assert_resumed_and_complete(gang, attempts=1)
-
-
 def test_five_quick_suspends_lose_no_checkpoint(tmp_path: Path) -> None:
     """Each suspend hits another moment of the start: staging, the rendezvous, the start of the pservers."""
     with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
