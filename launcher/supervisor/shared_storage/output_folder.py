@@ -106,7 +106,6 @@ def open_output(
     Raises:
         DataError: there are checkpoints, but no readable run.json.
         LeaseLostError: another run has created output/ in the meantime.
-        StorageError, StorageFailedError: the storage cannot be read or written.
     """
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
@@ -166,7 +165,6 @@ def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.s
 
     Raises:
         UnreadableError: run.json is damaged, and there is no intact copy.
-        StorageError, StorageFailedError: the files cannot be read, also after 20 s of retries.
     """
     found, damage = run_record.read(output, pause)
     if damage is not None and found is None:

@@ -339,9 +339,5 @@ def _who(content: bytes | None) -> str:
 
 
 def read_lease_holder(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
-    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged.
-
-    Raises:
-        StorageError, StorageFailedError: the file cannot be read.
-    """
+    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged."""
     return _parsed(files.read_bytes(path, sleep)) or {}

@@ -29,7 +29,6 @@ def find_previous_model(
 
     Raises:
         SettingsError: there are complete runs, but all of them trained another program.
-        StorageError, StorageFailedError: the storage cannot be read.
     """
     layout = settings.layout
     found: list[tuple[float, str, Any]] = []

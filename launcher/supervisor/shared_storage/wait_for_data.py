@@ -88,11 +88,7 @@ def _activity(path: Path) -> int | None:
 
 
 def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
-    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it.
-
-    Raises:
-        StorageError, StorageFailedError: the file cannot be read.
-    """
+    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it."""
     try:
         found = read_json(path, pause)
     except UnreadableError as error:  # the data Job will write it again
