@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
@@ -234,37 +233,6 @@ def test_a_second_release_with_the_same_job_name_fails_and_the_first_one_complet
         assert first.wait_for_exit(40) == [0, 0, 0]
 
 
-def test_a_run_whose_lease_is_taken_stops_writing(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="30") as gang:
-        gang.start().wait_until(gang.reports_training)
-        other_holder = {
-            "runId": "other-run",
-            "namespace": "n",
-            "release": "r",
-            "pod": "p",
-            "token": "x",
-            "beat": 1,
-        }
-
-        def is_lease_lost_after_overwriting() -> bool:
-            """Overwrite the lease, and return whether rank 0 has noticed it: a renewal may undo it once."""
-            (gang.output / "run.lock.new").write_text(json.dumps(other_holder))
-            (gang.output / "run.lock.new").rename(gang.output / "run.lock")
-            return "other-run" in gang.pod_log(0)
-
-        gang.wait_until(is_lease_lost_after_overwriting)
-        assert gang.wait_for_exit(30) == [71, 70, 70], (
-            "a replacement of rank 0 may get the lease back; the others waited for it"
-        )
-        assert "was taken by run other-run" in gang.termination_message(0)
-        assert json.loads((gang.output / "run.lock").read_text()) == other_holder
-        assert gang.read_json("run.json")["state"] == "training", (
-            "rank 0 must not write to an output that another run holds"
-        )
-        assert gang.read_json("status.json")["state"] == "training"
-        assert gang.running_pids() == []
-
-
 def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(tmp_path: Path) -> None:
     fake = {"pserver:1": {"do": "exit", "code": 0, "at": "later", "after": 1.5}}
     with LoopbackGang(tmp_path, fake=fake, pservers_exit_themselves=True, FAKE_PASS_SECONDS="30") as gang:
@@ -294,15 +262,6 @@ def test_a_changed_shard_makes_all_ranks_exit_with_65_before_any_process_starts(
         for rank in range(3):
             assert "train.txt has sha256" in gang.termination_message(rank)
         assert not (gang.output / "node_0").exists()
-
-
-def test_a_failed_data_job_makes_all_ranks_exit_with_its_reason(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path) as gang:
-        (gang.job / "manifest.json").unlink()
-        failed = {"dataDigest": "d1", "reason": "the checksum does not match", "time": 1}
-        (gang.job / "data-failed.json").write_text(json.dumps(failed))
-        assert gang.start().wait_for_exit(30) == [65, 65, 65]
-        assert "the checksum does not match" in gang.termination_message(1)
 
 
 @pytest.mark.parametrize("servers_end", [True, False])
