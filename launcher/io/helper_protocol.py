@@ -1,6 +1,6 @@
 """Protocol between the launcher and its helper processes: one JSON request, one JSON answer, one exit code.
 
-The launcher starts `python -m MODULE ANSWER_FILE [PREPARATION]`
+The launcher starts `python -m MODULE ANSWER_FILE`
 (launcher/supervisor/helpers/helper_process.py) for work that needs large libraries or must not harm the
 launcher: upload of the model, parsing of the shard, plots and report.
 
@@ -8,8 +8,7 @@ launcher: upload of the model, parsing of the shard, plots and report.
     helper   ── answer: {"result": …} or {"error": "…"} ──▶ ANSWER_FILE, and an exit code of launcher.errors
     helper   ── its log ──▶ stdout and stderr, a file on the pod's own disk
 
-A helper whose launcher dies is killed with all processes that it started. PREPARATION is optional JSON for work
-that the helper can do before it receives its request.
+A helper whose launcher dies is killed with all processes that it started.
 
 Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, the
 fork server (launcher/trainer/fork_server.py) must create children of the launcher, and the scorer
@@ -57,16 +56,12 @@ def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
 
 
-def serve_request(
-    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    prepare: Callable[[Mapping[str, Any]], None] | None = None,
-) -> int:
+def serve_request(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int:
     """Run the helper's side of the protocol: read one request from stdin, and write the answer to its file.
 
     Args:
         work: takes the request and returns the result. If it raises `LauncherError`, the answer has that
             error's message, and the exit code is that error's.
-        prepare: called with PREPARATION, if there is one, before the request is read.
 
     Returns:
         The exit code with which this process should exit.
@@ -74,8 +69,6 @@ def serve_request(
     answer = Path(sys.argv[1])
     try:
         with raise_on_stop_signal():
-            if prepare is not None and len(sys.argv) > 2:
-                prepare(json.loads(sys.argv[2]))
             line = _read_line()
             if not line:
                 return EXIT_STOPPED
@@ -95,17 +88,9 @@ def serve_request(
     return EXIT_OK
 
 
-def main(
-    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    prepare: Callable[[Mapping[str, Any]], None] | None = None,
-) -> NoReturn:
-    """Process one request with `serve_request`, then exit at once, without the slow clean-up of large libraries.
-
-    Args:
-        work: takes the request and returns the result.
-        prepare: called with PREPARATION, if there is one, before the request is read.
-    """
-    code = serve_request(work, prepare)
+def main(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> NoReturn:
+    """Process one request with `serve_request`, then exit at once, without the slow clean-up of large libraries."""
+    code = serve_request(work)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -6,4 +6,8 @@ attempt. An order is the coordinator's instruction to all ranks, such as `serve`
 or `stop`. A phase is what a rank reports about its processes. The output lease, in the file run.lock, allows
 one pod at a time to write to output/. An incarnation is the random identifier of one pod: a replaced pod has
 another one.
+
+Arguments of many functions: `now` is the present monotonic time in seconds. `pause(seconds)` waits in the agent's
+main thread; it raises an error, which ends the wait, if this launcher must exit. `wake()` interrupts the present
+`pause`; any thread may call it.
 """

@@ -27,7 +27,7 @@ from launcher.reporting.failure_messages import write_termination_message
 from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
-from launcher.supervisor.coordinator.coordinator import AgentContext, Coordinator
+from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.helpers.record_conversion import convert_shard
 from launcher.supervisor.http_endpoints import build_pages
 from launcher.supervisor.order_executor import OrderExecutor
@@ -40,8 +40,7 @@ from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.process_guard import ProcessGuard
 from launcher.supervisor.progress import read_progress
-from launcher.supervisor.rank0_wait import Rank0Wait
-from launcher.supervisor.run_end import RunEndedError, raise_if_run_is_over
+from launcher.supervisor.rank0_wait import Rank0Wait, RunEndedError
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
@@ -77,7 +76,7 @@ class Agent:
         self.coordinator: Coordinator | None = None
         """On rank 0 only; every other rank has a `link` to it instead."""
         self.link: CoordinatorLink | None = None
-        self._rank0_wait = Rank0Wait(settings, timings, self._exit_if_over)
+        self._rank0_wait: Rank0Wait | None = None
         self._address = ""
         self._locator: Rank0Locator | None = None
         self._probe = StorageProbe(settings.job_path)
@@ -90,15 +89,11 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._lease_error: LauncherError | None = None
         self._guard = ProcessGuard(settings, timings)
         self._last_reaping = time.monotonic()
 
     def run(self) -> int:
-        """Run this rank until the run is over or fails, and return the exit code of the process.
-
-        The cause of a failure is written to the log and to the pod's termination message.
-        """
+        """Run this rank until the run is over or fails; return the exit code, and report the cause of a failure."""
         start_logging(f"rank {self.rank}", self.settings.log_format)
         with handle_signals(self._record_signal, _SIGNALS):
             try:
@@ -122,11 +117,7 @@ class Agent:
     # The main thread.
 
     def _train(self) -> None:
-        """Do everything from the start of the HTTP server to the end of the run.
-
-        Raises:
-            LauncherError: the run, or this rank, failed; returns normally only when the run is complete.
-        """
+        """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
         s, t = self.settings, self.timings
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
         pages = build_pages(self._guard.seconds_stuck, self._probe, t, lambda: self.coordinator)
@@ -139,11 +130,11 @@ class Agent:
         self._start_fork_server()
         manifest = wait_for_manifest(s, self.pause, timings=t) if s.has_data else None
         with files.storage_errors(s.layout.job):
-            staged = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+            program = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank)
-        convert_shard(spec, s.work, t, self.pause, self.wake)
+        convert_shard(spec, s.work, t, self.pause)
         self._await_fork_server()
-        self._fingerprint = run_fingerprint(s, staged.program_sha256)
+        self._fingerprint = run_fingerprint(s, program)
         self.executor.staged = True
         if self.coordinator is not None:
             self.coordinator.start_run(self._fingerprint)
@@ -156,37 +147,38 @@ class Agent:
             self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
-        s, t, own = self.settings, self.timings, self.incarnation
-        context = AgentContext(s, self.runtime, self.network, t, own, self._address, self.pause, self.wake)
-        self.coordinator = Coordinator(context)
+        self.coordinator = Coordinator(
+            self.settings, self.runtime, self.network, self.timings,
+            incarnation=self.incarnation, address=self._address, pause=self.pause, wake=self.wake,
+        )  # fmt: skip
         self._guard.membership = self.coordinator.membership
         server.handle_state = self.coordinator.membership.handle_state
         server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
-        self._exit_if_over("complete")
-        s, send = self.settings, self._read_state_to_send
-        self._locator = locator = Rank0Locator(s, self.network)
-        self.link = self._guard.link = CoordinatorLink(
-            self.network, s.peer_port, self.timings, locator, read_state=send, wake=self.wake
-        )
-        self.link.start()
+        s, t = self.settings, self.timings
+        locator, send = Rank0Locator(s, self.network), self._read_state_to_send
+        link = CoordinatorLink(self.network, s.peer_port, t, locator, read_state=send, wake=self.wake)
+        self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
+        self._rank0_wait.raise_if_run_is_over("complete")
+        self._locator, self.link, self._guard.link = locator, link, link
+        link.start()
 
     def _step(self) -> Order | None:
-        """Do one turn of the main loop: take the newest order, act on it, and return the newest order.
+        """Act on the newest order, and return the newest order; None before rank 0 has sent one.
 
         Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
-        may be newer than the one that this rank acted on. None: rank 0 has not sent an order yet.
+        may be newer than the one that this rank acted on.
         """
         now = time.monotonic()
         if self.coordinator is not None:
             order: Order | None = self.coordinator.step(self._build_state(), now)
             heard = now
         else:
-            assert self.link is not None  # noqa: S101 - _train() created one of both
+            assert self.link is not None and self._rank0_wait is not None  # noqa: S101 - see `_start_link`
             order, heard = self.link.order, self.link.heard
-            self._rank0_wait.check(self.link, now)
+            self._rank0_wait.check(now)
         before = self.executor.report
         self.executor.step(order, heard, now)
         if self.link is not None and self.executor.report != before:
@@ -196,11 +188,6 @@ class Agent:
         if self.coordinator is not None:
             order = self.coordinator.step(self._build_state(), now)
         return order
-
-    def _exit_if_over(self, *states: str) -> None:
-        """Raise `RunEndedError` if run.json has one of these final `states`; see `raise_if_run_is_over`."""
-        credential = self.link.credential if self.link is not None else None
-        raise_if_run_is_over(self.output, self.settings, self.runtime, credential, states)
 
     def _start_processes(self, order: Order) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
@@ -242,10 +229,7 @@ class Agent:
         )
 
     def _start_fork_server(self) -> None:
-        """Start the process that loads Paddle once and then forks the pservers and the trainer.
-
-        Loading Paddle takes the longest part of a start. Without a fork server each process loads it itself.
-        """
+        """Start the process that loads Paddle (most of the time of a start) once, then forks pservers and trainer."""
         spec = self.runtime.fork_server(self.settings)
         try:
             self._forks = None if spec is None else child_processes.ForkServer(spec)
@@ -287,15 +271,14 @@ class Agent:
         """Wait in the main thread for `seconds`, or until another thread calls `wake`.
 
         Raises:
-            LauncherError: this launcher must exit, because it received a signal, lost the output lease, or
-                its storage has not responded for `Timings.storage` seconds.
+            LauncherError: this launcher received a signal or lost the output lease, or its storage does not respond.
         """
         now = self._guard.record_turn()
         if now - self._last_reaping > 1:
             self._last_reaping = now
-            child_processes.reap_orphans(child_processes.watched_pids())
-        if self._lease_error is not None:
-            raise self._lease_error
+            child_processes.reap_orphans()
+        if self.coordinator is not None:
+            self.coordinator.lock.check()
         if self._exit_failure is None:
             found = self.coordinator.membership if self.coordinator is not None else self.link
             self._stop_request.check(self.executor.phase, None if found is None else found.order)
@@ -311,9 +294,6 @@ class Agent:
 
         After an error rank 0 first orders the other ranks to stop. At the end it waits until they have received
         its last order, and writes the outcome to run.json.
-
-        Args:
-            error: why this launcher exits; None if the run is complete.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:
@@ -329,7 +309,7 @@ class Agent:
             self.coordinator.wait_and_close(reported, self._guard.record_turn)
         elif self.link is not None:
             self.link.close(self.timings.copies)
-        if isinstance(self.executor.processes, ProcessGroup):
+        if self.executor.processes is not None:
             self.executor.processes.join_log_followers(self.timings.copies)
         if self._locator is not None:
             self._locator.close()
@@ -365,17 +345,13 @@ class Agent:
     def _lose_lease(self, error: LauncherError) -> None:
         """Kill all processes, because the output lease is lost and another pod may write to the output.
 
-        The lease's thread calls this.
-
-        Args:
-            error: why the lease is lost; the main thread raises it.
+        The lease's thread calls this; the main thread then raises `error`.
         """
-        self._lease_error = error
         self._guard.is_lease_lost = True
-        child_processes.kill_all_children()
-        child_processes.kill_helpers()  # report and export write to output/, or read what they upload from there
+        # Of the helpers, the report writes to output/, and the export uploads files from there.
+        child_processes.kill_all_children(helpers=True)
         if self.coordinator is not None:
-            self.coordinator.stop_attempt(error)
+            self.coordinator.handle_lost_lease(error)
         self.wake()
 
     def _read_state_to_send(self) -> MemberState | None:

@@ -19,10 +19,8 @@ from launcher.runtimes.runtime_protocol import ProcessSpec
 FORK_SECONDS = 10.0  # a fork takes milliseconds, but longer on an overloaded machine
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
-_alive: set[int] = set()
-"""Leaders of the running process groups of an attempt, which `kill_all_children` kills."""
-_apart: set[int] = set()
-"""Leaders of the running process groups of helpers, which survive the end of an attempt."""
+_running: dict[int, bool] = {}
+"""Leader of a running process group → whether it is a helper, which survives the end of an attempt."""
 _adopting = False
 """Whether this process becomes the parent of orphaned descendants."""
 
@@ -43,7 +41,7 @@ class ChildProcess:
         ended: Callable[[], None],
         forks: ForkServer | None = None,
         *,
-        apart: bool = False,
+        is_helper: bool = False,
         stdin: int = subprocess.DEVNULL,
     ) -> None:
         """Start the process.
@@ -51,9 +49,8 @@ class ChildProcess:
         Args:
             spec: the process to start.
             ended: called from a thread when the process has exited.
-            forks: a fork server that forks the process; if it cannot, the process is started in the usual
-                way.
-            apart: whether the process belongs to no attempt, so that `kill_all_children` does not kill it.
+            forks: forks the process; if it cannot, or is None, the process is started in the usual way.
+            is_helper: whether the process belongs to no attempt.
             stdin: subprocess.DEVNULL or subprocess.PIPE.
 
         Raises:
@@ -71,7 +68,7 @@ class ChildProcess:
         forked = None if forks is None else forks.fork(spec)
         self._popen = _popen(spec, stdin) if forked is None else None
         self.pid = self._popen.pid if self._popen is not None else forked or 0
-        (_apart if apart else _alive).add(self.pid)
+        _running[self.pid] = is_helper
         self.done = threading.Event()
         threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
 
@@ -82,8 +79,7 @@ class ChildProcess:
         assert ended is not None  # noqa: S101 - only WNOHANG gives none
         self.ended_at = time.monotonic()
         _kill(self.pid, signal.SIGKILL)
-        for leaders in (_alive, _apart):
-            leaders.discard(self.pid)
+        _running.pop(self.pid, None)
         self.returncode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         with contextlib.suppress(ChildProcessError):  # `reap_orphans` may be first from here on
             os.waitpid(self.pid, 0)
@@ -159,11 +155,7 @@ class ForkServer:
         return self._ready
 
     def fork(self, spec: ProcessSpec) -> int | None:
-        """Let the fork server create the process `spec` as a child of this launcher.
-
-        Returns:
-            The process id of the new child; None if the fork server is not ready or cannot fork.
-        """
+        """Create the process `spec`, and return its process id; None if the fork server is not ready or cannot fork."""
         if not (self.alive and self.ready()):
             return None
         request = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}
@@ -207,11 +199,7 @@ class ForkServer:
 
 
 def _adopt() -> None:
-    """Make this process the parent of orphaned descendants, as process 1 is by default.
-
-    Raises:
-        ProcessError: the system does not support that.
-    """
+    """Make this process the parent of orphaned descendants, as process 1 is by default; may raise `ProcessError`."""
     global _adopting  # noqa: PLW0603 - a state of the process
     if os.getpid() != 1 and not _adopting:
         import ctypes  # not needed in a pod, where the launcher is process 1
@@ -229,23 +217,19 @@ def _kill(group: int, signum: int) -> None:
         os.killpg(group, signum)
 
 
-def kill_all_children() -> None:
-    """Kill this pod's pservers and trainer with all their descendants (SIGKILL); callable from any thread."""
-    for group in tuple(_alive):
-        _kill(group, signal.SIGKILL)
+def kill_all_children(*, helpers: bool = False) -> None:
+    """Kill this pod's pservers and trainers, and on request also helpers, with all their descendants (SIGKILL).
 
-
-def kill_helpers() -> None:
-    """Kill this pod's helper processes with all their descendants (SIGKILL); callable from any thread."""
-    for group in tuple(_apart):
-        _kill(group, signal.SIGKILL)
+    Any thread may call it.
+    """
+    for group, is_helper in _running.copy().items():
+        if helpers or not is_helper:
+            _kill(group, signal.SIGKILL)
 
 
 def watched_pids() -> set[int]:
-    """Return the process ids of all running children; for each, a `ChildProcess` thread waits for its
-    exit.
-    """
-    return _alive | _apart
+    """Return the process ids of all running children, for each of which a `ChildProcess` thread waits."""
+    return set(_running)
 
 
 class GroupTermination:
@@ -255,24 +239,14 @@ class GroupTermination:
     """
 
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
-        """Send SIGTERM to `children`.
-
-        Args:
-            children: the processes to terminate; those that have exited are skipped.
-            seconds: time from SIGTERM to SIGKILL.
-            now: present monotonic time in seconds.
-        """
+        """Send SIGTERM to those of `children` that still run; SIGKILL follows `seconds` later."""
         self._running = [child for child in children if not child.done.is_set()]
         self._deadline: float | None = now + seconds
         for child in self._running:
             child.signal(signal.SIGTERM)
 
     def poll(self, now: float) -> bool:
-        """Return whether all processes have exited; send SIGKILL once the deadline has passed.
-
-        Args:
-            now: present monotonic time in seconds.
-        """
+        """Return whether all processes have exited; send SIGKILL once the deadline has passed."""
         self._running = [child for child in self._running if not child.done.is_set()]
         if self._running and self._deadline is not None and now >= self._deadline:
             self._deadline = None
@@ -281,17 +255,12 @@ class GroupTermination:
         return not self._running
 
 
-def reap_orphans(known: set[int]) -> None:
-    """Collect the exit codes of orphaned descendants, so that they do not stay in the process table as
-    zombies.
-
-    Args:
-        known: process ids to leave alone, because a thread waits for each of them.
-    """
+def reap_orphans() -> None:
+    """Remove exited orphaned descendants from the process table."""
     if os.getpid() != 1 and not _adopting:
         return
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if found.si_pid in known:
+            if found.si_pid in _running:
                 return  # its watching thread reaps it
             os.waitpid(found.si_pid, os.WNOHANG)

@@ -24,11 +24,8 @@ def build_pages(
 ) -> Mapping[str, Page]:
     """Return the pages of this launcher's HTTP server: path → function that returns the response.
 
-    Args:
-        seconds_stuck: returns the seconds since the main thread last ran.
-        probe: measures whether the shared storage responds.
-        timings: the limits beyond which /healthz answers 503.
-        find_coordinator: returns the coordinator of rank 0; None on other ranks and before it exists.
+    `seconds_stuck` returns the seconds since the main thread last ran, `find_coordinator` the coordinator of rank 0;
+    None on other ranks and before it exists.
     """
 
     def build_status() -> StatusFile | None:
@@ -51,11 +48,8 @@ def build_pages(
     def serve_metrics() -> tuple[int, str, bytes]:
         coordinator, status = find_coordinator(), build_status()
         if coordinator is None or status is None:
-            return (
-                404,
-                "text/plain",
-                b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n",
-            )
+            missing = b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
+            return 404, "text/plain", missing
         return 200, "text/plain; version=0.0.4", render_metrics(status, coordinator.rendezvous_seconds)
 
     return {"/healthz": serve_healthz, "/status": serve_status, "/metrics": serve_metrics}

@@ -30,14 +30,13 @@ class LogFollower:
         judge: Callable[[str], None] | None = None,
         period: float = 0.25,
     ) -> None:
-        """Start the threads that read the log until `end` is called.
+        """Start the threads that read the log `path` every `period` seconds until `end` is called.
 
         Args:
             path: the log.
             copy: the file to copy it to; None: no copy.
-            shown: whether the threads write its new lines to the pod's log.
-            judge: called, from a thread, with each block of new lines, and searches them for errors; None: no search.
-            period: seconds between two reads.
+            shown: whether to write its new lines to the pod's log.
+            judge: called, from a thread, with each block of new lines, and searches them for errors.
         """
         self._copy, self._judge, self._period = copy, judge, period
         self._end = threading.Event()

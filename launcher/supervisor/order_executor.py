@@ -6,42 +6,11 @@ coordinator/decisions.py describes the orders and the phases of a rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from launcher.errors import LauncherError
 from launcher.supervisor.peers.messages import Failure, Order
-
-
-class AttemptProcesses(Protocol):
-    """Interface of the parameter servers (pservers) and trainers of one rank in one attempt.
-
-    `process_group.ProcessGroup` implements it; tests use a fake.
-    """
-
-    attempt: int
-    phase: str
-    """serving, ready, training, done; ended once all processes have exited as expected."""
-    failure: Failure | None
-
-    @property
-    def running(self) -> bool:
-        """Return whether any process may still run."""
-
-    def poll(self, now: float) -> None:
-        """Check the processes, update `phase` and `failure`, and continue what `train` or `finish` started.
-
-        Args:
-            now: present monotonic time in seconds.
-        """
-
-    def train(self) -> None:
-        """Begin the phase `training`, once all pservers of the job accept connections; start the trainers if needed."""
-
-    def finish(self, now: float) -> None:
-        """Let the pservers exit, because all trainers of the job are done."""
-
-    def stop(self, now: float) -> None:
-        """Terminate all processes; `running` is true until they have exited."""
+from launcher.supervisor.process_group import ProcessGroup
 
 
 class Report(NamedTuple):
@@ -55,17 +24,14 @@ class Report(NamedTuple):
 class OrderExecutor:
     """Starts and stops one rank's processes as the coordinator's newest order says; rank 0 has one, too."""
 
-    def __init__(self, start: Callable[[Order], AttemptProcesses], rank: int, orphan_seconds: float) -> None:
+    def __init__(self, start: Callable[[Order], ProcessGroup], rank: int, orphan_seconds: float) -> None:
         """Create the executor; it starts nothing before `step` receives an order.
 
-        Args:
-            start: starts the processes of the attempt in an order; may raise `LauncherError`.
-            rank: this pod's rank.
-            orphan_seconds: all processes are stopped if rank 0 has not confirmed the order for so many
-                seconds.
+        `start` starts the processes of an order's attempt; it may raise `LauncherError`. All processes are stopped if
+        rank 0 has not confirmed the order for `orphan_seconds`.
         """
         self._start, self._rank, self._orphan_seconds = start, rank, orphan_seconds
-        self.processes: AttemptProcesses | None = None
+        self.processes: ProcessGroup | None = None
         self.attempt = -1
         self.failure: Failure | None = None
         self.staged = False
@@ -78,12 +44,11 @@ class OrderExecutor:
         """Read by other threads; replaced as one object, and before the first process starts."""
 
     def step(self, order: Order | None, heard: float, now: float) -> None:
-        """Do what `order` says as far as possible without waiting; call this again and again.
+        """Do what the newest order says as far as possible without waiting; call this again and again.
 
         Args:
             order: the coordinator's newest order; None stops all processes.
-            heard: monotonic time in seconds at which rank 0 last confirmed the order.
-            now: present monotonic time in seconds.
+            heard: monotonic time at which rank 0 last confirmed the order.
         """
         processes = self.processes
         if processes is not None:

@@ -44,8 +44,6 @@ class ProcessGroup:
         Args:
             runtime: describes the processes.
             gang: this rank's part of the attempt: addresses, settings, checkpoint to resume from.
-            network: the pod's network.
-            timings: periods and deadlines.
             wake: called, from threads, when `poll` has something to do.
             longest_stays: state of the trainer → longest time in seconds that a trainer of this rank has
                 spent in it; updated here.
@@ -137,9 +135,6 @@ class ProcessGroup:
 
     def poll(self, now: float) -> None:
         """Check the processes, and update `phase` and `failure`; call this again and again.
-
-        Args:
-            now: present monotonic time in seconds.
 
         Raises:
             UnfitError: processes did not exit after SIGKILL; this is raised only once.
@@ -313,11 +308,7 @@ class ProcessGroup:
                 self._fail(error, time.monotonic())
 
     def finish(self, now: float) -> None:
-        """Stop the pservers that never exit by themselves, because all trainers of the job are done.
-
-        Args:
-            now: present monotonic time in seconds.
-        """
+        """Stop the pservers that never exit by themselves, because all trainers of the job are done."""
         if self.phase == "done" and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
             self._servers_stop = GroupTermination(

@@ -1,20 +1,32 @@
-"""How ranks other than 0 wait while rank 0 is unreachable: log lines, notifications, and the deadline."""
+"""How ranks other than 0 wait while rank 0 is unreachable: log lines, notifications, deadline, and end of the run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
-from launcher.errors import DeadlineError, TwinError
+from launcher.errors import EXIT_GANG, DeadlineError, LauncherError, TwinError
+from launcher.io import files
 from launcher.log import log
+from launcher.paths import OutputPaths
+from launcher.runtimes.runtime_protocol import Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.shared_storage.output_folder import read_run_record
 from launcher.supervisor.timings import Timings
 
 if TYPE_CHECKING:
     from launcher.reporting.notifications import Notifier
+
+
+class RunEndedError(LauncherError):
+    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is that of the run."""
+
+    def __init__(self, cause: str, code: int) -> None:
+        super().__init__(cause)
+        self.exit_code = code
 
 
 class Rank0Wait:
@@ -23,30 +35,25 @@ class Rank0Wait:
     Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
     """
 
-    def __init__(self, settings: TrainSettings, timings: Timings, exit_if_over: Callable[..., None]) -> None:
-        """Create the wait.
-
-        Args:
-            settings: the settings of the run.
-            timings: periods and deadlines.
-            exit_if_over: takes states of run.json, and raises `RunEndedError` if run.json has one of them.
-        """
-        self._settings, self._timings, self._exit_if_over = settings, timings, exit_if_over
+    def __init__(
+        self, settings: TrainSettings, runtime: Runtime, timings: Timings, link: CoordinatorLink
+    ) -> None:
+        self._settings, self._runtime, self._timings, self._link = settings, runtime, timings, link
         self._logged = time.monotonic()
         self._is_late = False
         """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
         self._notifies = settings.completion_index == 1 and bool(settings.webhook or settings.events)
         self._notifier: Notifier | None = None
 
-    def check(self, link: CoordinatorLink, now: float) -> None:
-        """Log and notify users if rank 0 is unreachable.
+    def check(self, now: float) -> None:
+        """Log and notify users if rank 0 is unreachable at monotonic time `now`.
 
         Raises:
             TwinError: rank 0 rejects this pod.
             RunEndedError: the run is over, as run.json says.
             DeadlineError: rank 0 has been unreachable for too long.
         """
-        s, t, rejection = self._settings, self._timings, link.rejection
+        s, t, link, rejection = self._settings, self._timings, self._link, self._link.rejection
         if rejection is not None and (rejection.replaced or now - rejection.since >= t.second_pod_wait):
             raise TwinError(f"{link.problem}. This pod exits; that is not counted as a failure.")
         silent, attempt = now - link.heard, link.order.attempt if link.order is not None else 0
@@ -58,7 +65,7 @@ class Rank0Wait:
         if now - self._logged < t.silence:
             return
         self._logged = now
-        self._exit_if_over("complete", "failed")
+        self.raise_if_run_is_over("complete", "failed")
         log.info("waiting for rank 0 for %.0f s now: %s", silent, link.problem)
         # The other ranks end the run a little later, so that rank 1 can send its notification.
         if silent >= s.join_seconds + (0 if s.completion_index == 1 else 2 * t.silence):
@@ -77,6 +84,24 @@ class Rank0Wait:
                 f"{(s.join_seconds - silent) / 3600:.1f} h more (training.rankWaitHours). Fix: {SEE_WHY}."
             )
             self._notify("waiting", attempt, text)
+
+    def raise_if_run_is_over(self, *states: str) -> None:
+        """Raise `RunEndedError` if run.json has one of these final `states`, `complete` or `failed`.
+
+        Rank 0 may have exited before this rank received its last order. The state `failed` counts only if the holder
+        of the output lease that this rank knows wrote it, because a later start of the same run tries again.
+        """
+        output = OutputPaths(self._settings.layout.output)
+        try:
+            run = read_run_record(output)
+        except files.UnreadableError:  # rank 0 reports it
+            return
+        if run is None or run.run_id != self._settings.run_id or run.state not in states:
+            return
+        if run.state == "complete" and self._runtime.is_complete(output.root, self._settings):
+            raise RunEndedError("the run is complete", 0)
+        if run.state == "failed" and self._link.credential == build_credential(self._settings, run.holder):
+            raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
     def _notify(self, event: Literal["waiting", "joined", "failed"], attempt: int, cause: str | None) -> None:
         if not self._notifies:

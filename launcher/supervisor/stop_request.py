@@ -46,12 +46,7 @@ class StopRequest:
         return max(0.0, self._leave_by - time.monotonic())
 
     def check(self, phase: str, order: Order | None) -> None:
-        """Raise `StoppedError` if the agent must exit now because of a signal.
-
-        Args:
-            phase: phase of this rank's processes.
-            order: rank 0's newest order.
-        """
+        """Raise `StoppedError` if the agent must exit now because of a signal."""
         if not self._signals:
             return
         may_stay = self._signals == [signal.SIGTERM] and time.monotonic() < self._leave_by

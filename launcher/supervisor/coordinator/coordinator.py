@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
@@ -28,7 +28,7 @@ from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.helpers.bucket_export import BucketExport
-from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential
@@ -46,34 +46,31 @@ RUN_ENDS = (*FINAL, EXIT_GANG)
 RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
 
 
-@dataclass(frozen=True)
-class AgentContext:
-    """Settings, network and callbacks that rank 0's agent gives to its coordinator."""
-
-    settings: TrainSettings
-    runtime: Runtime
-    network: PodNetwork
-    timings: Timings
-    incarnation: str
-    """Random identifier of this pod; run.lock contains it while this pod holds the output lease."""
-    address: str
-    """Address of this pod, which run.lock contains for the members."""
-    pause: Callable[[float], None]
-    """`pause(seconds)` waits in the agent's main thread; may raise `LauncherError`."""
-    wake: Callable[[], None]
-    """Interrupts the agent's present `pause`; may be called from any thread."""
-
-
 class Coordinator:
     """Decides what all ranks do, and sends orders to them; only rank 0 has a coordinator.
 
     The agent's main thread calls its methods; HTTP threads use only `membership`.
     """
 
-    def __init__(self, agent: AgentContext) -> None:
-        """Create the coordinator; the agent then calls `acquire_output` and `start_run`."""
-        self._agent, self._settings, self._timings = agent, agent.settings, agent.timings
-        s, t = self._settings, self._timings
+    def __init__(
+        self,
+        settings: TrainSettings,
+        runtime: Runtime,
+        network: PodNetwork,
+        timings: Timings,
+        *,
+        incarnation: str,
+        address: str,
+        pause: Callable[[float], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
+
+        run.lock contains this pod's `incarnation` and, for the other ranks, its `address`.
+        """
+        self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
+        self._pause = pause
+        s, t = settings, timings
         self._limits = GangLimits(
             silence=t.silence,
             life=t.life,
@@ -85,25 +82,20 @@ class Coordinator:
             batch_size=s.batch_size,
             describe_absence=self._describe_absence,
         )
-        self.membership = Membership(s.trainers, self._limits, agent.wake, t.hold)
+        self.membership = Membership(s.trainers, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
-        holder = LeaseHolder(
-            s.run_id, s.namespace, s.release, s.job_name, s.pod_name, agent.incarnation, agent.address
-        )
-        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=agent.pause)
+        holder = LeaseHolder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation, address)
+        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
-        self.lease_error: LauncherError | None = None
-        """Why this pod no longer holds the lease on the output; None while it does."""
         self._notifier: Notifier | None = None
         if s.webhook or s.events:
             from launcher.reporting.notifications import Notifier
 
             self._notifier = Notifier(s)
-        self._report = ReportProcess(self.output, s, self._timings)
         self._exporter: BucketExport | None = None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
@@ -116,46 +108,34 @@ class Coordinator:
     def acquire_output(self, on_lease_lost: Callable[[LauncherError], None]) -> None:
         """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
 
-        Args:
-            on_lease_lost: called with the reason, from a thread, if the lease is lost later.
+        If the lease is lost later, a thread calls `on_lease_lost` with the reason.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
         """
         check_folders(self._settings.layout)
         self.lock.acquire()
-
-        def lose(error: LauncherError) -> None:
-            self.lease_error = error
-            if self.run_files is not None:
-                self.run_files.stop_status()
-            on_lease_lost(error)
-
-        self.lock.start_renewing(lose)
+        self.lock.start_renewing(on_lease_lost)
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
-        """Resume or create output/, write the first run.json, and plan the first attempt.
-
-        Args:
-            fingerprint: `run_fingerprint` of this run; only an output with an equal one is resumed.
-        """
+        """Resume or create output/, write the first run.json, and plan the first attempt."""
         s = self._settings
-        adopted = open_output(s, fingerprint, self.lock)
-        earlier = adopted.earlier if adopted.earlier.run_id == s.run_id else RunFile()
-        self._is_complete = self._agent.runtime.is_complete(self.output.root, s)
+        attempt, resumed = open_output(s, fingerprint, self.lock)
+        earlier = resumed if resumed.run_id == s.run_id else RunFile()
+        self._is_complete = self._runtime.is_complete(self.output.root, s)
         self.run_files = RunFilesWriter(
             self.output,
             s,
             self._timings,
             self.lock,
             fingerprint=fingerprint,
-            earlier=adopted.earlier,
+            earlier=resumed,
             read_plan=lambda: (self.plan, self.membership.members),
         )
         now = time.monotonic()
-        plan, members = plan_first_attempt(earlier, adopted.attempt, s.trainers, now, time.time() - now)
-        plan = replace(plan, init_model=adopted.earlier.init_model)
+        plan, members = plan_first_attempt(earlier, attempt, s.trainers, now, time.time() - now)
+        plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
             plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=tuple(earlier.incarnations))
@@ -164,13 +144,13 @@ class Coordinator:
         self.run_files.start_status()
         self.membership.publish(plan.order())
         if s.export_to:
-            self._exporter = BucketExport(s, self._timings, self._agent.wake, self._agent.pause)
+            self._exporter = BucketExport(s, self._timings, self._pause)
         if self._is_complete:
             self._log_nothing_to_start()
             return
         exported = self._exporter.reserve(self.run_files.output_id) if self._exporter is not None else None
         if s.init_model == PREVIOUS and plan.init_model is None:
-            model = find_previous_model(s, fingerprint["program"], exported, self._agent.pause)
+            model = find_previous_model(s, fingerprint["program"], exported, self._pause)
             self.plan = replace(plan, init_model=model)
             self.run_files.write_plan(self.plan)
         self._notify("started", None)
@@ -190,19 +170,12 @@ class Coordinator:
         )
 
     def step(self, own_state: MemberState, now: float) -> Order:
-        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
-
-        Args:
-            own_state: the state of rank 0.
-            now: present monotonic time in seconds.
-        """
+        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive."""
         self.membership.record_state(own_state, now)
-        if self.run_files is None or self.lease_error is not None:
+        if self.run_files is None or self.lock.is_lost:
             return self.membership.order
         self.membership.open(self.credential)  # the agent's guard closes it while this thread is stuck
         before = self.plan
-        if before.do in ("train", "finish") and own_state.progress.get("state") in ("writing", "done"):
-            self._report.draw_curve()
         if self._is_complete:
             plan = replace(before, do="end", cause=None)
         else:
@@ -225,17 +198,15 @@ class Coordinator:
         return self.membership.order
 
     def _find_checkpoint(self) -> Position | None:
-        return self._agent.runtime.newest_checkpoint(self.output.root)
+        return self._runtime.newest_checkpoint(self.output.root)
 
     def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
 
-        For a new attempt also prepare the trainers' key-value store and the report; after a failure notify users.
+        For a new attempt also open the trainers' key-value store; after a failure notify users.
         """
         if plan.do == "serve":
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
-            self._report.discard()
-            self._report = ReportProcess(self.output, self._settings, self._timings)
             self.rendezvous_seconds = now - before.since
             model = self._settings.init_model if plan.init_model is None else plan.init_model
             start = f"starts with the parameters of {model}" if model else "starts from scratch"
@@ -259,15 +230,12 @@ class Coordinator:
     def _end_run(self, plan: AttemptPlan) -> AttemptPlan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
 
-        Returns:
-            `plan` with the final cause of a failure, which may be that of the export.
+        Return `plan` with the final cause of a failure, which may be that of the export.
         """
         assert self.run_files is not None  # noqa: S101 - step() checked it
-        score = None
         if plan.cause is None:
             try:
                 self._complete_run()
-                score = self.run_files.read_score()
             except StoppedError:
                 raise
             except LauncherError as error:
@@ -275,7 +243,10 @@ class Coordinator:
         cause = plan.cause
         self.plan = plan
         self.run_files.close("complete" if cause is None else "failed", cause)
-        self._notify("completed" if cause is None else "failed", None if cause is None else cause.text, score)
+        if cause is None:
+            self._notify("completed", None, self.run_files.score or None)
+        else:
+            self._notify("failed", cause.text)
         return plan
 
     def _complete_run(self) -> None:
@@ -283,7 +254,7 @@ class Coordinator:
         assert self.run_files is not None  # noqa: S101 - step() checked it
         self.run_files.write_trained()
         # Also if training was complete before: the present report may be that of a start that failed.
-        self._report.write_report(self._timings.curve, self._agent.pause)
+        write_report(self._settings, self._timings, self._timings.curve, self._pause)
         if self._exporter is not None:
             self.run_files.state = "exporting"
             self.run_files.exported = self._exporter.copy(self.run_files.output_id)
@@ -309,7 +280,7 @@ class Coordinator:
     def _describe_absence(self, rank: int) -> str:
         """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
         name = f"{self._settings.k8s_job}-{rank}.{self._settings.service}"
-        found = self._agent.network.resolve(name)
+        found = self._network.resolve(name)
         if not found:
             return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
         return (
@@ -329,36 +300,33 @@ class Coordinator:
             self.plan = replace(self.plan, do="end", cause=cause)
             self.membership.publish(self.plan.order())
         else:
-            self.stop_attempt(error)
+            self._stop_attempt(error)
 
-    def stop_attempt(self, error: LauncherError) -> None:
-        """Send the order `stop` to all ranks, because rank 0's launcher exits with `error`.
+    def handle_lost_lease(self, error: LauncherError) -> None:
+        """Stop writing status.json, and order all ranks to stop; the lease's thread calls this."""
+        if self.run_files is not None:
+            self.run_files.stop_status()
+        self._stop_attempt(error)
 
-        The next pod of rank 0 resumes the run.
-        """
+    def _stop_attempt(self, error: LauncherError) -> None:
         now = time.monotonic()
         self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
         self.membership.publish(self.plan.order())
 
-    def others_run_no_process(self, now: float) -> bool:
-        """Return whether no other rank can still run processes; `now`: present monotonic time in seconds."""
-        return not any(can_run_processes(m, now, self._limits.life) for m in self.membership.members[1:])
-
     def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
         """Wait until all ranks know how the run ended; then write the final run.json and release the lease.
 
-        Args:
-            error: why rank 0 exits; None if the run ended as planned.
-            clock: returns the monotonic time; called about 20 times a second while this method waits.
+        `error` is why rank 0 exits; None if the run ended as planned. `clock` is called some 20 times a second.
         """
         # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
         start = clock()
         late, deadline = start + self._timings.late_rank_wait, start + self._timings.farewell
         while True:
             now = clock()
-            stopped = self.others_run_no_process(now)
+            others = self.membership.members[1:]
+            stopped = not any(can_run_processes(m, now, self._limits.life) for m in others)
             informed = self.membership.all_have_newest_order(now, skip_absent=now >= late)
-            if (informed and (stopped or self.lease_error is not None)) or now >= deadline:
+            if (informed and (stopped or self.lock.is_lost)) or now >= deadline:
                 break
             time.sleep(0.05)
         if error is None:
@@ -371,13 +339,9 @@ class Coordinator:
     def _close(self, state: str | None, error: LauncherError | None) -> None:
         """Write the final run.json and, after a failure, report.html, if this pod still holds the lease.
 
-        Then release the lease, and stop status.json and the notifications.
-
-        Args:
-            state: the final state to write to run.json; None: run.json is final already.
-            error: why rank 0 exits; None if the run ended as planned.
+        Then release the lease, and stop status.json and the notifications. If `state` is None, run.json is final.
         """
-        holds_lease = self.run_files is not None and self.lease_error is None
+        holds_lease = self.run_files is not None and not self.lock.is_lost
         if self.run_files is not None and holds_lease and state is not None:
             try:
                 cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
@@ -387,8 +351,8 @@ class Coordinator:
                     "cannot write how the run ended to run.json, which still has an earlier state: %s", failed
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
-        if holds_lease and self.lease_error is None and self.plan.do == "end" and self.plan.cause is not None:
-            self._report.write_failure_report(self._timings.report, time.sleep)
+        if holds_lease and not self.lock.is_lost and self.plan.do == "end" and self.plan.cause is not None:
+            write_report(self._settings, self._timings, self._timings.report, time.sleep)
         if self.run_files is not None:
             self.run_files.stop_status()
         self.lock.release()

@@ -106,13 +106,8 @@ def decide_next_plan(
 ) -> AttemptPlan:
     """Return the coordinator's next plan: `plan` itself while nothing changes, else one with a new action.
 
-    Args:
-        plan: the present plan.
-        members: all ranks, in rank order.
-        now: monotonic time in seconds.
-        limits: deadlines and the number of restarts.
-        find_checkpoint: returns the newest usable checkpoint; called only when the next plan needs it. If it
-            raises a `LauncherError` other than UnfitError, the next plan ends the run.
+    `members` are all ranks in rank order, `now` is the monotonic time in seconds. `find_checkpoint` is called only
+    when the next plan needs it. If it raises a `LauncherError` other than UnfitError, the next plan ends the run.
 
     Raises:
         UnfitError: this pod cannot access the storage, but another pod of rank 0 may.
@@ -141,17 +136,12 @@ def _plan_while_running(
     """
     failure = _first_failure(plan, members, now, limits)
     if failure is not None:
-        trains = any(m.phase == "training" and m.state is not None and not m.state.failure for m in members)
+        trains = any(m.phase == "training" and not m.failure for m in members)
         if failure.is_abort and trains and now - failure.at < _ABORT_SECONDS:
             return plan
         return replace(plan, do="stop", since=now, cause=failure)
     reached, then = _STEPS[plan.do]
-    if all(
-        m.state is not None
-        and m.state.attempt == plan.attempt
-        and PHASES.index(m.phase) >= PHASES.index(reached)
-        for m in members
-    ):
+    if all(m.attempt == plan.attempt and PHASES.index(m.phase) >= PHASES.index(reached) for m in members):
         return replace(plan, do=then, since=now)
     leaving = find_leaving(members) if plan.do == "train" else None
     if leaving is None:
@@ -187,8 +177,8 @@ def _plan_after_waiting(
 ) -> AttemptPlan:
     """Return the plan that follows the action `wait`.
 
-    That is `serve` once all ranks have joined and run no process, and `end` if a rank failed before it joined,
-    ranks were missing for too long, or the fingerprints differ; until then `plan` itself.
+    It is `serve` once all ranks have joined and run no process. It is `end` if a rank failed before it joined, ranks
+    were missing for too long, or the fingerprints differ.
     """
     failures = [
         m.state.failure
@@ -254,7 +244,7 @@ def _first_failure(
         for member, started in zip(members, plan.incarnations, strict=True)
         if (failure := _find_member_failure(plan, member, started, now, limits)) is not None
     ]
-    waiting = all(m.state is not None and m.state.progress.get("state") == "waiting" for m in members)
+    waiting = all(m.progress.get("state") == "waiting" for m in members)
     if plan.do == "train" and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
         text = (
             f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message between them was lost. Fix: "
@@ -262,9 +252,7 @@ def _first_failure(
         )
         found.append(Failure(text, EXIT_GANG, now))
     first = min(found, key=lambda failure: (failure.is_abort, failure.at), default=None)
-    early = [
-        m for m in members if m.phase == "done" and m.state is not None and m.state.attempt == plan.attempt
-    ]
+    early = [m for m in members if m.phase == "done" and m.attempt == plan.attempt]
     if first is None or plan.do != "train" or not early or first.process == "":
         return first
     who = " and ".join(f"the trainer of {m.label}" for m in early)
@@ -274,15 +262,7 @@ def _first_failure(
 def _find_member_failure(
     plan: AttemptPlan, member: Member, started: str, now: float, limits: GangLimits
 ) -> Failure | None:
-    """Return why one rank makes this attempt fail; None if it does not.
-
-    Args:
-        plan: the present plan.
-        member: what is known about the rank.
-        started: the incarnation of the pod that started this attempt.
-        now: monotonic time in seconds.
-        limits: deadlines.
-    """
+    """Return why one rank, whose pod `started` began this attempt, makes it fail; None if it does not."""
     state, code, at = member.state, EXIT_GANG, now
     limit = {"serve": limits.serve, "finish": limits.finish}.get(plan.do)
     if state is None or state.incarnation != started:
@@ -306,7 +286,7 @@ def _find_member_failure(
 
 
 def _runs_no_process(member: Member, attempt: int) -> bool:
-    """Return whether a member runs no process and will start none in attempt number `attempt`.
+    """Return whether a member runs no process and will start none in this attempt.
 
     A member that still reports an earlier attempt may be starting processes now: it may have received the order
     for `attempt` after it sent that report.
@@ -369,12 +349,7 @@ def _describe_last_failure(
 ) -> str | None:
     """Return why no further attempt follows after `cause`, with one `Fix:`; None if one does.
 
-    Args:
-        plan: the plan of the failed attempt.
-        cause: why it failed.
-        limits: number of restarts.
-        counted: failures since the newest checkpoint, with this one.
-        newest: the newest checkpoint.
+    `counted` is the number of failures since the newest checkpoint `newest`, with this one.
     """
     role = "pserver" if cause.process.startswith("pserver") else "trainer"
     log = f"python -m launcher logs --rank {max(cause.rank, 0)} --attempt {plan.attempt} --role {role}"

@@ -24,8 +24,6 @@ def plan_first_attempt(
     Args:
         earlier: run.json of this run; empty if this run has none.
         attempt: number of the next attempt.
-        trainers: number of ranks.
-        now: monotonic time in seconds.
         wall_offset: Unix time minus monotonic time.
 
     Returns:

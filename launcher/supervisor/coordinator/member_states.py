@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, MemberState
+from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, Failure, MemberState
 
 SEE_WHY = "run `python -m launcher status` to see why those pods do not run, and correct that"
 """What users do while ranks are missing."""
@@ -38,6 +38,27 @@ class Member:
     def phase(self) -> str:
         """Return the reported phase, or `absent` before the first report."""
         return self.state.phase if self.state is not None else "absent"
+
+    @property
+    def attempt(self) -> int | None:
+        """Return the reported attempt, or None before the first report."""
+        return self.state.attempt if self.state is not None else None
+
+    @property
+    def failure(self) -> Failure | None:
+        """Return the reported failure, if any."""
+        return self.state.failure if self.state is not None else None
+
+    @property
+    def progress(self) -> Mapping[str, Any]:
+        """Return the reported progress of the trainer; {} before the first report."""
+        return self.state.progress if self.state is not None else {}
+
+    @property
+    def leave_by(self) -> float | None:
+        """Return when this rank stops its processes because its pod received SIGTERM; None without SIGTERM."""
+        leave_in = self.state.leave_in if self.state is not None else None
+        return None if leave_in is None else self.heard + leave_in
 
     @property
     def label(self) -> str:
@@ -88,11 +109,7 @@ def can_run_processes(member: Member, now: float, life: float) -> bool:
 def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:
     """Return which ranks are missing and why, for how long the run waits for them, and a fix.
 
-    Args:
-        members: all ranks.
-        since: monotonic time in seconds at which the wait began.
-        now: present monotonic time in seconds, at least `GangLimits.rendezvous` after `since`.
-        limits: the deadlines of the run.
+    The wait began at `since`, at least `GangLimits.rendezvous` seconds before `now`.
     """
     missing, left = find_missing(members, now, limits.silence), since + limits.join - now
     why = "; ".join(limits.describe_absence(member.rank) for member in missing)
@@ -110,27 +127,16 @@ class StateRejectedError(Exception):
     """The coordinator rejects the state of a pod, because another pod with the same rank is the valid one."""
 
     def __init__(self, why: str, *, replaced: bool) -> None:
-        """Create the error.
-
-        Args:
-            why: the reason, for the message.
-            replaced: whether the rejected pod is an older one, whose states are rejected for ever.
-        """
+        """`replaced`: whether the rejected pod is an older one, whose states are rejected for ever."""
         super().__init__(why)
         self.replaced = replaced
 
 
 def admit_state(member: Member, state: MemberState, now: float, limits: GangLimits) -> Member:
-    """Return a new `Member` with the state that a pod has just reported.
+    """Return `member` with the state that a pod of this rank has reported at monotonic time `now`.
 
     If two pods report with the same rank, the newer one is rejected until the older one was lost or has
     reported that it exits: until then the older one may be healthy, and its processes run.
-
-    Args:
-        member: what was known about the rank before.
-        state: the reported state.
-        now: present monotonic time in seconds.
-        limits: the deadlines of the run.
 
     Raises:
         StateRejectedError: `state` comes from the pod that is not the valid one.

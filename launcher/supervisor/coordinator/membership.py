@@ -1,6 +1,4 @@
-"""The newest state of every rank, received over HTTP, and the order that the coordinator sends as the
-answer.
-"""
+"""The newest state of every rank, received over HTTP, and the order that the coordinator answers."""
 
 from __future__ import annotations
 
@@ -23,36 +21,25 @@ class Membership:
     def __init__(self, trainers: int, limits: GangLimits, wake: Callable[[], None], hold: float) -> None:
         """Create the record of `trainers` ranks, none of which has reported yet.
 
-        Args:
-            trainers: number of ranks.
-            limits: deadlines of the run, such as after how many seconds a rank counts as lost.
-            wake: called when a member's phase or failure changes.
-            hold: seconds for which the answer to a state is held back while there is no newer order.
+        `wake` is called when a member's phase or failure changes. The answer to a state is held back for `hold`
+        seconds while there is no newer order.
         """
         self.limits, self._wake, self.hold = limits, wake, hold
-        self._members = tuple(Member(rank) for rank in range(trainers))
+        self.members = tuple(Member(rank) for rank in range(trainers))
+        """In rank order."""
         self._credential: str | None = None
-        self._version, self._order, self._body = 0, Order(-1, "wait"), b""
+        self.order = Order(-1, "wait")
+        self._version, self._body = 0, b""
         self._sent_versions: dict[int, int] = {}
         self._changed = threading.Condition()
-        self.publish(self._order)
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """Return the members in rank order."""
-        return self._members
-
-    @property
-    def order(self) -> Order:
-        """Return the newest order."""
-        return self._order
+        self.publish(self.order)
 
     def restore(self, members: Sequence[Member]) -> None:
         """Add the members that an earlier rank 0 recorded in run.json."""
         with self._changed:
             recorded = {member.rank: member for member in members}
-            self._members = tuple(
-                self._merge(member, recorded.get(member.rank, member)) for member in self._members
+            self.members = tuple(
+                self._merge(member, recorded.get(member.rank, member)) for member in self.members
             )
 
     def _merge(self, known: Member, recorded: Member) -> Member:
@@ -81,11 +68,11 @@ class Membership:
             ValueError: there is no such rank.
         """
         with self._changed:
-            if not 0 <= state.rank < len(self._members):
-                raise ValueError(f"there is no rank {state.rank}: ranks are 0 to {len(self._members) - 1}")
-            before = self._members[state.rank]
+            if not 0 <= state.rank < len(self.members):
+                raise ValueError(f"there is no rank {state.rank}: ranks are 0 to {len(self.members) - 1}")
+            before = self.members[state.rank]
             after = admit_state(before, state, now, self.limits)
-            self._members = (*self._members[: state.rank], after, *self._members[state.rank + 1 :])
+            self.members = (*self.members[: state.rank], after, *self.members[state.rank + 1 :])
         if before.state is None or before.state.incarnation != state.incarnation:
             log.info("%s has joined", after.label)
         if (before.phase, before.state and before.state.failure) != (after.phase, state.failure):
@@ -94,9 +81,9 @@ class Membership:
     def publish(self, order: Order) -> None:
         """Make `order` the newest order, with which the states of all ranks are answered from now on."""
         with self._changed:
-            if self._body and order == self._order:
+            if self._body and order == self.order:
                 return
-            self._version, self._order = self._version + 1, order
+            self._version, self.order = self._version + 1, order
             self._body = json.dumps({"version": self._version, "order": order.to_json()}).encode()
             self._changed.notify_all()
 
@@ -106,7 +93,7 @@ class Membership:
         This returns at once if the rank has not seen the newest order yet, else after at most `hold` seconds.
 
         Args:
-            credential: the credential that the rank sent.
+            credential: proves that the rank can read run.lock.
             body: JSON object with `state` and `seen`, the version of the newest order that the rank has.
 
         Returns:
@@ -139,11 +126,9 @@ class Membership:
             return self._body
 
     def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
-        """Return whether every other rank has received the newest order; lost and leaving ranks are not counted.
+        """Return whether every other rank has received the newest order at monotonic time `now`.
 
-        Args:
-            now: monotonic time in seconds.
-            skip_absent: do not count ranks that have never reported.
+        Lost and leaving ranks are not counted, nor with `skip_absent` those that have never reported.
         """
         return all(
             member.rank == 0
@@ -151,7 +136,7 @@ class Membership:
             or (member.phase == "absent" and skip_absent)
             or (member.phase != "absent" and now - member.heard >= self.limits.silence)
             or self._sent_versions.get(member.rank) == self._version
-            for member in self._members
+            for member in self.members
         )
 
 

@@ -18,7 +18,7 @@ from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status
 from launcher.supervisor.peers.messages import Failure
-from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record
+from launcher.supervisor.shared_storage.output_folder import read_if_intact
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.supervisor.timings import Timings
 
@@ -40,22 +40,18 @@ class RunFilesWriter:
         """Create the writer; it writes nothing before `open`.
 
         Args:
-            output: the output folder.
-            settings: the settings of this run.
-            timings: how often status.json is written.
             lock: the output lease; nothing is written after it was lost.
-            fingerprint: `run_fingerprint` of this run.
             earlier: run.json as it was in the output folder before this start; empty if there was none.
             read_plan: returns the coordinator's present plan and members; called from any thread.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
         self.output_id = earlier.output_id or os.urandom(8).hex()
-        """Random identifier of this output, shared by all runs that resume it; job and run names may
-        repeat.
-        """
+        """Random identifier of this output, shared by all runs that resume it; job and run names may repeat."""
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
+        self.score = earlier.score
+        """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
         self._started = time.time()
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
@@ -68,12 +64,7 @@ class RunFilesWriter:
         )
 
     def open(self, plan: AttemptPlan, *, is_complete: bool) -> None:
-        """Write the first run.json, before anything else is written to the output.
-
-        Args:
-            plan: the coordinator's first plan.
-            is_complete: whether training was complete before this start; run.json then keeps its times.
-        """
+        """Write the first run.json; if training was complete before this start, it keeps its times."""
         if is_complete:
             self._started = self._earlier.started or self._started
             self._trained = self._earlier.finished or time.time()
@@ -88,9 +79,7 @@ class RunFilesWriter:
         self._end.set()
 
     def write_plan(self, plan: AttemptPlan) -> None:
-        """Write run.json with a new plan; the coordinator calls this before any rank receives the plan's
-        order.
-        """
+        """Write run.json with a new plan; the coordinator does so before any rank receives the plan's order."""
         self._write_run(plan, "training")
 
     def write_trained(self) -> None:
@@ -99,12 +88,7 @@ class RunFilesWriter:
         self._write_run(self._read_plan()[0], "complete")
 
     def close(self, state: str, cause: Failure | None) -> None:
-        """Write the last run.json and status.json.
-
-        Args:
-            state: the final state, `complete`, `failed` or `stopped`.
-            cause: the failure; None for a complete run.
-        """
+        """Write the last run.json and status.json; `state` is `complete`, `failed` or `stopped`."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)
@@ -126,13 +110,6 @@ class RunFilesWriter:
             cause=cause,
         )
 
-    def read_score(self) -> dict[str, Any] | None:
-        """Return the model's test scores from output/model/score.json; None if there are none."""
-        try:
-            return files.read_json(self.output.model / "score.json")
-        except LauncherError:  # it is only part of a notification
-            return None
-
     def _write_status_periodically(self) -> None:
         while not self._end.is_set():
             try:
@@ -149,7 +126,8 @@ class RunFilesWriter:
         self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
     ) -> None:
         wall_offset = time.time() - time.monotonic()
-        s = self._settings
+        s, score_json = self._settings, self.output.model / "score.json"
+        self.score = read_if_intact(lambda: files.read_json(score_json), self.score)
         record = RunFile(
             run_id=s.run_id,
             output_id=self.output_id,
@@ -178,15 +156,10 @@ class RunFilesWriter:
             init_model=plan.init_model,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,
-            score=self._score(),
+            score=self.score,
             exported=self.exported,
         )
         run_record.write(self.output, record, self._lock.check)
-
-    def _score(self) -> dict[str, Any]:
-        """Return the model's test scores from model/score.json, else from the present run.json."""
-        score = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), dict[str, Any]())
-        return score or read_if_intact(lambda: read_run_record(self.output), RunFile()).score
 
     def _read_model_pass(self) -> int | None:
         """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""

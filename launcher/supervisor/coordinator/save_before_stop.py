@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from launcher.paths import Position
 from launcher.supervisor.coordinator.member_states import Member
-from launcher.supervisor.peers.messages import SIGTERM_CAUSE, MemberState
+from launcher.supervisor.peers.messages import SIGTERM_CAUSE
 from launcher.supervisor.progress import finite_number, whole_number
 from launcher.supervisor.state_deadlines import BYTES_PER_SECOND
 from launcher.trainer.checkpoint.save_schedule import ASK_SECONDS
@@ -31,7 +31,8 @@ class SaveRequest:
 
 def find_leaving(members: Sequence[Member]) -> Member | None:
     """Return the member that must exit first, of those that received SIGTERM; None if there is none."""
-    return min((m for m in members if _leaves(m)), key=_deadline, default=None)
+    leaving = [(m.leave_by, m.rank) for m in members if m.leave_by is not None]
+    return members[min(leaving)[1]] if leaving else None
 
 
 def decide_save(
@@ -48,14 +49,12 @@ def decide_save(
     Args:
         request: the present request; None if none was made.
         members: all ranks; at least one of them received SIGTERM.
-        batch_size: rows of a batch.
-        now: monotonic time in seconds.
 
     Returns:
         The request; or, if the ranks must stop now, what became of the checkpoint, for messages.
     """
-    deadline = min(_deadline(m) for m in members if _leaves(m))
-    saved = min(filter(None, (_read_saved(m.state) for m in members)), default=Position(0))
+    deadline = min(m.leave_by for m in members if m.leave_by is not None)
+    saved = min(filter(None, map(_read_saved, members)), default=Position(0))
     if request is None:
         return _request_checkpoint(members, batch_size, now, deadline, saved)
     if saved > request.after:
@@ -70,9 +69,9 @@ def _request_checkpoint(
 
     `deadline` is the monotonic time at which the first pod must exit, `saved` the newest checkpoint.
     """
-    busy = [m for m in members if not _can_save(m)]
+    busy = [m for m in members if m.phase != "training" or m.progress.get("state") not in _STATES]
     if busy:
-        state = (busy[0].state.progress.get("state") if busy[0].state else None) or busy[0].phase
+        state = busy[0].progress.get("state") or busy[0].phase
         return f"no checkpoint begun: rank {busy[0].rank} is not training (its state is {state})"
     save = _estimate_save_seconds(members)
     reach = _estimate_reach_seconds(members, batch_size)
@@ -90,52 +89,34 @@ def _request_checkpoint(
 
 
 def describe_save_request(members: Sequence[Member], now: float) -> str | None:
-    """Return a text that says which pod must exit, that a checkpoint was requested, and how many seconds are left.
+    """Return which pod must exit, that a checkpoint was requested, and how many seconds are left at time `now`.
 
-    None if no pod must exit (any more). `now` is the monotonic time in seconds.
+    None if no pod must exit (any more).
     """
     leaving = find_leaving(members)
-    if leaving is None:
+    if leaving is None or leaving.leave_by is None:
         return None
-    return f"{leaving.label}{SIGTERM_CAUSE}checkpoint requested, {_deadline(leaving) - now:.0f} s left"
+    return f"{leaving.label}{SIGTERM_CAUSE}checkpoint requested, {leaving.leave_by - now:.0f} s left"
 
 
-def _leaves(member: Member) -> bool:
-    return member.state is not None and member.state.leave_in is not None
-
-
-def _deadline(member: Member) -> float:
-    """Return rank 0's monotonic time, in seconds, at which a member that received SIGTERM stops its processes."""
-    return member.heard + (member.state.leave_in or 0.0 if member.state is not None else 0.0)
-
-
-def _can_save(member: Member) -> bool:
-    return (
-        member.state is not None
-        and member.phase == "training"
-        and member.state.progress.get("state") in _STATES
-    )
-
-
-def _read_saved(state: MemberState | None) -> Position | None:
+def _read_saved(member: Member) -> Position | None:
     """Return the newest checkpoint that a rank's trainer reported; Position(0) if there is none.
 
     Return None for a rank that takes no part in saving: with runtime collective that is every rank but 0.
     """
-    if state is not None and state.progress and "saved" not in state.progress:
+    if member.progress and "saved" not in member.progress:
         return None
-    saved = state.progress.get("saved") if state is not None else None
+    saved = member.progress.get("saved")
     if not isinstance(saved, dict):
         return Position(0)
     return Position(whole_number(saved.get("pass")) or 0, whole_number(saved.get("batch")) or 0)
 
 
 def _estimate_save_seconds(members: Sequence[Member]) -> float | None:
-    states = [m.state for m in members if m.state is not None]
-    measured = max((s.save_seconds for s in states if s.save_seconds is not None), default=None)
-    if measured is not None:
-        return max(_LEAST_SECONDS, measured)
-    size = max((finite_number(s.progress.get("bytes")) or 0.0 for s in states), default=0.0)
+    measured = [m.state.save_seconds for m in members if m.state and m.state.save_seconds is not None]
+    if measured:
+        return max(_LEAST_SECONDS, *measured)
+    size = max(finite_number(m.progress.get("bytes")) or 0.0 for m in members)
     return max(_LEAST_SECONDS, size / BYTES_PER_SECOND) if size else None
 
 
@@ -147,7 +128,7 @@ def _estimate_reach_seconds(members: Sequence[Member], batch_size: int) -> float
     """
     done, speeds = [], []
     for member in members:
-        progress = member.state.progress if member.state is not None else {}
+        progress = member.progress
         keys = ("pass", "batches", "batch", "samples_per_second")
         batch_rows = finite_number(progress.get("batch_size")) or batch_size
         number, batches, batch, rows = (finite_number(progress.get(key)) for key in keys)

@@ -33,15 +33,7 @@ def find_progress(member: Member, plan: AttemptPlan) -> Mapping[str, Any]:
 
 
 def estimate_seconds_left(progress: Mapping[str, Any], settings: TrainSettings) -> float | None:
-    """Return the seconds that one rank needs for its remaining batches at its present speed.
-
-    Args:
-        progress: the rank's progress.json.
-        settings: the settings of the run.
-
-    Returns:
-        Seconds; None if the progress has no speed yet.
-    """
+    """Return the seconds that one rank needs for its remaining batches; None if it reports no speed yet."""
     done, batch, batches = (finite_number(progress.get(key)) for key in ("pass", "batch", "batches"))
     speed = finite_number(progress.get("samples_per_second"))
     if done is None or batch is None or not batches or not speed or speed < 0:
@@ -52,17 +44,7 @@ def estimate_seconds_left(progress: Mapping[str, Any], settings: TrainSettings) 
 
 
 def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float, silence: float) -> str | None:
-    """Return in one line what the run waits for; None if it does not wait.
-
-    If the storage of some ranks does not respond, the line names these; otherwise the ranks that keep the run
-    from training.
-
-    Args:
-        plan: the coordinator's present plan.
-        members: all ranks.
-        now: rank 0's monotonic time in seconds.
-        silence: a rank that has not reported for so many seconds counts as lost.
-    """
+    """Return in one line what the run waits for, such as ranks or the storage; None if it does not wait."""
     hung = [
         f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
         for m in members
@@ -100,9 +82,7 @@ def _describe_wait_of_plan(
 
 
 def find_state_before_training(member: Member, plan: AttemptPlan) -> str | None:
-    """Return a trainer's state (`starting`, `joining` or `loading`) if it has not trained a batch yet; else
-    None.
-    """
+    """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
     state = find_progress(member, plan).get("state")
     return state if state in ("starting", "joining", "loading") else None
 
@@ -125,13 +105,9 @@ def build_status(
     """Return the present content of `output/status.json` (docs/reference/file-formats.md).
 
     Args:
-        settings: the settings of the run.
-        members: all ranks; `pass` and `batch` are those of the slowest one.
-        plan: the coordinator's present plan.
-        now: rank 0's monotonic time in seconds.
         silence: a rank that has not reported for so many seconds counts as lost.
-        wall: Unix time in seconds at that moment.
-        state: replaces the state that follows from the plan; None: no other state.
+        wall: Unix time in seconds at the moment `now`.
+        state: replaces the state that follows from the plan.
         cause: why the run failed; None: it did not fail.
     """
     starts = plan.do == "train" and any(find_state_before_training(member, plan) for member in members)
@@ -203,10 +179,7 @@ def _rank_state(member: Member, progress: Mapping[str, Any]) -> str:
 def render_metrics(status: StatusFile, rendezvous_seconds: float | None) -> bytes:
     """Return the page of GET /metrics in the text format of Prometheus.
 
-    Args:
-        status: the result of `build_status`.
-        rendezvous_seconds: seconds from the plan of this attempt until all ranks had joined; None before
-            that.
+    `rendezvous_seconds` is None before all ranks have joined.
     """
     from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 

@@ -1,6 +1,4 @@
-"""Export of the model to an S3 bucket (`training.exportTo`): rank 0 starts bucket_export_process.py for
-it.
-"""
+"""Export of the model to an S3 bucket (`training.exportTo`): rank 0 starts bucket_export_process.py for it."""
 
 from __future__ import annotations
 
@@ -12,36 +10,27 @@ from launcher.io.bucket_export_format import run_folder_url
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.log import log
 from launcher.settings import TrainSettings
-from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.helpers.helper_process import HelperError, run_helper
 from launcher.supervisor.timings import Timings
 
 
 class BucketExport:
-    """Checks the bucket before a training, and uploads the model after it, each with a helper process."""
+    """Checks the bucket before a training, and uploads the model after it, each with a helper process.
+
+    `output_id` is `outputId` of run.json, which identifies the training.
+    """
 
     def __init__(
         self,
         settings: TrainSettings,
         timings: Timings,
-        wake: Callable[[], None],
         pause: Callable[[float], None],
     ) -> None:
-        """Prepare the export; no process is started yet.
-
-        Args:
-            settings: the settings of the run.
-            timings: deadlines, and the number of tries.
-            wake: called from a thread when the process has exited.
-            pause: waits that many seconds in the agent's main loop; it may raise to stop the export.
-        """
-        self._settings, self._timings, self._wake, self._pause = settings, timings, wake, pause
+        self._settings, self._timings, self._pause = settings, timings, pause
         self.url = run_folder_url(settings)
 
     def reserve(self, output_id: str) -> dict[str, str] | None:
         """Check before the training that the run's folder in the bucket can be written, and mark it as used.
-
-        Args:
-            output_id: `outputId` of run.json, which identifies the training.
 
         Returns:
             With training.initModelPath `previous`: `to` (address) and `program` (sha256) of the job's newest
@@ -71,9 +60,6 @@ class BucketExport:
 
     def copy(self, output_id: str) -> dict[str, Any]:
         """Upload the model and the files about the run.
-
-        Args:
-            output_id: `outputId` of run.json, which identifies the training.
 
         Returns:
             to (address), finished (Unix seconds), objects (how many), bytes.
@@ -109,10 +95,8 @@ class BucketExport:
             },
             environ=python_environ(self._settings.environ),
         )
-        process = HelperProcess(spec, self._settings.work, t, wake=self._wake)
-        process.send_request()
         try:
-            return process.wait(self._pause, seconds)
+            return run_helper(spec, self._settings.work, t, self._pause, seconds=seconds)
         except HelperError as error:
             if error.returncode == EXIT_UNFIT:
                 raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error

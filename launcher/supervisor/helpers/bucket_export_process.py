@@ -238,15 +238,11 @@ def _model_files(entries: Any) -> list[Any]:
 
 
 def export(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the run's folder in the bucket, or upload the model to it; the helper process calls this.
+    """Reserve the run's folder in the bucket, or copy the model to it (methods of `ModelUpload`).
 
     Args:
-        request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json,
-            which distinguishes trainings with the same run id; `tries` (attempts in a row for each object)
-            and `base` (seconds before the second one).
-
-    Returns:
-        The result of `ModelUpload.reserve` or `ModelUpload.copy`.
+        request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json; `tries`
+            (attempts in a row for each object) and `base` (seconds before the second one).
 
     Raises:
         ExportError: the bucket cannot be written, or belongs to another training.

@@ -8,7 +8,7 @@ from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitErr
 from launcher.io.helper_protocol import HelperSpec
 from launcher.log import log
 from launcher.paths import WorkPaths
-from launcher.supervisor.helpers.helper_process import HelperError, HelperProcess
+from launcher.supervisor.helpers.helper_process import HelperError, run_helper
 from launcher.supervisor.timings import Timings
 
 
@@ -17,16 +17,8 @@ def convert_shard(
     work: WorkPaths,
     timings: Timings,
     pause: Callable[[float], None],
-    wake: Callable[[], None],
 ) -> None:
-    """Run the helper process that parses this rank's shard into binary records, and wait for its end.
-
-    Args:
-        spec: the helper, as the runtime's `conversion` returned it; None: do nothing.
-        work: the pod's own disk, for the process's log and answer.
-        timings: deadlines.
-        pause: waits that many seconds in the agent's main loop; it may raise to stop the conversion.
-        wake: called from a thread when the process has exited.
+    """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
 
     Raises:
         ProcessError: the data or the program are wrong; message and exit code are those of the process.
@@ -35,10 +27,8 @@ def convert_shard(
     if spec is None:
         return
     log.info("parsing the shard")
-    process = HelperProcess(spec, work, timings, wake=wake)
-    process.send_request()
     try:
-        process.wait(pause)
+        run_helper(spec, work, timings, pause)
     except HelperError as error:
         text = f"the {spec.name} failed: {error}{error.log_lines}"
         if error.returncode in (*FINAL, EXIT_GANG):

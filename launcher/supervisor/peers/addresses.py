@@ -35,9 +35,7 @@ class PodNetwork:
         return list(dict.fromkeys(str(item[4][0]) for item in found))
 
     def interfaces(self) -> dict[str, list[str]]:
-        """Return interface name → addresses, IPv4 first; an interface without an address has an empty
-        list.
-        """
+        """Return interface name → addresses, IPv4 first; empty list for an interface without an address."""
         result: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             for name, addresses in result.items():
@@ -54,8 +52,7 @@ class PodNetwork:
         return result
 
     def listen(self, port: int) -> socket.socket:
-        """Return a TCP socket that listens on `port` of every address (IPv4, and IPv6 if the kernel supports
-        it).
+        """Return a TCP socket that listens on `port` of every IPv4 and, if the kernel supports it, IPv6 address.
 
         Raises:
             GangError: the port is in use, or cannot be used.
@@ -77,58 +74,28 @@ class PodNetwork:
         return socket.create_connection((host, port), timeout=timeout)
 
 
-def find_nic_addresses(network: PodNetwork, nic: str) -> list[str]:
-    """Return the IP addresses of the pod's network interface `nic`.
-
-    Raises:
-        SettingsError: the pod has no such interface, or it has no address; the message lists all interfaces.
-    """
-    interfaces = network.interfaces()
-    listed = "; ".join(
-        f"{name} {', '.join(found) or 'without address'}" for name, found in interfaces.items()
-    )
-    if nic not in interfaces:
-        raise SettingsError(
-            setting_message(
-                "nic (CONF_PADDLE_NIC)",
-                nic,
-                "a network interface of the pod",
-                f"this pod has only: {listed}",
-                "Set nic to one of them",
-            )
-        )
-    if not interfaces[nic]:
-        raise SettingsError(
-            setting_message(
-                "nic (CONF_PADDLE_NIC)",
-                nic,
-                "an interface with an address",
-                f"other pods must reach it, and it has no address; this pod has: {listed}",
-                "Set nic to an interface with an address",
-            )
-        )
-    return interfaces[nic]
-
-
 def find_advertised_address(network: PodNetwork, nic: str) -> str:
-    """Return the IPv4 address of `nic`, which this rank advertises to its peers (docs/adr/0004).
+    """Return the IPv4 address of the interface `nic`, which this rank advertises to its peers (docs/adr/0004).
 
     It is always an address and never a name: Paddle resolves names repeatedly, and DNS may be outdated or
     unavailable.
 
     Raises:
-        SettingsError: the interface has no IPv4 address, so Paddle cannot use it.
+        SettingsError: there is no such interface, or it has no IPv4 address, so Paddle cannot use it.
     """
-    addresses = find_nic_addresses(network, nic)
-    for address in addresses:
+    interfaces = network.interfaces()
+    for address in interfaces.get(nic, []):
         if ":" not in address:
             return address
+    listed = "; ".join(
+        f"{name} {', '.join(found) or 'without address'}" for name, found in interfaces.items()
+    )
     raise SettingsError(
         setting_message(
             "nic (CONF_PADDLE_NIC)",
             nic,
-            "an interface with an IPv4 address",
-            f"Paddle's servers do not support IPv6, and it has only {', '.join(addresses)}",
+            "a network interface of the pod with an IPv4 address",
+            f"Paddle's servers do not support IPv6; this pod has only: {listed}",
             "Set nic to an interface with an IPv4 address",
         )
     )

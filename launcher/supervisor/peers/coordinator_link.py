@@ -1,6 +1,4 @@
-"""Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest
-order.
-"""
+"""Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest order."""
 
 from __future__ import annotations
 
@@ -76,14 +74,8 @@ class CoordinatorLink:
     ) -> None:
         """Create the link; `start` connects it.
 
-        Args:
-            network: the pod's network.
-            port: `peerPort` of rank 0.
-            timings: periods and deadlines.
-            locator: finds rank 0's address and the credential.
-            read_state: returns this rank's state. None sends nothing: a launcher whose main thread is stuck
-                must not look alive.
-            wake: called when there is a new order or a rejection.
+        While `read_state` returns None, nothing is sent: a launcher whose main thread is stuck must not look alive.
+        A new order or a rejection calls `wake`.
         """
         self._network, self._port, self._timings, self._locator = network, port, timings, locator
         self._read_state, self._wake = read_state, wake
@@ -94,18 +86,14 @@ class CoordinatorLink:
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejection: Rejection | None = None
         self._version = 0
-        self._credential = ""
+        self.credential = ""
+        """The credential that this pod last read from run.lock."""
         self._connection: HttpConnection | None = None
         self._host = "rank 0"
         self._deadline = float("inf")
         self._urgent = threading.Event()
         self._finished = threading.Event()
         """Set once rank 0 knows that this rank leaves, or cannot be reached."""
-
-    @property
-    def credential(self) -> str:
-        """Return the credential that this pod last read from run.lock."""
-        return self._credential
 
     def start(self) -> None:
         """Start both threads."""
@@ -155,20 +143,18 @@ class CoordinatorLink:
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 connection = HttpConnection(self._network, self._host, self._port)
                 with contextlib.closing(connection):
-                    code, _ = connection.post_state(self._credential, _encode(state, -1))
+                    code, _ = connection.post_state(self.credential, _encode(state, -1))
                 if code == 200 and state.phase == "leaving":
                     self._finished.set()
 
     def _exchange(self, state: MemberState) -> bool:
-        """Send `state` to rank 0 and store the order from its answer; return whether rank 0 accepted the
-        state.
-        """
+        """Send `state` to rank 0 and store the order that it answers; return whether rank 0 accepted the state."""
         if self._connection is None:
-            self._credential = self._credential or self._locator.read_credential() or ""
+            self.credential = self.credential or self._locator.read_credential() or ""
             self._host = self._locator.find_address()
             self._connection, self._version = HttpConnection(self._network, self._host, self._port), 0
         sent = time.monotonic()
-        code, body = self._connection.post_state(self._credential, _encode(state, self._version))
+        code, body = self._connection.post_state(self.credential, _encode(state, self._version))
         answer: Mapping[str, Any] = json.loads(body)
         if code == 200:
             is_first, is_new = self.order is None, answer["version"] != self._version
@@ -184,7 +170,7 @@ class CoordinatorLink:
             self.rejection = Rejection(bool(answer.get("replaced")), since)
             self._wake()
         if code == 401:
-            self._credential = self._locator.read_credential() or ""
+            self.credential = self._locator.read_credential() or ""
         if code == 503:  # rank 0 may be another pod by now
             self._disconnect()
         return False

@@ -1,6 +1,4 @@
-"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's order, sent back as the
-answer.
-"""
+"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's order, the answer."""
 
 from __future__ import annotations
 
@@ -39,14 +37,7 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: LauncherError, at: float, rank: int, **more: Any) -> Failure:
-        """Convert an exception to a failure.
-
-        Args:
-            error: the exception.
-            at: monotonic time of the failure in seconds.
-            rank: the rank that failed.
-            **more: further fields of the failure.
-        """
+        """Convert an exception of this rank to a failure; `more` are further fields."""
         if isinstance(error, ProcessError):
             more |= {"process": error.process, "returncode": error.returncode}
         return cls(str(error), error.exit_code, at, rank, **more)
@@ -107,11 +98,7 @@ class MemberState:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], now: float) -> MemberState:
-        """Convert the result of `to_json`, received from another pod, back to a state.
-
-        Args:
-            value: the parsed JSON.
-            now: present monotonic time of this pod in seconds, from which the failure's age is subtracted.
+        """Convert the result of `to_json`, received from another pod, back to a state with this pod's clock.
 
         Raises:
             KeyError, TypeError, ValueError: `value` is not a valid state.
@@ -137,9 +124,7 @@ class MemberState:
 
 @dataclass(frozen=True)
 class Order:
-    """The coordinator's instruction to all ranks: what to do in which attempt. Each one replaces all earlier
-    ones.
-    """
+    """The coordinator's complete instruction to all ranks; each one replaces all earlier ones."""
 
     attempt: int
     do: OrderAction

@@ -1,7 +1,6 @@
 """Finds the address of rank 0's pod and the credential for its peer server.
 
-Kubernetes may replace rank 0's pod at any time, so every other rank looks both up again whenever it
-reconnects.
+Kubernetes may replace rank 0's pod at any time, so every other rank looks up both whenever it reconnects.
 """
 
 from __future__ import annotations
@@ -20,17 +19,13 @@ if TYPE_CHECKING:
 def build_credential(settings: TrainSettings, token: str) -> str:
     """Return the credential with which ranks of this run authenticate to rank 0's HTTP server.
 
-    Args:
-        settings: the settings of the run.
-        token: the random token in run.lock, which only pods with access to the shared storage can read.
+    It contains the random token in run.lock, which only pods with access to the shared storage can read.
     """
     return f"{settings.namespace}/{settings.run_id}/{token}"
 
 
 class Rank0Locator:
-    """Finds rank 0's address and credential; its `read_` and `find_` methods raise OSError or
-    `LauncherError`.
-    """
+    """Finds rank 0's address and credential; `read_…` and `find_…` raise OSError or `LauncherError`."""
 
     def __init__(self, settings: TrainSettings, network: PodNetwork) -> None:
         self._settings, self._network = settings, network

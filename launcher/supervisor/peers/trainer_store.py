@@ -5,8 +5,7 @@ reads those of the others. gloo sends no header of ours, so the secret that auth
 the path (`build_store_prefix`). The server forgets all values when the next attempt starts.
 
 The store also answers the trainers' question whether to save a checkpoint at a batch, because a user requested one or
-a pod received SIGTERM. It keeps the answer
-that the first trainer gets for a batch, and gives all other trainers the same answer for that batch.
+a pod received SIGTERM. All trainers get the same answer for one batch.
 
 PaddlePaddle's own store is a child of pserver 0 that needs a port of its own, starts after the import of Paddle,
 and keeps pserver 0 from serving until it exits.
@@ -28,11 +27,8 @@ POLL_SECONDS = 0.5  # between two reads of the request file
 def build_store_prefix(credential: str, attempt: int) -> str:
     """Return the beginning of the path of all requests that the trainers of one attempt send to the store.
 
-    Args:
-        credential: the run's credential (`build_credential`), from which the path's secret is derived. The secret
-            does not reveal the credential, so a path in a log does not help to send a rank's state.
-        attempt: number of the attempt. Trainers of an earlier attempt know another path, and so cannot read or
-            write the values of this one.
+    The path's secret is derived from the run's credential (`build_credential`) without revealing it, so a path in a
+    log does not help to send a rank's state. Trainers of an earlier attempt know another path.
     """
     secret = hmac.new(credential.encode(), f"trainers of attempt {attempt}".encode(), hashlib.sha256)
     return f"/trainers/{attempt}/{secret.hexdigest()}"
@@ -42,11 +38,7 @@ class TrainerStore:
     """Stores the addresses of the present attempt's trainers, and decides when they save a requested checkpoint."""
 
     def __init__(self, request: Path) -> None:
-        """Create the store, which rejects every request before `open`.
-
-        Args:
-            request: file on the shared storage that a user creates to request a checkpoint.
-        """
+        """Create the store, which rejects every request before `open`; a user creates the file `request`."""
         self._request = request
         self._prefix = ""
         self._values: dict[str, bytes] = {}
@@ -91,7 +83,7 @@ class TrainerStore:
                 self._values[path] = value
 
     def decide(self, path: str, proposed: int) -> bytes:
-        """Decide whether the trainers save a requested checkpoint now; all get the same answer to one path.
+        """Decide whether the trainers save a requested checkpoint now; the first answer to a path stays.
 
         A request is granted once, since its file may still exist when trainers that have saved ask again.
 

@@ -1,3 +1,4 @@
-"""Access to the shared storage: lease on output/, resume of output/, wait for the data, copies to the
-pod, and a probe that detects storage that hangs.
+"""Access to the shared storage: output/ and its lease, the wait for the data, copies to the pod, detection of hangs.
+
+Functions that use the storage retry temporary errors; then they raise `StorageError` or `StorageFailedError`.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +20,8 @@ TEST_ALONE = 200_000
 (launcher/trainer/evaluation.py)."""
 
 
-@dataclass(frozen=True)
-class StagedInputs:
-    """Folders of the data and the program on the pod's own disk, and the digest of the program."""
-
-    data_dir: Path
-    program_dir: Path
-    program_sha256: str
-
-
 def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
-    """Return the folder of the program of `training.config`: the user's own on the shared storage, or a
-    built-in one.
+    """Return the folder of the program of `training.config`: the user's own, or a built-in one.
 
     Raises:
         SettingsError: the folder or the file in it is missing; the message lists those that exist.
@@ -84,17 +73,12 @@ def stage_inputs(
     manifest: dict[str, Any] | None,
     program: Path,
     check: Callable[[], None] = lambda: None,
-) -> StagedInputs:
-    """Copy this rank's shard, side tables and program to the pod's own disk, and verify the copies.
+) -> str:
+    """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
     Files of an earlier pod or container in the work folder are not trusted, and copied again.
 
-    Args:
-        settings: the settings of the run.
-        rank: this pod's rank.
-        manifest: the parsed manifest.json; None: the run has no data (`TrainSettings.has_data`).
-        program: the program's folder.
-        check: called often; it may raise to stop a long copy.
+    `manifest` is None if the run has no data (`TrainSettings.has_data`). `check` is called often; it may raise.
 
     Raises:
         DataError: a file is missing, does not match the manifest, or is changed during the copy.
@@ -117,20 +101,15 @@ def stage_inputs(
     link = work.program / "data"
     if not link.exists():
         link.symlink_to(work.data, target_is_directory=True)
-    return StagedInputs(work.data, work.program, digest)
+    return digest
 
 
 def _stage_program(
     program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
 ) -> str:
-    """Copy the program to the pod's own disk; return the digest of the copy.
+    """Copy the program to the folder `target`; return the digest of the copy.
 
-    Args:
-        program: the program's folder.
-        target: the folder to create.
-        config_file: name of the program's main file.
-        expected: sha256 that the copied folder must have; empty for any.
-        check: called often; it may raise to stop the copy.
+    The copied folder must have the sha256 `expected`, unless that is empty.
     """
     with files.storage_errors(program):
         before = program_sha256(program, config_file)
@@ -221,17 +200,7 @@ def _stage_data(
 
 
 def _copy_pieces(layout: JobPaths, about: dict[str, Any], target: Path, check: Callable[[], None]) -> str:
-    """Copy the files of a shard, one after the other, to the single file `target`.
-
-    Args:
-        layout: the job's folders.
-        about: the shard's entry in manifest.json.
-        target: the file to write.
-        check: called often; it may raise to stop the copy.
-
-    Returns:
-        The sha256 of `target` in hex.
-    """
+    """Copy the files of a shard (`about`: its entry in manifest.json) to the file `target`; return its sha256."""
     shard = layout.shard(about["index"])
     found = list_shard_files(layout, about)
     if len(found) == 1:

@@ -20,8 +20,7 @@ import errno
 import functools
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +33,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
 
 T = TypeVar("T")
+_PARTS = "(program, data, trainers, mode, batch size and others)"
 
 
 def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
@@ -69,17 +69,6 @@ def _can_resume(earlier: dict[str, Any], ours: dict[str, Any]) -> bool:
     return all(earlier.get(key) == ours.get(key) for key in {*earlier, *ours} - free)
 
 
-@dataclass(frozen=True)
-class OpenedOutput:
-    """Describes the output folder that this run writes to, and the earlier run that it resumes, if any."""
-
-    output: OutputPaths
-    attempt: int
-    """0 in a new output; 1 more than the last attempt in a resumed one."""
-    earlier: RunFile
-    """The run record as it was read; empty in a new output."""
-
-
 def check_folders(layout: JobPaths) -> None:
     """Check that output/ and runs/ are folders or absent, and that they and the entries of output/ are no links.
 
@@ -103,49 +92,43 @@ def check_folders(layout: JobPaths) -> None:
             )
 
 
-def open_output(settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease) -> OpenedOutput:
+def open_output(
+    settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease
+) -> tuple[int, RunFile]:
     """Resume output/, or move it to runs/ and create a new one or bring an earlier one back.
 
     Only rank 0 calls this, while it holds the lease.
 
-    Args:
-        settings: the settings of the run.
-        fingerprint: `run_fingerprint` of this run.
-        lock: the lease on output/, which this pod holds.
+    Returns:
+        (number of the next attempt, run.json of the output as it was read). A new output has attempt 0 and an empty
+        record.
 
     Raises:
         DataError: there are checkpoints, but no readable run.json.
         LeaseLostError: another run has created output/ in the meantime.
-        StorageError, StorageFailedError: the storage cannot be read or written.
     """
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
     earlier = _read_earlier_run(output, pause)
     if earlier is not None and _can_resume(earlier.fingerprint, fingerprint):
         log.info(
-            "resuming output/ of run %s, which has the fingerprint of this run "
-            "(program, data, trainers, mode, batch size and others)",
-            earlier.run_id,
+            "resuming output/ of run %s, which has the fingerprint of this run %s", earlier.run_id, _PARTS
         )
-        return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+        return _next_attempt(output, earlier, pause), earlier
     back = _find_matching_run(layout, fingerprint, pause)
     if back is None and not any(_must_be_kept(name) for name in files.list_names(output.root, pause)):
-        return OpenedOutput(output, 0, RunFile())
+        return 0, RunFile()
     moved = _replace_output(layout, earlier, back, run_id=settings.run_id, lock=lock)
     log.info(
-        "moved output/ to %s, because this run has another fingerprint "
-        "(program, data, trainers, mode, batch size and others)",
+        "moved output/ to %s, because this run has another fingerprint %s",
         moved.relative_to(layout.job),
+        _PARTS,
     )
     if back is None:
-        return OpenedOutput(output, 0, RunFile())
-    log.info(
-        "moved runs/%s back to output/: it has the fingerprint of this run "
-        "(program, data, trainers, mode, batch size and others)",
-        back.name,
-    )
+        return 0, RunFile()
+    log.info("moved runs/%s back to output/: it has the fingerprint of this run %s", back.name, _PARTS)
     earlier = _read_earlier_run(output, pause) or RunFile()
-    return OpenedOutput(output, _next_attempt(output, earlier, pause), earlier)
+    return _next_attempt(output, earlier, pause), earlier
 
 
 def _must_be_kept(name: str) -> bool:
@@ -154,8 +137,7 @@ def _must_be_kept(name: str) -> bool:
 
 
 def _read_earlier_run(output: OutputPaths, pause: Callable[[float], None]) -> RunFile | None:
-    """Return the run record of the present output/; None if it is missing or damaged and there is no
-    checkpoint.
+    """Return the run record of output/; None if it is missing or damaged and there is no checkpoint.
 
     Raises:
         DataError: the run record is missing or damaged, but there are checkpoints.
@@ -183,7 +165,6 @@ def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.s
 
     Raises:
         UnreadableError: run.json is damaged, and there is no intact copy.
-        StorageError, StorageFailedError: the files cannot be read, also after 20 s of retries.
     """
     found, damage = run_record.read(output, pause)
     if damage is not None and found is None:
@@ -208,37 +189,36 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
     return default if found is None else found
 
 
+def read_earlier_runs(
+    layout: JobPaths, pause: Callable[[float], None]
+) -> Iterator[tuple[OutputPaths, RunFile]]:
+    """Yield folder and run record of each run in runs/; the record is empty if it is absent or damaged."""
+    for name in files.list_names(layout.runs, pause):
+        if not name.startswith("."):  # else `clean` is removing it
+            output = OutputPaths(layout.run(name))
+            yield output, read_if_intact(functools.partial(read_run_record, output, pause), RunFile())
+
+
 def _find_matching_run(
     layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
 ) -> Path | None:
-    """Return the folder of the newest run in runs/ that `fingerprint` can resume, for a rollback to it; None if no
-    run can be resumed.
-    """
-    found = []
-    for name in files.list_names(layout.runs, pause):
-        if name.startswith("."):  # `clean` is removing it
-            continue
-        read = functools.partial(read_run_record, OutputPaths(layout.run(name)), pause)
-        run = read_if_intact(read, RunFile())
-        if _can_resume(run.fingerprint, fingerprint):
-            found.append((run.started, name))
-    return layout.run(max(found)[1]) if found else None
+    """Return the folder of the newest run in runs/ that `fingerprint` can resume; None if there is none."""
+    found = [
+        (run.started, output.root)
+        for output, run in read_earlier_runs(layout, pause)
+        if _can_resume(run.fingerprint, fingerprint)
+    ]
+    return max(found)[1] if found else None
 
 
 def _replace_output(
     layout: JobPaths, earlier: RunFile | None, back: Path | None, *, run_id: str, lock: OutputLease
 ) -> Path:
-    """Move output/ to runs/, and another folder, which contains this pod's lease, into its place.
+    """Move output/ to runs/, and another folder with this pod's lease into its place; return the new path in runs/.
 
     Args:
-        layout: the job's folders.
         earlier: run.json of the output that is moved away; None if there is none.
         back: the folder in runs/ that becomes output/; None: an empty folder.
-        run_id: the id of this run.
-        lock: the lease on output/, which this pod holds.
-
-    Returns:
-        The path in runs/ to which output/ was moved.
     """
     with files.storage_errors(layout.job), lock.pause_renewals():
         layout.runs.mkdir(exist_ok=True)
@@ -280,15 +260,7 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
-    """Move this rank's logs of the previous attempt to `attempt-<attempt - 1>/`, without overwriting files there.
-
-    The function is idempotent.
-
-    Args:
-        output: the output folder.
-        rank: this pod's rank.
-        attempt: the attempt that is about to start.
-    """
+    """Before `attempt` starts, move this rank's logs to `attempt-<attempt - 1>/`, without overwriting files there."""
     node = output.node(rank)
 
     def move() -> None:

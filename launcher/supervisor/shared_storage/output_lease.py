@@ -65,19 +65,14 @@ class LeaseHolder:
     """IP address at which this run's other ranks reach the holder."""
 
     def content(self, beat: int) -> bytes:
-        """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of
-        renewals).
-        """
+        """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of renewals)."""
         own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
         own |= {"token": self.token, "address": self.address}
         return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
 
 
 class OutputLease:
-    """Acquires the lease on one output folder for rank 0's launcher, renews it in a thread, and releases it.
-
-    `pause` waits for the given number of seconds, and may raise to stop a wait.
-    """
+    """Acquires the lease on one output folder for rank 0's launcher, renews it in a thread, and releases it."""
 
     def __init__(
         self,
@@ -88,6 +83,7 @@ class OutputLease:
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.path, self.holder, self.timings = path, holder, timings
+        self.token = holder.token
         self.pause, self._clock = pause, clock
         self._beat = 0
         self._renewed = clock()
@@ -100,11 +96,6 @@ class OutputLease:
         self._end = threading.Event()
         self._renewer = threading.Thread(target=self._renew_on, name="run.lock", daemon=True)
         self._lost: Callable[[LauncherError], None] = lambda _: None
-
-    @property
-    def token(self) -> str:
-        """Return the random text that run.lock contains while this process holds the lease."""
-        return self.holder.token
 
     @property
     def is_lost(self) -> bool:
@@ -219,26 +210,19 @@ class OutputLease:
         return True
 
     def write_to(self, path: Path) -> None:
-        """Write this process's lease to `path`, over an expired one or into a folder that will become
-        output/."""
+        """Write this process's lease to `path`, over an expired one or into a folder that will become output/."""
         files.write_atomically(path, self._content())
 
     @contextlib.contextmanager
     def pause_renewals(self) -> Iterator[None]:
-        """Prevent renewals inside the `with` block, so that output/ can be replaced; the lease may still
-        expire.
-        """
+        """Prevent renewals inside the `with` block, so that output/ can be replaced; the lease may still expire."""
         with self._still:
             self.check()
             yield
             self.check()
 
     def start_renewing(self, lost: Callable[[LauncherError], None]) -> None:
-        """Start the threads that renew the lease and report its loss.
-
-        Args:
-            lost: called once, from a thread, with a `LeaseLostError` when the lease may be lost.
-        """
+        """Start the threads that renew the lease; one calls `lost`, once, when the lease may be lost."""
         self._lost = lost
         self._renewer.start()
         threading.Thread(target=self._watch, name="lease", daemon=True).start()
@@ -318,8 +302,7 @@ class OutputLease:
         self._renewed = began
 
     def release(self) -> None:
-        """Stop renewing and remove the file, unless the lease was lost, is another holder's, or cannot be
-        read."""
+        """Stop renewing and remove the file, unless the lease was lost, is another holder's, or cannot be read."""
         self._end.set()
         if self._renewer.ident is None:
             self._remove()
@@ -356,9 +339,5 @@ def _who(content: bytes | None) -> str:
 
 
 def read_lease_holder(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
-    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged.
-
-    Raises:
-        StorageError, StorageFailedError: the file cannot be read.
-    """
+    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged."""
     return _parsed(files.read_bytes(path, sleep)) or {}

@@ -1,21 +1,14 @@
-"""Find the model that `training.initModelPath: previous` refers to.
-
-That is the model of the job's newest complete run with the same program, or else its newest export.
-"""
+"""Find the model that `training.initModelPath: previous` refers to."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.errors import SettingsError, setting_error
-from launcher.io import files
+from launcher.errors import setting_error
 from launcher.log import log
-from launcher.paths import OutputPaths
-from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
-from launcher.supervisor.shared_storage.output_folder import read_if_intact, read_run_record
+from launcher.supervisor.shared_storage.output_folder import read_earlier_runs
 from launcher.trainer.checkpoint import selection
 
 
@@ -31,22 +24,15 @@ def find_previous_model(
     export of the job. Rank 0 calls this once for each output, after it has moved the earlier output to runs/.
 
     Args:
-        settings: the settings of the run.
         program: sha256 of this run's program.
         exported: `to` (address) and `program` (sha256) of the newest export; None if there is none.
-        pause: waits for the given number of seconds between retries of a read; it may raise to stop them.
 
     Raises:
         SettingsError: there are complete runs, but all of them trained another program.
-        StorageError, StorageFailedError: the storage cannot be read.
     """
     layout = settings.layout
     found: list[tuple[float, str, Any]] = []
-    for name in files.list_names(layout.runs, pause):
-        if name.startswith("."):  # `clean` is removing it
-            continue
-        output = OutputPaths(layout.run(name))
-        record = read_if_intact(functools.partial(read_run_record, output, pause), RunFile())
+    for output, record in read_earlier_runs(layout, pause):
         if record.state != "complete":
             continue
         if not selection.is_model_complete(output.model):
@@ -67,22 +53,19 @@ def find_previous_model(
         return ""
     fitting = [run for run in found if run[2] == program]
     if not fitting:
-        raise _other_program(max(found)[1])
+        newest = max(found)[1]
+        raise setting_error(
+            "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)",
+            PREVIOUS,
+            "used with a program that an earlier run has trained",
+            f"all complete runs of this job trained another program; the newest one is {newest}. Its parameters "
+            "could have another meaning, so they are not used without your decision",
+            f"Set it to {newest} for one run, if that model fits; or restore the earlier program; or set it to an "
+            "empty text for one run, which then starts from scratch",
+        )
     log.info(
         "training.initModelPath is previous: starting with the model of %s, the newest complete one of the same "
         "program",
         max(fitting)[1],
     )
     return max(fitting)[1]
-
-
-def _other_program(newest: str) -> SettingsError:
-    return setting_error(
-        "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)",
-        PREVIOUS,
-        "used with a program that an earlier run has trained",
-        f"all complete runs of this job trained another program; the newest one is {newest}. Its parameters "
-        "could have another meaning, so they are not used without your decision",
-        f"Set it to {newest} for one run, if that model fits; or restore the earlier program; or set it to an empty "
-        "text for one run, which then starts from scratch",
-    )

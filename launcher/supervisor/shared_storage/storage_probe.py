@@ -34,9 +34,7 @@ class StorageProbe:
             time.sleep(PERIOD)
 
     def silence(self, least: float = 0.0) -> float:
-        """Return for how many seconds the storage has not responded; 0 if that is less than `least`
-        seconds.
-        """
+        """Return for how many seconds the storage has not responded; 0 if that is less than `least`."""
         asked = self._asked
         seconds = 0.0 if asked is None else round(time.monotonic() - asked, 1)
         return seconds if seconds >= least else 0.0

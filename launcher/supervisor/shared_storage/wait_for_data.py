@@ -29,12 +29,6 @@ def wait_for_manifest(
 ) -> dict[str, Any]:
     """Wait until manifest.json describes the data of this run (has its data digest); return the manifest.
 
-    Args:
-        settings: the settings of the run.
-        pause: waits that many seconds; it may raise to stop the wait.
-        clock: returns monotonic time in seconds.
-        timings: intervals and deadlines.
-
     Raises:
         DataError: the data Job failed or showed no activity for `data.waitSeconds`. Or it showed none for
             `timings.data_again` seconds, and the manifest is damaged or another release has replaced this
@@ -94,11 +88,7 @@ def _activity(path: Path) -> int | None:
 
 
 def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
-    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it.
-
-    Raises:
-        StorageError, StorageFailedError: the file cannot be read.
-    """
+    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it."""
     try:
         found = read_json(path, pause)
     except UnreadableError as error:  # the data Job will write it again
@@ -112,9 +102,7 @@ def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | 
 
 
 def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
-    """Return `manifest` unchanged if its version, shards and fields fit this run; raise `DataError`
-    otherwise.
-    """
+    """Return `manifest` if its version, shards and fields fit this run; else raise `DataError`."""
     where = settings.layout.manifest
     if manifest.get("version") != VERSION:
         raise DataError(

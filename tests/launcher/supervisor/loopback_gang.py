@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.settings import TrainSettings
 from testkit.waiting import PATIENCE, until
 
 HERE = Path(__file__).parent
@@ -64,6 +65,13 @@ def pod_environ(**changes: str) -> dict[str, str]:
     return {**base, **changes}
 
 
+def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+    """Return the settings of a training pod with its folders in `tmp_path`."""
+    return TrainSettings.from_environ(
+        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+    )
+
+
 def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
     """Write a job's folder as the data Job leaves it, with the program `mine`; return the manifest."""
 
@@ -89,6 +97,34 @@ def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
     return manifest
 
 
+def replace_data(job: Path, train: list[list[str]], test: list[str], digest: str = "d1") -> None:
+    """Write a job's folder as `write_data` does, with these lines in the shards and in the test set."""
+    manifest = write_data(job, len(train), digest)
+    for entry, path, lines in (
+        *((manifest["shards"][n], job / str(n) / "data" / "train.txt", part) for n, part in enumerate(train)),
+        (manifest["test"], job / "test.txt", test),
+    ):
+        path.write_text("".join(f"{line}\n" for line in lines))
+        content = path.read_bytes()
+        entry |= {"lines": len(lines), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (job / "manifest.json").write_text(json.dumps(manifest))
+
+
+def paddle_scripts(**env: str) -> dict[str, Any]:
+    """Return the arguments of `LoopbackGang` for scripts that train with Paddle and gloo, with `env`."""
+    return {
+        "timings": {"silence": 15.0, "orphan": 15.0},
+        "PADDLE_LAUNCHER_RUNTIME": "collective",
+        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
+        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "60",
+        # Paddle's store listens on all addresses, so no other test may use these ports.
+        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        **env,
+    }
+
+
 class LoopbackGang:
     """The launchers of one run. As a context manager it kills all processes that still run at its end."""
 
@@ -103,7 +139,6 @@ class LoopbackGang:
         pservers_exit_themselves: bool = False,
         trainer_waits: bool = False,
         forked: bool = False,
-        nics: dict[str, list[str]] | None = None,
         python: str | Path = sys.executable,
         **env: str,
     ) -> None:
@@ -112,7 +147,9 @@ class LoopbackGang:
         self.job = root / "shared" / env.get("JOB_NAME", "quick-start")
         self.output = self.job / "output"
         self.timings = {**FAST, **(timings or {})}
-        self.fake, self.env, self.nics = fake or {}, env, nics
+        self.fake, self.env = fake or {}, env
+        self.nics: dict[str, list[str]] = {}
+        """If not empty, the interfaces of every pod."""
         self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
         self.forked, self.python = forked, str(python)
         _subnet[1] += 1
@@ -168,8 +205,6 @@ class LoopbackGang:
             "hosts": self.hosts,
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
-            "renamed": str(self.folder / "names.json"),
-            "jumps": str(self.folder / "jumps.json"),
             "timings": self.timings,
             "pservers_exit_themselves": self.pservers_exit_themselves,
             "trainer_waits": self.trainer_waits,
@@ -259,16 +294,6 @@ class LoopbackGang:
         except AssertionError:
             return False
         return True
-
-    def change_dns(self, name: str, address: str) -> None:
-        """Let `name` resolve to `address` from now on in every running launcher."""
-        (self.folder / "names.json").write_text(json.dumps({name: address}))
-
-    def shift_clocks(self, seconds: dict[int, float]) -> None:
-        """Shift the time of day of these ranks' launchers by so many seconds from now on."""
-        jumps = {self.addresses[rank]: by for rank, by in seconds.items()}
-        (self.folder / "jumps.new").write_text(json.dumps(jumps))
-        (self.folder / "jumps.new").rename(self.folder / "jumps.json")
 
     def pod_log(self, rank: int) -> str:
         """Return everything that the launchers of a rank have printed."""

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from tests.launcher.supervisor.simulation import World
 
 FAULTS_END = 120.0
+_STORAGE_FAULTS = {
+    "storage_slow": ("slow", 60),
+    "storage_hangs": ("hang", 130),
+    "storage_fails": ("fail", 50),
+    "storage_full": ("full", 30),
+}
+"""Fault → (kind of `World.storage_faults`, longest duration in seconds)."""
 
 
 class Faults:
@@ -40,7 +47,10 @@ class Faults:
             if pod is None or pod.dead or self.world.failed is not None:
                 return
             self.world.log_event("FAULT %s of %s", kind, pod)
-            getattr(self, "_" + kind)(pod)
+            if kind in _STORAGE_FAULTS:
+                self._storage(pod, *_STORAGE_FAULTS[kind])
+            else:
+                getattr(self, "_" + kind)(pod)
 
         return cause_fault
 
@@ -149,27 +159,11 @@ class Faults:
             self.rng.uniform(60, 90), lambda: pod.exit_container(137, "its liveness probe failed")
         )
 
-    def _add_storage_fault(self, kind: str, pod: SimulatedPod, longest: float) -> None:
-        """Add a fault of the storage for this pod, or for all pods, of at most `longest` seconds."""
+    def _storage(self, pod: SimulatedPod, kind: str, longest: float) -> None:
+        """Let the storage of this pod, or of all pods, have a fault of this kind for at most `longest` seconds."""
         whose = pod if self.rng.random() < 0.6 else None
         now = self.world.now
         self.world.storage_faults.append((now, now + self.rng.uniform(1, longest), kind, whose))
-
-    def _storage_slow(self, pod: SimulatedPod) -> None:
-        """Slow the storage down."""
-        self._add_storage_fault("slow", pod, 60)
-
-    def _storage_hangs(self, pod: SimulatedPod) -> None:
-        """Let the storage hang."""
-        self._add_storage_fault("hang", pod, 130)
-
-    def _storage_fails(self, pod: SimulatedPod) -> None:
-        """Let the storage return errors."""
-        self._add_storage_fault("fail", pod, 50)
-
-    def _storage_full(self, pod: SimulatedPod) -> None:
-        """Let the storage be full."""
-        self._add_storage_fault("full", pod, 30)
 
     def _program_bug(self, pod: SimulatedPod) -> None:
         """Let the program fail from now on whenever this rank reaches a certain position."""

@@ -23,7 +23,7 @@ from launcher.paths import OutputPaths
 from launcher.supervisor import agent, child_processes, log_follower, process_guard
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
-from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locator
 from launcher.supervisor.shared_storage import storage_probe
 from tests.launcher.supervisor import simulated_pod, virtual_time
@@ -46,13 +46,13 @@ _REPLACED: tuple[tuple[object, object], ...] = (
     (SimpleQueue, virtual_time.SimpleQueue),
     (child_processes.ChildProcess, start_child),
     (log_follower.LogFollower, _IGNORED),
-    (child_processes.kill_all_children, lambda: running_pod().kill_children()),
+    (child_processes.kill_all_children, lambda **_: running_pod().kill_children()),
     (child_processes.reap_orphans, _IGNORED),
     (cgroup_memory.oom_kills, lambda: 0),
     (peer_server.PeerServer, _start_server),
     (coordinator_link.HttpConnection, simulated_pod.SimulatedConnection),
     (rank0_locator.read_lease_holder, simulated_pod.read_old_lease_holder),
-    (ReportProcess, _IGNORED),
+    (write_report, _IGNORED),
     (launcher_log.start_logging, _IGNORED),
     (agent.wait_for_manifest, lambda settings, *_, **__: files.list_names(settings.layout.job)),
     (agent.stage_inputs, simulated_pod.stage_inputs),

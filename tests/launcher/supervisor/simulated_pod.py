@@ -17,7 +17,6 @@ from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
 from launcher.supervisor.peers.peer_server import StateHandler
-from launcher.supervisor.shared_storage.input_staging import StagedInputs
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder
 from launcher.supervisor.stop_request import SPARE_SECONDS
 from tests.launcher.supervisor import virtual_time
@@ -203,15 +202,13 @@ class SimulatedConnection:
         """Do nothing: every request of this connection has ended."""
 
 
-def stage_inputs(
-    _: object, rank: int, manifest: object, program: Path, check: Callable[[], None]
-) -> StagedInputs:
+def stage_inputs(_: object, rank: int, manifest: object, program: Path, check: Callable[[], None]) -> str:
     """Stand in for `input_staging.stage_inputs`: wait some seconds and call `check`, but copy nothing."""
     world = running_pod().world
     for _ in range(world.rng.randint(1, 3)):
         world.clock.wait(world.rng.uniform(0.1, 1))
         check()
-    return StagedInputs(program, program, "sha256")
+    return "sha256"
 
 
 @contextlib.contextmanager

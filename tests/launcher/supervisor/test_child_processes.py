@@ -16,7 +16,6 @@ import pytest
 from launcher import runtimes
 from launcher.errors import UnfitError
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.child_processes import ChildProcess, ForkServer
@@ -24,7 +23,7 @@ from launcher.supervisor.log_follower import LogFollower
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -113,12 +112,7 @@ def test_a_forked_process_outlives_the_fork_server_and_is_killed_with_its_descen
     child.signal(signal.SIGTERM)
     until(child.done.is_set)
     assert child.returncode == -signal.SIGTERM
-    until(
-        lambda: (
-            child_processes.reap_orphans(child_processes.watched_pids())
-            or not Path(f"/proc/{descendant}").exists()
-        )
-    )
+    until(lambda: child_processes.reap_orphans() or not Path(f"/proc/{descendant}").exists())
 
 
 @pytest.mark.parametrize("forked", [True, False])
@@ -152,16 +146,15 @@ def test_a_process_is_started_without_a_fork_server_that_cannot_fork(
     assert not server.alive
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("is_helper", [False, True])
 def test_a_lost_lease_kills_processes_and_helpers_although_the_main_thread_is_stuck(
-    tmp_path: Path, apart: bool
+    tmp_path: Path, is_helper: bool
 ) -> None:
     """A helper writes to output/, which another run may take over soon after the lease is lost."""
-    settings = TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"))
+    agent = Agent(train_settings(tmp_path), runtimes.load_runtime("fleet"), PodNetwork(), Timings())
+    child = ChildProcess(
+        build_spec(tmp_path, SLEEP), lambda: None, is_helper=is_helper, stdin=subprocess.PIPE
     )
-    agent = Agent(settings, runtimes.load_runtime("fleet"), PodNetwork(), Timings())
-    child = ChildProcess(build_spec(tmp_path, SLEEP), lambda: None, apart=apart, stdin=subprocess.PIPE)
     agent._lose_lease(
         UnfitError("the lease was lost")
     )  # from the lease's thread; the main thread does nothing

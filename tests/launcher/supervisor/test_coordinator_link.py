@@ -170,20 +170,6 @@ def test_the_phase_leaving_is_reported_before_the_link_closes(pair: Pair) -> Non
     assert state.phase == "leaving"
 
 
-def test_the_second_pod_of_a_rank_is_rejected_until_the_first_one_leaves(pair: Pair) -> None:
-    rank_0, rank_1 = pair
-    rank_0.membership.open("right")
-    rank_0.membership.record_state(MemberState(1, "pod-b", "idle"), time.monotonic())
-    rank_1.link.start()
-    until(lambda: rank_1.link.rejection is not None)
-    assert rank_1.link.rejection is not None
-    assert not rank_1.link.rejection.replaced, "the first pod may still be lost"
-    assert reported(rank_0) == MemberState(1, "pod-b", "idle")
-    rank_0.membership.record_state(MemberState(1, "pod-b", "leaving"), time.monotonic())
-    until(lambda: reported(rank_0) == rank_1.state)
-    until(lambda: rank_1.link.rejection is None)
-
-
 def test_urgent_states_do_not_wait_for_an_answer_that_is_held_back(pair: Pair) -> None:
     rank_0, rank_1 = pair
     rank_0.membership.hold = 60.0

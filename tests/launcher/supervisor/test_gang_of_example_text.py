@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
 from local.collective_python import ensure_collective_python
-from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, write_data
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts, replace_data
 from tests.launcher.trainer.conftest import texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
@@ -25,34 +24,16 @@ PASSES, BATCH = 6, 16
 
 def build_gang(root: Path, trainers: int, run: str, python: Path, **env: str) -> LoopbackGang:
     """Return a gang of so many pods that trains `text` on 1200 generated texts."""
+    digest, lines = f"d{trainers}", texts(1200, 1)
     settings = {
         "TRAIN_CONFIG_DIR": "text",
-        "PADDLE_LAUNCHER_RUNTIME": "collective",
-        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
         "PADDLE_LAUNCHER_PASSES": str(PASSES),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "60",
-        "PADDLE_LAUNCHER_DATA_DIGEST": f"d{trainers}",
+        "PADDLE_LAUNCHER_DATA_DIGEST": digest,
         "PADDLE_LAUNCHER_SOURCE_DIGEST": "texts",
-        # Paddle's store listens on all addresses, so no other test may use these ports.
-        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
     }
-    timings = {"silence": 15.0, "orphan": 15.0}
-    gang = LoopbackGang(root, trainers=trainers, run=run, python=python, timings=timings, **settings, **env)
-    manifest = write_data(gang.job, trainers, f"d{trainers}")
-    lines = texts(1200, 1)
-    for entry, path, part in (
-        *(
-            (manifest["shards"][n], gang.job / str(n) / "data" / "train.txt", lines[n::trainers])
-            for n in range(trainers)
-        ),
-        (manifest["test"], gang.job / "test.txt", texts(200, 2)),
-    ):
-        path.write_text("".join(f"{line}\n" for line in part))
-        entry |= {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    (gang.job / "manifest.json").write_text(json.dumps(manifest))
+    gang = LoopbackGang(root, trainers=trainers, run=run, python=python, **paddle_scripts(**settings, **env))
+    replace_data(gang.job, [lines[n::trainers] for n in range(trainers)], texts(200, 2), digest)
     return gang
 
 

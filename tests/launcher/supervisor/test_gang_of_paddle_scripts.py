@@ -5,7 +5,6 @@ It runs with PaddlePaddle 2.6.2 of the project's environment, and with the versi
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -15,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
 from local.collective_python import ensure_collective_python
-from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts, replace_data
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
 
@@ -33,13 +31,13 @@ digest = hashlib.sha256(repr(state).encode()).hexdigest()
 """Added to the script: writes the sha256 of the final parameters of each process."""
 
 
-def write_rows(path: Path, count: int, seed: int) -> None:
-    """Write lines of four numbers and a class, which a plane through them decides."""
+def make_rows(count: int, seed: int) -> list[str]:
+    """Return lines of four numbers and a class, which a plane through them decides."""
     numbers = random.Random(seed)  # noqa: S311 - data of a test
-    with path.open("w") as file:
-        for _ in range(count):
-            row = [numbers.uniform(-1, 1) for _ in range(4)]
-            print(*(f"{value:.4f}" for value in row), int(row[0] + 2 * row[1] > row[2]), file=file)
+    rows = [[numbers.uniform(-1, 1) for _ in range(4)] for _ in range(count)]
+    return [
+        f"{' '.join(f'{value:.4f}' for value in row)} {int(row[0] + 2 * row[1] > row[2])}" for row in rows
+    ]
 
 
 def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys.executable) -> LoopbackGang:
@@ -50,34 +48,15 @@ def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys
     script = script.replace(
         step, f"{step}        __import__('time').sleep(0.03)\n"
     )  # or a kill would come too late
-    gang = LoopbackGang(
-        root,
-        trainers=2,
-        python=python,
-        timings={"silence": 15.0, "orphan": 15.0},
-        PADDLE_LAUNCHER_RUNTIME="collective",
-        PADDLE_LAUNCHER_CONFIG_FILE="train.py",
-        PADDLE_LAUNCHER_PROCESSES_PER_POD=str(processes),
-        PADDLE_LAUNCHER_PASSES=str(epochs),
-        PADDLE_LAUNCHER_BATCH_SIZE="32",
-        PADDLE_LAUNCHER_RESTARTS="3",
-        PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
-        # Paddle's store listens on all addresses, so no other test may use these ports.
-        CONF_PADDLE_PORT=str(20_000 + os.getpid() % 1000 * 10),
-        OMP_NUM_THREADS="1",
-        GLOO_SOCKET_IFNAME="lo",
-    )
+    settings = {
+        "PADDLE_LAUNCHER_PROCESSES_PER_POD": str(processes),
+        "PADDLE_LAUNCHER_PASSES": str(epochs),
+        "PADDLE_LAUNCHER_BATCH_SIZE": "32",
+        "PADDLE_LAUNCHER_RESTARTS": "3",
+    }
+    gang = LoopbackGang(root, trainers=2, python=python, **paddle_scripts(**settings))
+    replace_data(gang.job, [make_rows(1200 + shard * 40, shard) for shard in range(2)], make_rows(300, 9))
     (gang.job / "mine" / "train.py").write_text(script + DIGEST)
-    manifest = json.loads((gang.job / "manifest.json").read_text())
-    for shard in range(2):
-        write_rows(gang.job / str(shard) / "data" / "train.txt", 1200 + shard * 40, shard)
-    write_rows(gang.job / "test.txt", 300, 9)
-    for entry, path in (
-        *((manifest["shards"][n], gang.job / str(n) / "data" / "train.txt") for n in range(2)),
-        (manifest["test"], gang.job / "test.txt"),
-    ):
-        entry |= {"bytes": path.stat().st_size, "sha256": sha256_file(path)}
-    (gang.job / "manifest.json").write_text(json.dumps(manifest))
     return gang
 
 

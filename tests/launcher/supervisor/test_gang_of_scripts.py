@@ -147,24 +147,6 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path
         assert read_model(gang) == 3 * STEPS
 
 
-def test_a_rank_that_exits_with_0_too_early_is_the_cause_in_the_message(tmp_path: Path) -> None:
-    faults = {"every": {"1": {"do": "exit", "at": [0, 2]}, "0": {"do": "exit", "code": 5, "at": [2, 0]}}}
-    with build_gang(tmp_path, fake=faults, PADDLE_LAUNCHER_RESTARTS="0") as gang:
-        assert gang.start().wait_for_exit() == [70, 70]
-        cause = gang.read_json("run.json")["cause"]
-        assert f"the trainer of rank 1 (pod {gang.run}-1-x on node node-1) exited with code 0 before" in cause
-        assert "Then: rank 0" in cause
-        assert "trainer exited with exit code 5" in cause
-
-
-def test_a_process_that_exits_with_0_too_early_in_a_pod_is_the_cause_in_the_message(tmp_path: Path) -> None:
-    faults = {"every": {"1": {"do": "exit", "at": [0, 2]}, "0": {"do": "exit", "code": 5, "at": [2, 0]}}}
-    with build_gang(tmp_path, processes=2, trainers=1, fake=faults, PADDLE_LAUNCHER_RESTARTS="0") as gang:
-        assert gang.start().wait_for_exit() == [70]
-        cause = gang.read_json("run.json")["cause"]
-        assert "trainer 1 exited with code 0 before the other trainers had finished. Then: trainer 0" in cause
-
-
 @pytest.mark.parametrize(
     ("silent", "message"),
     [
@@ -208,13 +190,6 @@ def test_a_script_without_data_of_the_launcher_needs_no_manifest(tmp_path: Path)
         seen = gang.read_json("environment-1.json")
         assert seen["PADDLE_LAUNCHER_TRAIN_FILE"] == seen["PADDLE_LAUNCHER_TEST_FILE"] == ""
         assert read_model(gang) == 3 * STEPS
-
-
-def test_a_script_that_does_not_exist_fails_the_run_before_its_start(tmp_path: Path) -> None:
-    with build_gang(tmp_path, PADDLE_LAUNCHER_CONFIG_FILE="other.py") as gang:
-        assert gang.start().wait_for_exit() == [64, 64]
-        assert "training.config" in gang.termination_message(0)
-        assert "train.py, trainer_config.py" in gang.termination_message(0)
 
 
 def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix(tmp_path: Path) -> None:

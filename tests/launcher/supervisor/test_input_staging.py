@@ -14,20 +14,12 @@ import pytest
 
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
 from launcher.io import files
-from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage import input_staging
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
-from tests.launcher.supervisor.loopback_gang import pod_environ, write_data
-
-
-def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
-    """Return the settings of a training pod with its folders in `tmp_path`."""
-    return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
-    )
+from tests.launcher.supervisor.loopback_gang import train_settings, write_data
 
 
 @pytest.fixture
@@ -224,8 +216,8 @@ def test_a_custom_program_takes_precedence_over_a_built_in_one(tmp_path: Path, j
     assert input_staging.find_program(train_settings(tmp_path), tmp_path / "built") == job / "mine"
 
 
-def stage_shard_1(tmp_path: Path, manifest: dict[str, Any]) -> input_staging.StagedInputs:
-    """Stage the inputs of rank 1 and return them."""
+def stage_shard_1(tmp_path: Path, manifest: dict[str, Any]) -> str:
+    """Stage the inputs of rank 1 in tmp_path/work, and return the program's digest."""
     return input_staging.stage_inputs(
         train_settings(tmp_path), 1, manifest, tmp_path / "quick-start" / "mine"
     )
@@ -252,21 +244,21 @@ def test_a_shard_larger_than_the_work_limit_raises_before_anything_is_copied(
         input_staging.stage_inputs(settings, 1, manifest, job / "mine")
     assert not (tmp_path / "work" / "data").exists()
     settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="2000")
-    assert input_staging.stage_inputs(settings, 1, manifest, job / "mine").data_dir.is_dir()
+    input_staging.stage_inputs(settings, 1, manifest, job / "mine")
+    assert settings.work.data.is_dir()
 
 
 def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
-    first = stage_shard_1(tmp_path, manifest)
-    (first.data_dir / "train.txt").write_text("changed")
-    (first.data_dir / "of-another-run.txt").touch()
-    (first.program_dir / "trainer_config.py").write_text("changed()")
+    digest, work = stage_shard_1(tmp_path, manifest), tmp_path / "work"
+    (work / "data" / "train.txt").write_text("changed")
+    (work / "data" / "of-another-run.txt").touch()
+    (work / "program" / "trainer_config.py").write_text("changed()")
     (tmp_path / "work" / "progress.json").write_text('{"state": "training"}')
-    again = stage_shard_1(tmp_path, manifest)
-    assert (again.data_dir / "train.txt").read_text() == "line of d1 shard 1\n"
-    assert not (again.data_dir / "of-another-run.txt").exists()
-    assert (again.program_dir / "trainer_config.py").read_text() == "settings()\n"
-    assert again.program_sha256 == first.program_sha256
+    assert stage_shard_1(tmp_path, manifest) == digest
+    assert (work / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
+    assert not (work / "data" / "of-another-run.txt").exists()
+    assert (work / "program" / "trainer_config.py").read_text() == "settings()\n"
     assert not (tmp_path / "work" / "progress.json").exists()
 
 
@@ -325,9 +317,8 @@ def test_a_temporary_read_error_of_the_source_is_retried(
     monkeypatch.setattr(files, "RETRY_WAITS", (0.0, 0.0))
     manifest = write_data(job, 3)
     with fail_calls("open", "*/1/data/train.txt", errno.ESTALE, times=2):
-        assert (
-            stage_shard_1(tmp_path, manifest).data_dir / "train.txt"
-        ).read_text() == "line of d1 shard 1\n"
+        stage_shard_1(tmp_path, manifest)
+    assert (tmp_path / "work" / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
 
 
 def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
@@ -344,7 +335,8 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
     (folder / "files.json").write_text(json.dumps({"files": found}))
     sha256 = hashlib.sha256((folder / "files.json").read_bytes()).hexdigest()
     manifest["shards"][1] = {"index": 1, "lines": 3, "bytes": 6, "parts": 2, "sha256": sha256}
-    data = stage_shard_1(tmp_path, manifest).data_dir
+    stage_shard_1(tmp_path, manifest)
+    data = tmp_path / "work" / "data"
     assert (data / "train.txt").read_text() == "a\nb\nc\n"
     checksums = json.loads((data / "sums.json").read_text())
     assert checksums == {"train.txt": hashlib.sha256(b"a\nb\nc\n").hexdigest()}
@@ -364,5 +356,5 @@ def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: 
     ):
         manifest["test"]["lines"] = lines
         settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
-        found = input_staging.stage_inputs(settings, rank, manifest, job / "mine")
-        assert (found.data_dir / "test.txt").exists() is is_staged
+        input_staging.stage_inputs(settings, rank, manifest, job / "mine")
+        assert (settings.work.data / "test.txt").exists() is is_staged

@@ -16,7 +16,6 @@ from launcher.paths import OutputPaths
 from launcher.schema import RestartRecord, RunFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_folder import (
-    OpenedOutput,
     _can_resume,
     archive_logs,
     check_folders,
@@ -32,15 +31,7 @@ from launcher.supervisor.shared_storage.output_lease import (
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
-from tests.launcher.supervisor.loopback_gang import pod_environ
-
-
-def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
-    """Return the settings of a training pod with its folders in `tmp_path`."""
-    return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
-    )
-
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 # -- opening the output
 
@@ -89,7 +80,7 @@ class RunOutput:
         who = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}")
         self.lock = OutputLease(self.output.lock, who, Timings(), clock, clock.pause)
 
-    def open_output(self) -> OpenedOutput:
+    def open_output(self) -> tuple[int, RunFile]:
         """Acquire the lease, open the output and release the lease."""
         self.lock.acquire()
         try:
@@ -114,7 +105,7 @@ class RunOutput:
 
 
 def test_a_new_output_starts_with_attempt_0(tmp_path: Path) -> None:
-    assert RunOutput(tmp_path).open_output() == OpenedOutput(RunOutput(tmp_path).output, 0, RunFile())
+    assert RunOutput(tmp_path).open_output() == (0, RunFile())
 
 
 def test_a_run_resumes_its_own_output_with_the_next_attempt(tmp_path: Path) -> None:
@@ -122,12 +113,12 @@ def test_a_run_resumes_its_own_output_with_the_next_attempt(tmp_path: Path) -> N
     run.open_output()
     run.write_record(attempt=4)
     run.write_checkpoints(0, 1)
-    adopted = run.open_output()
-    assert (adopted.attempt, adopted.earlier.output_id) == (5, "o")
+    attempt, earlier = run.open_output()
+    assert (attempt, earlier.output_id) == (5, "o")
     run.output.status_json.write_text('{"attempt": 7}')
-    assert run.open_output().attempt == 8
+    assert run.open_output()[0] == 8
     run.output.status_json.write_text('{"attempt": ')
-    assert run.open_output().attempt == 5, "a truncated status.json is ignored"
+    assert run.open_output()[0] == 5, "a truncated status.json is ignored"
 
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
@@ -139,7 +130,7 @@ def test_a_storage_error_of_run_json_never_moves_an_output(tmp_path: Path, code:
     run.write_checkpoints(*range(41))
     with fail_calls("open", "*/output/run.json", code, times=times):
         if times < len(files.RETRY_WAITS):
-            assert run.open_output().attempt == 3
+            assert run.open_output()[0] == 3
         else:
             with pytest.raises(StorageFailedError):
                 run.open_output()
@@ -173,12 +164,12 @@ def test_run_json_with_a_flipped_bit_is_read_from_its_copy(tmp_path: Path) -> No
     run.write_record(attempt=4, restarts=restarts, incarnations=["a", "b"], resume=[1, 0])
     run.write_checkpoints(0)
     intact = run.output.run_json.read_bytes()
-    as_written = run.open_output().earlier
+    as_written = run.open_output()[1]
     for place in range(len(intact)):
         flipped = bytearray(intact)
         flipped[place] ^= 1 << (place % 8)
         run.output.run_json.write_bytes(flipped)
-        assert run.open_output().earlier == as_written
+        assert run.open_output()[1] == as_written
     assert run.output.pass_dir(0).is_dir()
     assert not run.settings.layout.runs.exists()
     run.output.run_copy.write_bytes(intact[:-9])
@@ -200,7 +191,7 @@ def test_run_json_without_checksum_is_read_and_rejected_if_a_field_is_invalid(
     older = json.loads(run.output.run_json.read_text())
     del older["checksum"]
     run.output.run_json.write_text(json.dumps(older))
-    assert run.open_output().attempt == 5
+    assert run.open_output()[0] == 5
     run.output.run_json.write_text(json.dumps(older | {field: "x"}))
     with pytest.raises(DataError, match=f"run.json is damaged: {field} is 'x'"):
         run.open_output()
@@ -216,7 +207,7 @@ def test_a_rollback_finds_an_earlier_run_by_run_copy_json(tmp_path: Path) -> Non
     second.write_record()
     aside = OutputPaths(first.settings.layout.run("run-1"))
     aside.run_json.write_text(aside.run_json.read_text().replace('"p"', '"q"'))
-    assert first.open_output().earlier.run_id == "run-1"
+    assert first.open_output()[1].run_id == "run-1"
 
 
 @pytest.mark.parametrize("name", ["output", "runs", "output/run.lock", "output/node_1", "output/pass-00007"])
@@ -254,7 +245,7 @@ def test_an_output_with_unreadable_run_json_and_no_checkpoint_is_archived(tmp_pa
     run = RunOutput(tmp_path)
     run.open_output()
     run.output.run_json.write_text("{")
-    assert run.open_output().attempt == 0
+    assert run.open_output()[0] == 0
     assert (run.settings.layout.run("unknown") / "run.json").read_text() == "{"
 
 
@@ -263,7 +254,7 @@ def test_another_run_archives_the_output_and_the_first_run_restores_it(tmp_path:
     first.open_output()
     first.write_record()
     first.write_checkpoints(0)
-    assert second.open_output().attempt == 0
+    assert second.open_output()[0] == 0
     assert second.token == second.lock.token, "the new folder contains the lease"
     assert OutputPaths(first.settings.layout.run("run-1")).pass_dir(0).is_dir()
     assert not OutputPaths(first.settings.layout.run("run-1")).lock.exists()
@@ -277,8 +268,8 @@ def test_another_run_archives_the_output_and_the_first_run_restores_it(tmp_path:
     del record[files.CHECKSUM]
     newer = files.with_checksum({**record, "runId": "run-0", "started": record["started"] + 1})
     (removed / "run.json").write_text(json.dumps(newer))
-    back = first.open_output()
-    assert (back.attempt, back.earlier.run_id) == (1, "run-1")
+    attempt, earlier = first.open_output()
+    assert (attempt, earlier.run_id) == (1, "run-1")
     assert first.output.pass_dir(0).is_dir()
     assert json.loads((first.settings.layout.run("run-2") / "run.json").read_text())["runId"] == "run-2"
 

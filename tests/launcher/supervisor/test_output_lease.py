@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,36 +175,22 @@ def test_acquire_continues_after_a_temporary_storage_error(path: Path) -> None:
     assert clock.now >= 9
 
 
-def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path: Path) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path: Path, at_once: bool) -> None:
+    """The other pod takes it just before this one overwrites it (`at_once`), or just after."""
     clock = FakeClock()
     build_lease(path, build_holder("a"), clock).acquire()
 
     def other_pod_takes_lease() -> None:
         other = build_lease(path, build_holder("c"), clock)
         other.write_to(path)
-        clock.at = renewals(other, 400, 18)
+        clock.at = renewals(other, 400, int(clock.now) + 2)
 
-    clock.at = [(16.0, other_pod_takes_lease)]
-    with pytest.raises(DeadlineError, match="still held by run c") as caught:
+    clock.at = [] if at_once else [(21.0, other_pod_takes_lease)]
+    before = fail_calls("link", "*", times=1, then=other_pod_takes_lease) if at_once else nullcontext()
+    with before, pytest.raises(DeadlineError, match="still held by run c") as caught:
         build_lease(path, build_holder("b"), clock).acquire()
     assert "Fix: stop that run first: kubectl delete job c -n ns" in str(caught.value)
-    assert read_token(path) == build_holder("c").token
-
-
-def test_an_expired_lease_that_another_pod_has_just_taken_is_not_overwritten(path: Path) -> None:
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
-
-    def other_pod_takes_lease() -> None:
-        other = build_lease(path, build_holder("c"), clock)
-        other.write_to(path)
-        clock.at = renewals(other, 400, 17)
-
-    with (
-        fail_calls("link", "*", times=1, then=other_pod_takes_lease),
-        pytest.raises(DeadlineError, match="held by run c"),
-    ):
-        build_lease(path, build_holder("b"), clock).acquire()
     assert read_token(path) == build_holder("c").token
 
 
@@ -330,24 +317,15 @@ def test_a_late_renewal_does_not_change_the_new_holders_lease(path: Path, call: 
     assert [type(each) for each in lost.errors] == [LeaseLostError], "the loss is reported once"
 
 
-def test_a_slow_renewal_counts_from_its_start(path: Path) -> None:
+@pytest.mark.parametrize("slow", [0, 8], ids=["frozen", "slow"])
+def test_a_lease_expires_10_s_after_the_start_of_its_last_renewal(path: Path, slow: int) -> None:
     clock = FakeClock()
     held = build_lease(path, build_holder("a"), clock)
     held.acquire()
-    with fail_calls("pwrite", "*/run.lock", then=lambda: clock.pause(8)):
+    with fail_calls("pwrite", "*/run.lock", then=lambda: clock.pause(slow)):
         held.renew()
     content = path.read_bytes()
-    clock.pause(3)
-    held.renew()
-    assert path.read_bytes() == content, "the lease has expired 11 s after the start of the renewal"
-
-
-def test_an_expired_lease_is_not_renewed_by_its_frozen_holder(path: Path) -> None:
-    clock = FakeClock()
-    held = build_lease(path, build_holder("a"), clock)
-    held.acquire()
-    content = path.read_bytes()
-    clock.pause(Timings().lock_lease)
+    clock.pause(Timings().lock_lease - slow)
     held.renew()
     assert path.read_bytes() == content
 

@@ -19,8 +19,8 @@ import pytest
 
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StoppedError, StorageError, UnfitError
 from launcher.io import cgroup_memory
-from launcher.paths import Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
@@ -28,17 +28,15 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import FAST, pod_environ
+from tests.launcher.supervisor.loopback_gang import FAST, train_settings
 
 SLEEP = "import time; time.sleep(600)"
 
 
-class ScriptRuntime:
+class ScriptRuntime(V1Runtime):
     """A runtime whose processes are short programs."""
 
-    trainer_waits = False
     fatal_lines = ("pull failed",)
-    explanations = ()
     log_shows_progress = False
 
     def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
@@ -61,18 +59,8 @@ class ScriptRuntime:
     def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
         return [self._spec(gang, "trainer", "trainer", self._trainer)]
 
-    def fork_server(self, settings: TrainSettings) -> None: ...
-
-    def conversion(self, *_: Any) -> None:
-        return None
-
-    def check(self, settings: TrainSettings) -> None: ...
-
-    def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        return None
-
-    def is_complete(self, output_dir: Path, passes: int) -> bool:
-        return False
+    def check(self, settings: TrainSettings) -> None:
+        """Accept all settings."""
 
 
 Build = Callable[..., ProcessGroup]
@@ -87,14 +75,7 @@ def build_group(tmp_path: Path) -> Iterator[Build]:
     (tmp_path / "quick-start" / "output").mkdir(parents=True)
 
     def build(runtime: ScriptRuntime, timings: Mapping[str, float] = FAST, **env: str) -> ProcessGroup:
-        settings = TrainSettings.from_environ(
-            pod_environ(
-                JOB_PATH=str(tmp_path),
-                PADDLE_LAUNCHER_WORK_DIR=str(work),
-                PADDLE_LAUNCHER_TRAINERS="1",
-                **env,
-            )
-        )
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1", **env)
         gang = RankAttempt(0, ("127.0.0.1",), settings, 0, None)
         group = ProcessGroup(
             runtime,
@@ -304,15 +285,6 @@ def test_a_trainer_that_is_done_but_does_not_exit_is_a_hang(build_group: Build, 
     assert group.failure is not None
     text = "trainer hangs: done, but not exited for 60 s (for a trainer that is done), at pass 2, batch 4"
     assert text in group.failure.text
-
-
-def test_kill_all_children_kills_every_process(build_group: Build) -> None:
-    group = start_training(build_group(ScriptRuntime([SLEEP, SLEEP])))
-    assert len(child_processes.watched_pids()) == 3
-    pids = child_processes.watched_pids()
-    child_processes.kill_all_children()
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids))  # noqa: PTH110
-    poll_until(group, lambda: group.failure)
 
 
 @pytest.mark.parametrize(("kills", "at_limit"), [(1, True), (0, False)])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher.errors import DeadlineError, SettingsError, StoppedError
+from launcher.errors import DeadlineError, SettingsError
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
@@ -20,6 +19,8 @@ from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
 from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
 
+SOON = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "2"}
+
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
@@ -28,20 +29,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiS
     server = FakeApiServer(tmp_path)
     yield server
     server.close()
-
-
-class ScaledClock:
-    """A clock that advances 100 s for each real second of a pause."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def pause(self, seconds: float) -> None:
-        self.now += 100 * seconds
-        time.sleep(seconds)
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def find_known_address(rank_0: Rank0PodWatch) -> str:
@@ -103,12 +90,9 @@ def test_the_ipv4_address_of_a_dual_stack_pod_is_used(server: FakeApiServer) -> 
 def test_a_pod_deleted_during_the_watch_is_not_used(server: FakeApiServer) -> None:
     server.pods = [make_pod("a", None, phase="Pending")]
     server.changes = [{"type": "DELETED", "object": make_pod("a", "10.0.0.5")}]
-    clock = ScaledClock()
+    server.hangs.set()
     with pytest.raises(DeadlineError, match="Kubernetes has not created it yet"):
-        server.hangs.set()
-        wait_for_rank_0(
-            build_settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock
-        )
+        wait_for_rank_0(build_settings(**SOON), server.api())
 
 
 def test_the_address_of_a_replaced_rank_0_is_known_although_the_api_server_fails(
@@ -147,26 +131,19 @@ def test_an_unknown_address_raises_at_once_with_the_reason(server: FakeApiServer
 def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer) -> None:
     server.pods = [make_pod("a", None, phase="Pending")]
     server.changes = [{"type": "ERROR", "object": {"code": 410}}]
-
-    def pause(seconds: float) -> None:
-        if server.asked.is_set():
-            server.pods = [make_pod("a", "10.0.0.5")]
-        time.sleep(seconds)
-
-    assert wait_for_rank_0(build_settings(), server.api(), pause) == "10.0.0.5"
+    rank_0 = Rank0PodWatch(build_settings(), server.api())
+    until(server.asked.is_set)
+    server.pods = [make_pod("a", "10.0.0.5")]
+    until(lambda: find_known_address(rank_0) == "10.0.0.5")
+    rank_0.close()
 
 
 def test_a_stop_interrupts_the_wait_for_the_api_server(server: FakeApiServer) -> None:
     server.pods = [make_pod("a", None, phase="Pending")]
     server.hangs.set()
-
-    def pause(seconds: float) -> None:
-        if server.asked.is_set():
-            raise StoppedError("received SIGTERM")
-        time.sleep(seconds)
-
-    with pytest.raises(StoppedError):
-        wait_for_rank_0(build_settings(), server.api(), pause)
+    rank_0 = Rank0PodWatch(build_settings(), server.api())
+    until(server.asked.is_set)
+    rank_0.close()
     until(lambda: not any(thread.name == "find rank 0" for thread in threading.enumerate()))
 
 
@@ -190,13 +167,10 @@ def test_the_deadline_error_contains_what_the_pod_waits_for(server: FakeApiServe
         make_pod("d", "fd00::1"),
     ]
     server.hangs.set()
-    clock = ScaledClock()
     with pytest.raises(DeadlineError) as caught:
-        wait_for_rank_0(
-            build_settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock
-        )
+        wait_for_rank_0(build_settings(**SOON), server.api())
     text = str(caught.value)
-    assert "after 50 s (rendezvousSeconds) the pod of rank 0 of Job quick-start-0a1b2c3d does not run" in text
+    assert "the pod of rank 0 of Job quick-start-0a1b2c3d does not run" in text
     assert "b is Pending (Unschedulable: 0/3 nodes fit)" in text
     assert "c is Pending (ImagePullBackOff)" in text
     assert "d is Running (it has no IPv4 address, only fd00::1)" in text
@@ -221,11 +195,8 @@ def test_a_permanent_403_is_reported_with_the_missing_role(
 
 def test_an_api_server_with_another_certificate_is_rejected(server: FakeApiServer, tmp_path: Path) -> None:
     create_certificate(tmp_path, server.account / "ca.crt")
-    clock = ScaledClock()
     with pytest.raises(DeadlineError, match="CERTIFICATE_VERIFY_FAILED"):
-        wait_for_rank_0(
-            build_settings(PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="50"), server.api(), clock.pause, clock
-        )
+        wait_for_rank_0(build_settings(**SOON), server.api())
     assert server.queries == []
 
 

@@ -14,11 +14,10 @@ from launcher.paths import WorkPaths
 from launcher.runtimes import fleet
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.v1 import V1Runtime
-from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.helpers.record_conversion import convert_shard
 from launcher.supervisor.timings import Timings
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 PROGRAM = """
 from launcher.program import Ids, Real
@@ -48,19 +47,12 @@ class ScriptRuntime(FleetRuntime):
         return HelperSpec("parser", "helper", {}, python_environ(path))
 
 
-def build_settings(folder: Path) -> TrainSettings:
-    """Return the settings of a training pod with its folders in `folder`."""
-    return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(folder), PADDLE_LAUNCHER_WORK_DIR=str(folder / "work"))
-    )
-
-
 def run_conversion(
     runtime: Any, folder: Path, pause: Any = lambda seconds: time.sleep(min(seconds, 0.05))
 ) -> None:
     """Convert the shard as the launcher does."""
-    spec = runtime.conversion(build_settings(folder), 0)
-    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause, lambda: None)
+    spec = runtime.conversion(train_settings(folder), 0)
+    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause)
 
 
 def test_convert_shard_returns_after_exit_code_0(tmp_path: Path) -> None:
@@ -132,4 +124,4 @@ def test_fleet_converts_a_large_shard_before_the_training_and_leaves_a_small_one
     with pytest.raises(ProcessError, match=r"0/data/train\.txt, row 2: invalid literal .*'0\\tx'") as e:
         run_conversion(FleetRuntime(), tmp_path)
     assert e.value.exit_code == 65
-    assert V1Runtime().conversion(build_settings(tmp_path), 0) is None
+    assert V1Runtime().conversion(train_settings(tmp_path), 0) is None

@@ -1,4 +1,4 @@
-"""Tests of the helper process that draws plots and writes the report."""
+"""Test of the helper process that writes the report and draws plots."""
 
 from __future__ import annotations
 
@@ -10,36 +10,21 @@ import pytest
 from launcher.io import run_record
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile
-from launcher.settings import TrainSettings
-from launcher.supervisor.helpers.report_process import ReportProcess
+from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.timings import Timings
-from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 pytestmark = pytest.mark.slow
-
-
-def test_the_process_of_a_failed_attempt_exits(tmp_path: Path) -> None:
-    work = {"PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work")}
-    settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **work))
-    settings.work_dir.mkdir()
-    report = ReportProcess(OutputPaths(tmp_path / "output"), settings, Timings())
-    report.draw_curve()
-    assert report._process is not None
-    child = report._process._child
-    report.discard()
-    until(child.done.is_set, "the end of the process", 60)
 
 
 def test_the_report_of_a_failed_run_is_written_on_a_slow_machine(tmp_path: Path) -> None:
     """On a busy machine the start of Python and the import of matplotlib took longer than 5 s."""
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text("import time; time.sleep(6)")
-    env = {"PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work"), "PYTHONPATH": str(tmp_path / "slow")}
-    settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **env))
+    settings = train_settings(tmp_path, PYTHONPATH=str(tmp_path / "slow"))
     settings.work_dir.mkdir()
-    output = OutputPaths(tmp_path / "output")
-    output.root.mkdir()
+    output = OutputPaths(settings.layout.output)
+    output.root.mkdir(parents=True)
     run_record.write(output, RunFile(run_id="r", state="failed", cause="a death"))
-    ReportProcess(output, settings, Timings()).write_failure_report(Timings().report, time.sleep)
+    write_report(settings, Timings(), Timings().report, time.sleep)
     assert output.report_html.is_file()

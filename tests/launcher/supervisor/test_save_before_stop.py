@@ -10,16 +10,13 @@ import pytest
 from launcher.errors import EXIT_STOPPED
 from launcher.paths import Position
 from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
-from launcher.supervisor.coordinator.member_states import GangLimits, Member, admit_state
+from launcher.supervisor.coordinator.member_states import Member, admit_state
 from launcher.supervisor.coordinator.save_before_stop import SaveRequest
 from launcher.supervisor.coordinator.status import describe_wait
 from launcher.supervisor.peers.messages import Failure, MemberState
 from launcher.trainer.checkpoint.save_schedule import ASK_SECONDS
+from tests.launcher.supervisor.test_decisions import LIMITS, NOW
 
-LIMITS = GangLimits(
-    silence=10, life=25, rendezvous=300, join=300, serve=150, finish=60, restarts=2, batch_size=10
-)
-NOW = 1000.0
 PLAN = AttemptPlan(3, "train", NOW - 500, ("i0", "i1"), ("10.0.0.0", "10.0.0.1"))
 PROGRESS = {
     "pass": 1,
@@ -83,11 +80,6 @@ def test_a_slow_rank_must_reach_the_batch_after_which_all_save() -> None:
     assert step([slow, rank(1, leave_in=46.0)]).save is not None
 
 
-def test_a_long_batch_must_end_before_the_checkpoint_begins() -> None:
-    members = [rank(number, number and 90.0, samples_per_second=0.1) for number in (0, 1)]
-    assert "would take 105 s" in outcome(step(members))
-
-
 def test_a_save_that_was_never_measured_is_estimated_by_the_checkpoints_size() -> None:
     members = [rank(0, save=None), rank(1, 92.0, None, bytes=600_000_000)]
     assert step(members).save == SaveRequest(NOW + 92 - 60, Position(1))
@@ -95,22 +87,27 @@ def test_a_save_that_was_never_measured_is_estimated_by_the_checkpoints_size() -
     assert "saving alone 90 s" in outcome(step(members))
 
 
-@pytest.mark.parametrize("size", [0, None])
-def test_no_checkpoint_is_begun_whose_duration_is_unknown(size: int | None) -> None:
-    members = [rank(0, save=None, saved=None, bytes=size), rank(1, 92.0, None, saved=None, bytes=size)]
-    assert "its duration is unknown" in outcome(step(members))
-
-
-def test_no_checkpoint_is_begun_while_the_newest_one_is_young() -> None:
-    """`launcher stop` suspends the Job right after the checkpoint that it requested."""
-    members = [replace(rank(0), saved=NOW - 3), rank(1, leave_in=92.0)]
-    assert "no checkpoint begun: the newest one is 3 s old" in outcome(step(members))
-
-
-@pytest.mark.parametrize("state", ["loading", "joining", "writing", "done", None])
-def test_no_checkpoint_is_begun_while_a_trainer_does_not_train(state: str | None) -> None:
-    after = step([rank(0, state=state), rank(1, leave_in=92.0)])
-    assert "no checkpoint begun: rank 0 is not training" in outcome(after)
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        *(
+            ([rank(n, n * 92.0 or None, None, saved=None, bytes=size) for n in (0, 1)], "duration is unknown")
+            for size in (0, None)
+        ),
+        # `launcher stop` suspends the Job right after the checkpoint that it requested.
+        ([replace(rank(0), saved=NOW - 3), rank(1, 92.0)], "no checkpoint begun: the newest one is 3 s old"),
+        # A long batch must end first.
+        ([rank(0, samples_per_second=0.1), rank(1, 90.0, samples_per_second=0.1)], "would take 105 s"),
+        *(
+            ([rank(0, state=state), rank(1, 92.0)], "no checkpoint begun: rank 0 is not training")
+            for state in ("loading", "joining", "writing", "done", None)
+        ),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_complete_in_time_or_is_not_needed_is_not_begun(
+    members: list[Member], why: str
+) -> None:
+    assert why in outcome(step(members))
 
 
 def test_the_ranks_stop_once_all_have_reported_a_newer_checkpoint() -> None:

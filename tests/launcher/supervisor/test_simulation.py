@@ -68,7 +68,7 @@ def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
 @pytest.mark.slow
 def test_drained_pods_lose_no_more_than_the_training_since_the_requested_checkpoint() -> None:
     resumed = 0
-    for seed in range(1, 120, 3):  # seeds with a grace period of 60 s
+    for seed in range(1, 160, 3):  # seeds with a grace period of 60 s
         world = World(seed, kinds=("drained",), reliable=True)
         world.run()
         resumed += world.requested_checkpoints

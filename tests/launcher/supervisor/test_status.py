@@ -15,7 +15,7 @@ from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status, render_metrics
 from launcher.supervisor.peers.messages import MemberState
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import pod_environ, train_settings
 from tests.launcher.supervisor.test_decisions import NOW, plan, rank
 
 
@@ -47,13 +47,6 @@ def test_waiting_for_contains_the_rank_whose_storage_does_not_answer() -> None:
         "the storage to answer rank 1 (pod pod-1 on node node-a): no answer for 45 s"
     )
     assert [each["storageSeconds"] for each in found["ranks"]] == [0.0, 45.2]
-
-
-def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
-    """Return the settings of a training pod with its folders in `tmp_path`."""
-    return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
-    )
 
 
 def build_members(phase: str, *progress: dict[str, Any]) -> list[Member]:
