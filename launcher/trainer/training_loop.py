@@ -42,15 +42,7 @@ class TrainingLoop:
         progress: ProgressFile,
         scorer: ScoringProcess | None,
     ) -> None:
-        """Read the shard's rows and build the network.
-
-        Args:
-            settings: of this process.
-            program: the user's program.
-            log: this trainer's log.
-            progress: this trainer's progress.json.
-            scorer: scores the exported model; rank 0 only.
-        """
+        """Read the shard's rows and build the network."""
         self.settings = settings
         self.scorer = scorer
         self.program = program
@@ -210,9 +202,7 @@ class TrainingLoop:
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
         """Send trainer 0's value of the metric `training.keepBest` to all ranks; return whether it is the best so far.
 
-        Args:
-            done: number of finished passes.
-            tests: {metric: value}; used on trainer 0 only. The value is rounded as in metrics.csv.
+        The value is rounded as in metrics.csv. `tests` is used on trainer 0 only.
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores
@@ -225,11 +215,7 @@ class TrainingLoop:
         """Wait until the updates of all trainers have arrived at the servers.
 
         While this trainer waits for others, progress.json has the state `waiting`, so that their training does
-        not count towards the deadline of `state`.
-
-        Args:
-            last: no batch follows in this attempt.
-            state: the state in progress.json after the wait, for example `testing`.
+        not count towards the deadline of `state`, for example `testing`. No batch follows in this attempt if `last`.
         """
 
         def barrier() -> None:

@@ -108,10 +108,6 @@ class CheckpointFolder:
     def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
         """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
 
-        Args:
-            config: the program's file, which is copied into the checkpoint.
-            ranks: number of ranks.
-
         Raises:
             StorageFailedError: a rank's record is missing.
         """
@@ -160,15 +156,6 @@ def prune_checkpoints(
 
     A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
     `best`, and those that a kept incremental checkpoint continues.
-
-    Args:
-        output: the run's output folder.
-        attempt: number of the present attempt, for the temporary name of a checkpoint that is being removed.
-        keep: training.keepCheckpoints.
-        best: positions of checkpoints that stay although they are older.
-
-    Returns:
-        The folder names of the removed checkpoints.
     """
     removed = []
     with files.storage_errors(output.root):

@@ -57,12 +57,7 @@ class SaveSchedule:
         return most
 
     def record(self, batches: int, seconds: float) -> bool:
-        """Record trained batches. Return whether to save a checkpoint now.
-
-        Args:
-            batches: the batches since the last call, as `next_span` returned them.
-            seconds: the duration of all batches of this attempt.
-        """
+        """Record trained batches. Return whether to save a checkpoint now."""
         self._since += batches
         self._steps += batches
         if self._steps == self._ask_at:

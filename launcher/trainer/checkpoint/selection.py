@@ -50,16 +50,6 @@ def choose_model_checkpoint(
     """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
 
     A checkpoint that is unusable or was removed is skipped, unless the model was already made from it.
-
-    Args:
-        output_dir: the run's output folder.
-        metric: `training.keepBest`; empty for the last pass.
-        scored: (finished passes, score by `metric`) of each pass.
-        passes: the number of finished passes.
-        made: the folder name of the checkpoint that the present model was made from.
-
-    Returns:
-        None when no such checkpoint is left.
     """
     finished = finished_checkpoints(output_dir)
     for at in map(Position, [*metrics.rank_passes(metric, scored), passes]):

@@ -38,11 +38,7 @@ class ModelExporter:
         return self.settings.mode != "geo" or self.settings.rank == 0
 
     def export(self, at: Position, score: ScoreModel) -> None:
-        """Write the model; all trainers call this together.
-
-        Args:
-            at: the checkpoint whose values the servers have.
-            score: returns the metrics of the model in a folder; only rank 0 calls it.
+        """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
 
         Raises:
             StorageError, StorageFailedError: the volume is full, or a file of the checkpoint is damaged.
@@ -81,15 +77,7 @@ class ModelExporter:
     def _write_share(
         self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids], at: Position
     ) -> None:
-        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`.
-
-        Args:
-            folder: the table's folder in the model.
-            name: the table's name.
-            shape: rows and width of the table.
-            ids: the ids that each rank's servers hold of the table, by rank.
-            at: the checkpoint that the ids are from.
-        """
+        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
         began = time.process_time()
         first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers, at.folder)
         look_up = functools.partial(self.trainer.rows, name)

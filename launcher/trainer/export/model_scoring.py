@@ -17,10 +17,6 @@ from launcher.trainer.records.row_parsing import record_dtype
 def score_model(folder: Path, test: Path) -> dict[str, float]:
     """Return the metrics of the model in `folder`: metric → value.
 
-    Args:
-        folder: the exported model.
-        test: the folder with the test set's records.
-
     Raises:
         DataError: the model or the test set cannot be read.
     """

@@ -51,13 +51,7 @@ class ModelWriter:
     """
 
     def __init__(self, folder: Path, attempt: int = 0, checkpoint: str = "") -> None:
-        """Prepare to write the model; nothing is created yet.
-
-        Args:
-            folder: the final folder of the model.
-            attempt: number of the attempt, which is part of the temporary name.
-            checkpoint: folder name of the checkpoint that the values are from; "" for none.
-        """
+        """Prepare to write the model with the values of the folder `checkpoint`; "" if there is no checkpoint."""
         self.folder, self.checkpoint = folder, checkpoint
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
@@ -81,17 +75,10 @@ class ModelWriter:
     ) -> dict[str, float]:
         """Write everything but the tables, score the model, and give the folder its final name.
 
-        Args:
-            program: the user's program.
-            values: dense parameters by name.
-            tables: rows and width of each table, by name.
-            score: returns the metrics of the model in a folder.
-
         Returns:
-            Metric → value.
+            The metrics: metric → value.
 
         Raises:
-            StorageError, StorageFailedError: the volume cannot be written.
             DataError: the model cannot be scored.
         """
         temp = self.temp
@@ -143,15 +130,7 @@ def export_from_memory(
     tables: Mapping[str, TableRows],
     score: ScoreModel,
 ) -> dict[str, float]:
-    """Write a model of tables that this process holds. Return its metrics.
-
-    Args:
-        writer: the model to write.
-        program: the user's program.
-        values: dense parameters by name.
-        tables: the rows of each table, ascending.
-        score: returns the metrics of the model in a folder.
-    """
+    """Write a model of tables that this process holds. Return its metrics."""
     shapes = {name: ModelTable(*rows.vectors.shape) for name, rows in tables.items()}
     writer.create(shapes)
     for name, (ids, vectors) in tables.items():

@@ -38,15 +38,7 @@ class ScoringProcess:
         theirs.close()
 
     def score(self, folder: Path, test: Path) -> dict[str, float]:
-        """Return the metrics of the model in `folder`: metric → value.
-
-        Args:
-            folder: the exported model.
-            test: the folder with the test set's records.
-
-        Raises:
-            DataError: the model cannot be scored.
-        """
+        """Return metric → value of the model in `folder` on the records in `test`, or raise `DataError`."""
         try:
             self._pipe.send((folder, test))
             answer = (

@@ -96,11 +96,6 @@ def check_batch(
 ) -> list[str]:
     """Predict one batch of rows, and call metrics() with it.
 
-    Args:
-        program: the user's program.
-        predict: returns the network's prediction of a batch.
-        batch: some rows.
-
     Returns:
         The names of the scores; empty when metrics() cannot be calculated from these rows.
 

@@ -55,16 +55,7 @@ def locate_in(name: str) -> RowLocator:
 
 
 def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> ParsedRows:
-    """Parse a few lines in memory.
-
-    Args:
-        lines: the rows.
-        name: the file, for messages.
-        program: the user's program.
-
-    Raises:
-        DataError, SettingsError: as `parse_records`, and when the program skips every row.
-    """
+    """Parse a few lines in memory."""
     found, skipped = parse_records(lines, program, locate_in(name))
     if not len(found):
         raise no_usable_rows(name, program, skipped)
@@ -72,13 +63,7 @@ def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> Pa
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
-    """Return the error for a file of which the program uses no row.
-
-    Args:
-        name: the file, for the message.
-        program: the user's program.
-        skipped: rows that parse() skipped: all rows of the file.
-    """
+    """Return the error for a file of which the program uses no row."""
     if not skipped:
         return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
@@ -92,18 +77,11 @@ def parse_records(
 ) -> tuple[NDArray[Any], int]:
     """Parse lines to records.
 
-    Args:
-        lines: the rows.
-        program: the user's program.
-        locate: returns file and row of a row number, for messages.
-        first: the row number of the first line.
-
     Returns:
         The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
 
     Raises:
         DataError: a row cannot be parsed; the message has file, row and column.
-        SettingsError: the program failed.
     """
     module, job, columns = program.module, program.job, program.columns
     inputs = {key: input_columns.new_column(kind) for key, kind in program.inputs.items()}

@@ -51,12 +51,7 @@ def read_rows(
 ) -> Iterator[str]:
     """Yield the rows of a plain or .gz file as the data Job would write them to shards.
 
-    Args:
-        file: the file.
-        form: its format.
-        found: gets the line of the file at which each row starts, for messages.
-        limit: yield at most this many rows.
-        report: called with a progress line every few seconds.
+    `found` gets the line of the file at which each row starts, for messages.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.
@@ -102,14 +97,7 @@ def read_first_rows(
 ) -> list[str]:
     """Return the first rows of a source file, which may be plain, compressed or an archive.
 
-    Args:
-        file: the source (`data.source`) on this machine.
-        form: its format.
-        places: gets the line of the file at which each row starts, for messages.
-        rows: return at most this many rows.
-        member: path inside the archive (`data.member`); empty: the file itself.
-        tables: side tables (`data.tables`): paths of further files in the archive.
-        into: folder to which the side tables are copied.
+    `member` and `tables` are `data.member` and `data.tables`. The side tables are copied to the folder `into`.
 
     Raises:
         DataError: the file is damaged, or not in this format.
@@ -152,13 +140,8 @@ def write_records(
     """Parse a file, and write its rows to record files in `<folder>/train` and `<folder>/test`.
 
     Args:
-        program: the user's program.
-        file: the rows.
-        form: the file's format.
-        folder: where the records are written.
         held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
         limit: read at most this many rows; None for all.
-        report: called with a progress line every few seconds.
 
     Returns:
         The records by name: train, test, or one of both when `held_out` is 0 or 1.
