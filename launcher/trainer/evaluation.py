@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.serving.paddle_served import Model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays
@@ -44,6 +45,11 @@ def evaluate(
         predictions.append(predict(block))
         labels.append(block[program.label])
     return calculate_metrics(program, np.concatenate(predictions), np.concatenate(labels))
+
+
+def evaluate_model(program: TrainingProgram, model: Model, test: Records) -> dict[str, float]:
+    """Return the program's metrics of an exported model: metric → value."""
+    return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK))
 
 
 class Evaluator:

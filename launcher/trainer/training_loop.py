@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -57,8 +56,7 @@ class TrainingLoop:
         # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone, since the model is its own.
         tests = self.test and (self.first or settings.mode != "geo")
         self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if tests else None)
-        self.config = settings.program_file
-        self.saver = CheckpointSaver(settings, self.trainer, log, self.config, self.seed)
+        self.saver = CheckpointSaver(settings, self.trainer, log, self.seed)
         self.restorer = CheckpointRestorer(settings, self.trainer, log)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
@@ -261,9 +259,9 @@ class TrainingLoop:
         """
         output, passes = OutputPaths(self.settings.output_dir), 0
         if self.first:
-            made = selection.model_checkpoint(output.model) if done == self.start.passes else None
+            made = selection.model_checkpoint(output.model) if done == self.start.passes else ""
             metric, scores = self.settings.keep_best, self.scores
-            source = selection.choose_model_checkpoint(output.root, metric, scores, done, made or "")
+            source = selection.choose_model_checkpoint(output.root, metric, scores, done, made)
             passes = -1 if source is None else 0 if made == source.folder else source.passes
         passes = int(self.trainer.gather([passes])[0, 0])
         if passes < 0:
@@ -275,14 +273,9 @@ class TrainingLoop:
 
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
-        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log)
+        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer)
         self.progress.set(state="writing" if exporter.is_writer else "waiting")
-
-        def score(folder: Path) -> dict[str, float]:
-            assert self.scorer is not None  # noqa: S101 - only rank 0 calls this, and has a scorer
-            return self.scorer.score(folder, self.settings.work.records / "test")
-
-        exporter.export(at, score)
+        exporter.export(at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

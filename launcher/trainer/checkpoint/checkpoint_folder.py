@@ -152,7 +152,7 @@ class CheckpointFolder:
 def prune_checkpoints(
     output: OutputPaths, attempt: int, keep: int, best: Collection[Position] = ()
 ) -> list[str]:
-    """Remove old usable checkpoints of a run; unusable ones stay.
+    """Remove old usable checkpoints of a run, and return their folder names; unusable ones stay.
 
     A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
     `best`, and those that a kept incremental checkpoint continues.
@@ -176,12 +176,9 @@ def prune_checkpoints(
 
 
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the folders of the checkpoints that the incremental one at `at` continues.
+    """Return the folders of the checkpoints that the one at `at` continues; None if it is unusable itself.
 
-    Only the files of the checkpoint itself are checked, not those of the checkpoints that it continues.
-
-    Returns:
-        [] if the checkpoint is full; None if training cannot resume from it.
+    The files of the checkpoints that it continues are not checked.
     """
     folder = output.checkpoint(at)
     try:

@@ -57,7 +57,10 @@ class SaveSchedule:
         return most
 
     def record(self, batches: int, seconds: float) -> bool:
-        """Record trained batches. Return whether to save a checkpoint now."""
+        """Record the batches of `next_span`. Return whether to save a checkpoint now.
+
+        `seconds` is the duration of all batches of this attempt.
+        """
         self._since += batches
         self._steps += batches
         if self._steps == self._ask_at:

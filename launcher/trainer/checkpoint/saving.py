@@ -52,11 +52,8 @@ CHAIN_SAMPLES = 600
 class CheckpointSaver:
     """Saves checkpoints. Each trainer has one, and all trainers call `save` together."""
 
-    def __init__(
-        self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog, config: Path, seed: int
-    ) -> None:
-        self.settings, self.trainer, self.log = settings, trainer, log
-        self.config, self.seed = config, seed
+    def __init__(self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog, seed: int) -> None:
+        self.settings, self.trainer, self.log, self.seed = settings, trainer, log, seed
         self.full_bytes = 0
         """Size of the newest full checkpoint; the same on every rank after a save."""
         self._incremental_bytes = 0
@@ -67,11 +64,10 @@ class CheckpointSaver:
         """Table name → ids of rows that earlier checkpoints of this chain compared with the servers."""
 
     def save(self, at: Position, totals: PassTotals, steps: int, scores: metrics.Scores) -> None:
-        """Save a checkpoint of the servers' values; call `PserverClient.settle` first.
+        """Save a checkpoint of the servers' values at the position `at`; call `PserverClient.settle` first.
 
-        Args:
-            totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
-            scores: (finished passes, score) of the run's passes by training.keepBest.
+        `totals` are those of this rank in the unfinished pass, all 0 at the end of a pass; `steps` is the number of
+        batches per pass; `scores` has (finished passes, score) by training.keepBest.
 
         Raises:
             DivergedError: a parameter is NaN or infinite.
@@ -126,9 +122,12 @@ class CheckpointSaver:
         parameters: Values,
         scores: metrics.Scores,
     ) -> int:
-        """Complete the checkpoint on trainer 0. Return the size of its files in bytes."""
+        """Complete the checkpoint on trainer 0. Return the size of its files in bytes.
+
+        `ranks` has [samples, seconds, sum of the loss] of each rank in the unfinished pass.
+        """
         settings, trainer = self.settings, self.trainer
-        written = folder.collect_rank_files(self.config, settings.trainers)
+        written = folder.collect_rank_files(settings.program_file, settings.trainers)
         chain = [link for link in self._chain if link]
         passes = [[at, value if np.isfinite(value) else None] for at, value in scores]
         contents = CheckpointContents(
@@ -189,7 +188,10 @@ class CheckpointSaver:
     def _read_table(
         self, checkpoint: Path, folder: str, table: EmbeddingTable | None, written: RankFiles
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint64]]:
-        """Read the files of one table back, and add them to `written`."""
+        """Read the files of one table back, and add them to `written`; return some rows by id, and all ids.
+
+        `folder` is the table's folder name, and `table` is None for the dense parameters.
+        """
         place, own = checkpoint / TABLES / folder, self.trainer.own_servers
         paths = table_files.files_of_servers(place, own)
         shards, servers = self.trainer.shards, len(self.trainer.servers)
@@ -211,7 +213,7 @@ class CheckpointSaver:
         return samples, np.concatenate(ids)
 
     def _compare_rows(self, table: str, samples: dict[int, NDArray[np.float32]]) -> CheckpointRows | None:
-        """Compare some rows of new table files with the same rows in the servers.
+        """Compare some rows of new table files with the same rows in the servers. Raise if they differ.
 
         Returns:
             The servers' present values of these rows and of some rows that earlier checkpoints of the chain saved,

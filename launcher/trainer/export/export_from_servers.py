@@ -16,7 +16,8 @@ from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.export import table_writer
-from launcher.trainer.export.model_writer import ModelWriter, ScoreModel, export_from_memory
+from launcher.trainer.export.model_writer import ModelWriter, export_from_memory
+from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.pserver_client import PserverClient
@@ -31,13 +32,15 @@ class ModelExporter:
     program: TrainingProgram
     trainer: PserverClient
     log: TrainerLog
+    scorer: ScoringProcess | None
+    """Only trainer 0 has one."""
 
     @property
     def is_writer(self) -> bool:
         """Return whether this rank writes a part of the model; with training.mode geo only trainer 0 does."""
         return self.settings.mode != "geo" or self.settings.rank == 0
 
-    def export(self, at: Position, score: ScoreModel) -> None:
+    def export(self, at: Position) -> None:
         """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
 
         Raises:
@@ -51,10 +54,12 @@ class ModelExporter:
         if settings.mode == "geo":
             # Each trainer holds all tables, and they differ a little: the model is trainer 0's, as checkpoints
             # are.
-            if settings.rank == 0:
+            if self.scorer:
                 arrays = trainer.tables()
                 rows = {name: TableRows.from_array(values) for name, values in arrays.items()}
-                scores = export_from_memory(writer, self.program, trainer.parameters(), rows, score)
+                scores = export_from_memory(
+                    writer, self.program, trainer.parameters(), rows, self.scorer.score
+                )
         else:
             ids = self._map_ids(at)
             shapes = {
@@ -67,8 +72,8 @@ class ModelExporter:
             for name, shape in shapes.items():
                 self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
             trainer.barrier()
-            if settings.rank == 0:
-                scores = writer.finish(self.program, trainer.parameters(), shapes, score)
+            if self.scorer:
+                scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
         if settings.rank == 0:
             shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
             self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")

@@ -16,6 +16,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,9 @@ from launcher import schema
 from launcher.errors import DataError
 from launcher.io import disk_space, files
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
-from launcher.serving.paddle_served.model import CHUNK, EMBEDDINGS, VERSION, Model, table_folder
+from launcher.serving.paddle_served.model import EMBEDDINGS, VERSION, Model, table_folder
 from launcher.trainer.checkpoint.table_files import TableRows
-from launcher.trainer.evaluation import evaluate
+from launcher.trainer.evaluation import evaluate_model
 from launcher.trainer.export import table_writer
 from launcher.trainer.records.record_files import Records
 
@@ -141,14 +142,12 @@ def export_from_memory(
 def export_single_process(folder: Path, trainer: SingleProcessTrainer, test: Records) -> dict[str, float]:
     """Write the model of a program that was trained in this process. Return its metrics."""
     tables = {name: TableRows(*table.rows()) for name, table in trainer.tables.items()}
-
-    def score(written: Path) -> dict[str, float]:
-        model = Model(written)
-        return evaluate(
-            trainer.program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK)
-        )
-
+    score = partial(_score, trainer.program, test)
     return export_from_memory(ModelWriter(folder), trainer.program, trainer.parameters(), tables, score)
+
+
+def _score(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
+    return evaluate_model(program, Model(folder), test)
 
 
 def _write_networks(

@@ -181,21 +181,6 @@ def test_two_models_in_one_process_use_their_own_files(
     assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
 
 
-def test_a_model_whose_program_imports_the_interface_under_its_earlier_name_predicts(
-    made: SimpleNamespace, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(made.folder, folder)
-    config = folder / "program" / "trainer_config.py"
-    assert "from launcher.program import" in config.read_text()
-    config.write_text(config.read_text().replace("launcher.program", "launcher.worker.interface"))
-    description = json.loads((folder / "model.json").read_text())
-    description["files"]["program/trainer_config.py"] = config.stat().st_size
-    (folder / "model.json").write_text(json.dumps(description))
-    row = [{"words": "5", "size": 1}]
-    assert Model(folder).answer(row).words == Model(made.folder).answer(row).words
-
-
 def _install(folder: Path, project: str = "") -> Path:
     """Install a clone, or a folder of it, with `pip install --target`."""
     source, site = folder / "source", folder / "site"
