@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,6 @@ RowLocator = Callable[[int], str]
 """Returns file and row, for messages, of a row number that counts from 1."""
 SHOWN_CHARACTERS = 120  # of a row in a message
 ROW_FIX = "correct the row, or parse()"
-
-
-@dataclass(frozen=True)
-class ParsedRows:
-    """Parsed rows, held in memory."""
-
-    arrays: Arrays
-    rows: int
-    skipped: int
-    """Rows for which the program's parse() returned None."""
 
 
 def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
@@ -52,14 +41,6 @@ def split_inputs(records: NDArray[Any]) -> Arrays:
 def locate_in(name: str) -> RowLocator:
     """Return a function that turns a row number (from 1) into text for messages: `<name>, row <number>`."""
     return lambda number: f"{name}, row {number}"
-
-
-def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> ParsedRows:
-    """Parse a few lines in memory."""
-    found, skipped = parse_records(lines, program, locate_in(name))
-    if not len(found):
-        raise no_usable_rows(name, program, skipped)
-    return ParsedRows(split_inputs(found), len(found), skipped)
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:

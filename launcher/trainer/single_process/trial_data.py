@@ -5,11 +5,9 @@ The rows are read as the data Job reads them.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +47,7 @@ def read_rows(
     limit: int | None = None,
     report: Report | None = None,
 ) -> Iterator[str]:
-    """Yield the rows of a plain or .gz file as the data Job would write them to shards.
+    """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
 
     `found` gets the line of the file at which each row starts, for messages.
 
@@ -58,8 +56,8 @@ def read_rows(
     """
     try:
         with file.open("rb") as raw:
-            stream = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
-            rows = _rows(cast("Readable", stream), str(file), form, found or RowOrigins(str(file)))
+            stream = archives.decompress(cast("Readable", raw), str(file), None).stream
+            rows = _rows(stream, str(file), form, found or RowOrigins(str(file)))
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
             for count, row in enumerate(itertools.islice(rows, limit), 1):
                 yield row
@@ -69,11 +67,6 @@ def read_rows(
                     report(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{file} is not a complete gzip file ({error}). Fix: copy or download it again; if it is not "
-            "compressed, remove .gz from its name"
-        ) from error
 
 
 def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> Iterator[str]:

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from launcher.serving.paddle_served import Model, ModelError, RowError
 from launcher.serving.paddle_served import model as model_of
-from launcher.trainer.records import row_parsing
+from tests.launcher.trainer.conftest import parse
 
 from .conftest import HIGH
 
@@ -68,7 +68,7 @@ def test_many_rows_are_predicted_in_batches_by_several_threads(
 def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNamespace) -> None:
     words = ["great lovely 5", "77", "", f"{HIGH} x y z"]
     lines = [f"a\t{text}\t{n / 3}" for n, text in enumerate(words)]
-    trained = row_parsing.parse_lines(lines, "rows", made.program).arrays
+    trained = parse(lines, made.program)
     rows = [{"words": text, "size": n / 3} for n, text in enumerate(words)]
     served = Model(made.folder).program.arrays(rows)
     assert set(served) == {"words", "size"}

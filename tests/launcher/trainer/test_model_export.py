@@ -23,7 +23,8 @@ from launcher.trainer.checkpoint import contents_file, table_files
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from launcher.trainer.export import scoring_process
 
-from .loopback_training import LoopbackTraining
+from .conftest import stage, write_program
+from .loopback_training import LoopbackTraining, prepare_training
 from .test_checkpoint_folder import publish
 
 pytestmark = pytest.mark.paddle
@@ -63,19 +64,12 @@ WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 @pytest.fixture
 def gang(tmp_path: Path, port: int) -> LoopbackTraining:
-    program = tmp_path / "program"
-    program.mkdir()
-    (program / "trainer_config.py").write_text(PROGRAM)
+    program = write_program(tmp_path / "program", PROGRAM).parent
     data = []
     for rank in range(2):
-        folder = tmp_path / "data" / str(rank)
-        (folder / "tables").mkdir(parents=True)
         firsts = range(1 + rank * IDS_A_ROW, 1 + 2 * ROWS * IDS_A_ROW, 2 * IDS_A_ROW)
-        (folder / "train.txt").write_text("".join(f"{first}\n" for first in firsts))
-        (folder / "test.txt").write_text("1\n5901\n")
-        data.append(folder)
-    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": "8", "CONF_PADDLE_PORT": str(port)}
-    return LoopbackTraining(tmp_path, data, program, values=values)
+        data.append(stage(tmp_path / "data" / str(rank), list(map(str, firsts)), ["1", "5901"]))
+    return prepare_training(tmp_path, data, port, program, BATCH_SIZE="8")
 
 
 def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: LoopbackTraining) -> None:
