@@ -84,7 +84,8 @@ class Bench(TrainerProcesses):
 def parse(text: Path) -> row_parsing.Arrays:
     """Return the rows of a text file as the program ctr parses them."""
     with text.open(encoding="utf-8", newline="\n") as lines:
-        return row_parsing.parse_lines(lines, str(text), CTR).arrays
+        found, _ = row_parsing.parse_records(lines, CTR, row_parsing.locate_in(str(text)))
+        return row_parsing.split_inputs(found)
 
 
 def slots(rows: Path, files: list[Path]) -> None:

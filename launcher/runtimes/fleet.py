@@ -166,7 +166,7 @@ class FleetRuntime:
         from the right checkpoint (the best one with `training.keepBest`, else the newest).
         """
         made = selection.model_checkpoint(OutputPaths(output_dir).model)
-        newest = selection.newest_checkpoint(output_dir) if made is not None else None
+        newest = selection.newest_checkpoint(output_dir) if made else None
         if newest is None:
             return False
         metric = settings.keep_best
@@ -175,8 +175,8 @@ class FleetRuntime:
         )
         if newest.passes < settings.passes and not metrics.stops_early(metric, scores, settings.patience):
             return False
-        source = selection.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made or "")
-        return not made or source is None or source.folder == made
+        source = selection.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made)
+        return source is None or source.folder == made
 
 
 def trainer_command() -> tuple[str, ...]:

@@ -24,7 +24,10 @@ _SET_RUN = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
 
 
 class ExportedModels:
-    """Reads and downloads the exports of a job, or of one run, in a bucket. Every method raises these errors.
+    """Reads and downloads the exports of a job, or of one run, in a bucket.
+
+    The URL is the folder of a run's export, or of a job, which has a folder for each run. Every method raises
+    these errors.
 
     Raises:
         SettingsError: there is no complete export at the address.
@@ -33,12 +36,7 @@ class ExportedModels:
     """
 
     def __init__(self, url: str, asked_by: str) -> None:
-        """Create the client; this sends no request.
-
-        Args:
-            url: folder of a run's export in a bucket, or of a job, which has a folder for each run.
-            asked_by: the setting or option with the URL, for messages.
-        """
+        """Create the client; this sends no request. `asked_by` is the setting with `url`, for messages."""
         self._url, self._asked_by = url, asked_by
         retry = Retry(TRIES, BASE_SECONDS, doing="read", error=GangError, fix="check that S3 can be reached.")
         with self._rejections():
@@ -72,10 +70,7 @@ class ExportedModels:
     def download(self, folder: ExportFolder, into: Path, require: Callable[[int], None]) -> Path:
         """Download a run's model, verify the sha256 of its files, and return its folder.
 
-        Args:
-            folder: the run's folder in the bucket.
-            into: folder to download to.
-            require: called with the model's size in bytes before the download; it raises if there is no room.
+        Before the download, `require` is called with the model's size in bytes; it raises if there is no room.
         """
         with self._rejections():
             marker = folder.read(MARKER)
@@ -121,17 +116,6 @@ class ExportedModels:
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:
-    """Download a model, verify the sha256 of its files, and return its folder.
-
-    Args:
-        url: folder of a run's export in a bucket, or of a job, which means its newest run.
-        into: folder to download to.
-        asked_by: the setting or option with the URL, for messages.
-
-    Raises:
-        SettingsError: there is no complete export at the URL.
-        DataError: the export is damaged.
-        GangError: S3 cannot be reached.
-    """
+    """Download the newest model of a job, or that of one run, to `into`. Raise the errors of `ExportedModels`."""
     exports = ExportedModels(url, asked_by)
     return exports.download(exports.newest(), into, lambda _: None)

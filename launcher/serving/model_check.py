@@ -32,10 +32,6 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
     """Raise `ModelError` if a second model does not fit into the container's memory next to the present one.
 
     Embedding tables do not count: they are memory-mapped. Without a limit nothing is checked.
-
-    Args:
-        folder: the new model.
-        root: the cgroup folder; tests pass their own.
     """
     limit = cgroup_memory.limit(root)
     if limit is None:
@@ -56,13 +52,9 @@ def check_in_process(
     started: Callable[[subprocess.Popen[str]], None] = lambda _: None,
     seconds: float = CHECK_SECONDS,
 ) -> None:
-    """Open the model and predict with it in another process.
+    """Open the model in another process, and predict inputs of zeros and, if it is given, the row `row`.
 
-    Args:
-        folder: the model.
-        row: a row that the model must predict; None: only inputs of zeros are predicted.
-        started: called once with the started process, so that the caller can kill it.
-        seconds: deadline.
+    `started` is called once with the process, so that the caller can kill it.
 
     Raises:
         ModelError: the model cannot be opened, a prediction failed, or the process failed, was killed or timed out.

@@ -34,7 +34,6 @@ class ModelFollower:
         """Create the object; it reads nothing yet.
 
         Args:
-            source: where new models appear.
             work: folder on the pod's own disk for the copies; its content is removed.
             seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the
                 pods of a release do not all load a model at the same time.
@@ -52,15 +51,7 @@ class ModelFollower:
         """Why the last search failed; empty if it did not."""
 
     def copy_first(self, address: str) -> Path:
-        """Copy the newest model, and return its folder.
-
-        Args:
-            address: address of the source, for the message.
-
-        Raises:
-            SettingsError: there is no model.
-            LauncherError: the model cannot be copied.
-        """
+        """Copy the newest model, and return its folder. Raise `SettingsError` if there is none."""
         found = self._source.newest()
         if found is None:
             raise setting_error(
@@ -104,12 +95,9 @@ class ModelFollower:
             self._report(server, rejected, error)
 
     def _report(self, server: ModelServer, rejected: FoundModel | None, error: Exception) -> None:
-        """Count and log an error, after which the server keeps its model; log a repeated error only once.
+        """Count an error, after which the server keeps its model; log it unless it is the same as the last one.
 
-        Args:
-            server: the server.
-            rejected: the model that the server cannot use; None if the search or the copy failed.
-            error: the error.
+        `rejected` is the model that the server cannot use; None if the search or the copy failed.
         """
         if self._stop.is_set():
             return

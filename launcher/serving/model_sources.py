@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from launcher.errors import StorageFailedError
 from launcher.io import files, s3
@@ -32,36 +31,14 @@ class FoundModel:
     """
 
 
-class ModelSource(Protocol):
-    """Finds the newest model at one address."""
-
-    def newest(self) -> FoundModel | None:
-        """Return the newest complete model, or None if there is none at present.
-
-        Raises:
-            LauncherError: the source cannot be read, perhaps temporarily.
-        """
-
-
-def open_source(address: str, asked_by: str) -> ModelSource:
-    """Return the source at `address`: the folder of a model, or s3://BUCKET/PREFIX of a job's exports.
-
-    Args:
-        address: folder or S3 address that contains the newest model.
-        asked_by: the setting or option with the address, for messages.
-    """
-    if address.startswith(s3.SCHEME):
-        return _Bucket(ExportedModels(address, asked_by))
-    return _Folder(Path(address))
-
-
-class _Bucket:
+class BucketSource:
     """Source in a bucket: reads latest.json in the folder of a job's exports, and finds the export named there."""
 
     def __init__(self, exports: ExportedModels) -> None:
         self._exports = exports
 
     def newest(self) -> FoundModel | None:
+        """Return the newest complete model, or None if there is none. A `LauncherError` may be temporary."""
         latest = self._exports.latest()
         if latest is None:
             return None
@@ -70,7 +47,7 @@ class _Bucket:
         return FoundModel(identity, run.url(""), functools.partial(self._exports.download, run))
 
 
-class _Folder:
+class FolderSource:
     """Source on a volume: finds the model in a folder that each training replaces, such as `output/model`.
 
     A new `model.json` means a new model. The model is copied, because on NFS the files of a model can no longer be
@@ -81,6 +58,7 @@ class _Folder:
         self._folder = folder
 
     def newest(self) -> FoundModel | None:
+        """Return the newest complete model, or None if there is none. A `LauncherError` may be temporary."""
         identity = self._identity()
         if identity is None:
             return None
@@ -104,3 +82,13 @@ class _Folder:
                 "is there, which is copied next; else export the model again"
             ) from error
         return copy
+
+
+ModelSource = BucketSource | FolderSource
+
+
+def open_source(address: str, asked_by: str) -> ModelSource:
+    """Return the source at `address`: the folder of a model, or s3://BUCKET/PREFIX of a job's exports."""
+    if address.startswith(s3.SCHEME):
+        return BucketSource(ExportedModels(address, asked_by))
+    return FolderSource(Path(address))

@@ -36,7 +36,9 @@ def run_trainer(settings: ProcessSettings) -> None:
         from launcher.trainer.export import scoring_process
 
         progress.mark("imported")
-        scorer = scoring_process.ScoringProcess() if settings.rank == 0 else None  # before Paddle has threads
+        scorer = None
+        if settings.rank == 0:  # before Paddle has threads
+            scorer = scoring_process.ScoringProcess(settings.work.records / "test")
         path = settings.program_file
         loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")

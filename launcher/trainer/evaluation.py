@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.serving.paddle_served import Model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays
@@ -26,15 +27,9 @@ CHUNK = 65536  # rows that are predicted at once
 def calculate_metrics(
     program: TrainingProgram, predictions: NDArray[np.float32], labels: NDArray[Any]
 ) -> dict[str, float]:
-    """Call the program's metrics(), and return its result: metric → value.
+    """Return metric → value from the program's metrics(). Raise `SettingsError` if that function fails.
 
-    Args:
-        program: the user's program.
-        predictions: shape [rows, …].
-        labels: shape [rows, width].
-
-    Raises:
-        SettingsError: metrics() failed.
+    Predictions have the shape [rows, …], labels [rows, width].
     """
     with program.calling("metrics()"):
         found = program.module.metrics(predictions, labels)
@@ -44,18 +39,17 @@ def calculate_metrics(
 def evaluate(
     program: TrainingProgram, predict: Callable[[Arrays], NDArray[np.float32]], blocks: Iterable[Arrays]
 ) -> dict[str, float]:
-    """Predict all rows, and return the program's metrics of them: metric → value.
-
-    Args:
-        program: the user's program.
-        predict: returns the predictions of a block, shape [rows, …].
-        blocks: the rows, with their labels.
-    """
+    """Predict all rows, and return the program's metrics of them: metric → value."""
     predictions, labels = [], []
     for block in blocks:
         predictions.append(predict(block))
         labels.append(block[program.label])
     return calculate_metrics(program, np.concatenate(predictions), np.concatenate(labels))
+
+
+def evaluate_model(program: TrainingProgram, model: Model, test: Records) -> dict[str, float]:
+    """Return the program's metrics of an exported model: metric → value."""
+    return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK))
 
 
 class Evaluator:
@@ -64,14 +58,7 @@ class Evaluator:
     def __init__(
         self, program: TrainingProgram, trainer: PserverClient, rank: int, test: Records | None
     ) -> None:
-        """Prepare to evaluate; nothing is predicted yet.
-
-        Args:
-            program: the user's program.
-            trainer: this trainer's connection to the servers.
-            rank: this trainer's rank.
-            test: the complete test set; None where this trainer has none. Trainer 0 must have it.
-        """
+        """Prepare to evaluate on the complete test set `test`, which trainer 0 must have and others may have."""
         self._program, self._trainer, self._rank, self._test = program, trainer, rank, test
         self._is_shared: bool | None = None
 

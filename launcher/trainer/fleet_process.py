@@ -67,11 +67,7 @@ class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
 
 
 def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
-    """Wait until all addresses accept connections.
-
-    Args:
-        addresses: (host, port) of each.
-        what: what listens there, for the message.
+    """Wait until all addresses (host, port) accept connections.
 
     Raises:
         DeadlineError: some addresses do not accept after CONNECT_SECONDS; the message lists them.

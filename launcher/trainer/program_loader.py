@@ -68,10 +68,7 @@ class TrainingProgram:
     def failed(self, function: str, error: Exception, detail: str = "") -> SettingsError:
         """Return the error to raise for an exception in a function of the program, with the failing line.
 
-        Args:
-            function: the function, such as `parse()`.
-            error: the exception.
-            detail: text that follows the exception's, such as `. The row: …`.
+        `detail` follows the exception's text, for example `. The row: …`.
         """
         where = self.line_of(error)
         text = f"the program {self.path} failed in {function}{where and f' at {where}'}: {error_text(error)}"
@@ -113,7 +110,6 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
     """Import a program, check its interface, set its options, and call prepare() and inputs().
 
     Args:
-        path: the program's file.
         tables_dir: folder of the side tables (data.tables: further files of the source, copied unchanged).
         arguments: `--name=value`, which set options.
 

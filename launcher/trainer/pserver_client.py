@@ -39,8 +39,6 @@ class PserverClient(FleetProcess):
         self.exe = paddle.static.Executor(paddle.CPUPlace())
         self.exe.run(self.network.startup)
         self.feeds = list(program.inputs)
-        self.features = program.features
-        self.label = program.label
         self.bounds = [variable.name for _, variable in self.network.bounds]
         self.test = self._test_program()
         self._unscale()
@@ -99,16 +97,12 @@ class PserverClient(FleetProcess):
         self._communicator.init_with_ctx(
             runtime._send_ctx, self._dense_tables, text, runtime.string_hosts, self.scope
         )
-        block = self.network.main.global_block()
-        for index in reversed([i for i, op in enumerate(block.ops) if op.type == "send_barrier"]):
-            block._remove_op(index)
+        _remove_operators(self.network.main, ("send_barrier",))
 
     def _test_program(self) -> Any:
         """Return the network for predictions, without the operators that push gradients."""
         clone = self.network.main.clone(for_test=True)
-        block = clone.global_block()
-        for index in reversed([i for i, op in enumerate(block.ops) if op.type in PUSHING]):
-            block._remove_op(index)
+        _remove_operators(clone, PUSHING)
         return clone
 
     def _unscale(self) -> None:
@@ -162,10 +156,9 @@ class PserverClient(FleetProcess):
         return float(np.asarray(loss).reshape(-1)[0])
 
     def _check_ids(self, bounds: list[Any]) -> None:
-        """In mode geo, raise `DataError` if the least or greatest id of a batch is not in its table.
+        """In mode geo, raise `DataError` if an id of a batch is not in its table.
 
-        Args:
-            bounds: for each look-up, the array (least id, greatest id) of the batch.
+        `bounds` has an array (least id, greatest id) of the batch for each look-up.
         """
         for (table, _), (least, greatest) in zip(self.network.bounds, bounds, strict=True):
             if least < 0 or greatest >= table.rows:
@@ -310,11 +303,8 @@ class PserverClient(FleetProcess):
         """Let every server write its part of all tables to files; call `settle` first.
 
         Before they write, the servers delete rows that were not trained on during the last `evict`
-        checkpoints (an argument of `Job.embedding`).
-
-        Args:
-            folder: the folder on the shared storage; each table gets a folder in it.
-            delta: write only rows of embedding tables that were trained on since the last call.
+        checkpoints (an argument of `Job.embedding`). With `delta` they write only those rows of embedding tables
+        that were trained on since the last call.
         """
         if self.settings.incremental_checkpoints:  # no table evicts then
             self.runtime._worker.save_all_model(str(folder), DELTA if delta else BASE)
@@ -349,3 +339,10 @@ class PserverClient(FleetProcess):
             fleet.stop_worker()
         if self.settings.rank == 0:
             self.runtime._worker.stop_server()
+
+
+def _remove_operators(program: Any, types: tuple[str, ...]) -> None:
+    """Remove all operators of these types from a static program."""
+    block = program.global_block()
+    for index in reversed([i for i, op in enumerate(block.ops) if op.type in types]):
+        block._remove_op(index)

@@ -31,11 +31,9 @@ class TrainerThreads:
     """Trains batches of one trainer in a pool of threads; they run until the trainer process exits."""
 
     def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
-        """Start the threads.
+        """Start the threads, which share the parameters in Paddle's scope `scope`.
 
         Args:
-            threads: number of training threads.
-            scope: Paddle's scope with the parameters.
             step: `step(batch, executor, scope)` trains one batch and returns its mean loss.
             apply: fetches the updates of other trainers; takes no arguments; never called by two threads at once.
         """

@@ -45,12 +45,8 @@ class TrainerLog:
     def batch(self, number: int, batch: int, samples: int, average: float, current: float) -> None:
         """Print a line or a dot for a batch, if one is due.
 
-        Args:
-            number: the pass, from 0; the line counts from 1.
-            batch: the batch of the pass, from 1.
-            samples: rows of the pass so far.
-            average: mean loss of the pass so far.
-            current: loss of this batch.
+        The pass `number` counts from 0, and `batch` from 1. The losses are the mean of the pass so far (`average`)
+        and that of this batch (`current`).
         """
         if batch % self.log_period == 0:
             self.line(
@@ -84,15 +80,7 @@ class PassMeter:
     def __init__(
         self, log: TrainerLog, progress: ProgressFile, number: int, done: int, totals: PassTotals
     ) -> None:
-        """Prepare to measure the batches of pass `number` (from 0) that follow its first `done` batches.
-
-        Args:
-            log: the trainer's log.
-            progress: the trainer's progress.json.
-            number: the pass, from 0.
-            done: batches that are already in `totals`.
-            totals: the totals so far; new batches are added.
-        """
+        """Prepare to measure the batches of pass `number` (from 0) after its first `done`; add them to `totals`."""
         self.batch = done
         self._log, self._progress, self._number, self._totals = log, progress, number, totals
         self._samples = 0.0

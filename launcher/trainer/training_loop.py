@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 
@@ -42,15 +41,7 @@ class TrainingLoop:
         progress: ProgressFile,
         scorer: ScoringProcess | None,
     ) -> None:
-        """Read the shard's rows and build the network.
-
-        Args:
-            settings: of this process.
-            program: the user's program.
-            log: this trainer's log.
-            progress: this trainer's progress.json.
-            scorer: scores the exported model; rank 0 only.
-        """
+        """Read the shard's rows and build the network."""
         self.settings = settings
         self.scorer = scorer
         self.program = program
@@ -65,8 +56,7 @@ class TrainingLoop:
         # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone, since the model is its own.
         tests = self.test and (self.first or settings.mode != "geo")
         self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if tests else None)
-        self.config = settings.program_file
-        self.saver = CheckpointSaver(settings, self.trainer, log, self.config, self.seed)
+        self.saver = CheckpointSaver(settings, self.trainer, log, self.seed)
         self.restorer = CheckpointRestorer(settings, self.trainer, log)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
@@ -210,9 +200,7 @@ class TrainingLoop:
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
         """Send trainer 0's value of the metric `training.keepBest` to all ranks; return whether it is the best so far.
 
-        Args:
-            done: number of finished passes.
-            tests: {metric: value}; used on trainer 0 only. The value is rounded as in metrics.csv.
+        The value is rounded as in metrics.csv. `tests` is used on trainer 0 only.
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores
@@ -225,11 +213,7 @@ class TrainingLoop:
         """Wait until the updates of all trainers have arrived at the servers.
 
         While this trainer waits for others, progress.json has the state `waiting`, so that their training does
-        not count towards the deadline of `state`.
-
-        Args:
-            last: no batch follows in this attempt.
-            state: the state in progress.json after the wait, for example `testing`.
+        not count towards the deadline of `state`, for example `testing`. No batch follows in this attempt if `last`.
         """
 
         def barrier() -> None:
@@ -275,9 +259,9 @@ class TrainingLoop:
         """
         output, passes = OutputPaths(self.settings.output_dir), 0
         if self.first:
-            made = selection.model_checkpoint(output.model) if done == self.start.passes else None
+            made = selection.model_checkpoint(output.model) if done == self.start.passes else ""
             metric, scores = self.settings.keep_best, self.scores
-            source = selection.choose_model_checkpoint(output.root, metric, scores, done, made or "")
+            source = selection.choose_model_checkpoint(output.root, metric, scores, done, made)
             passes = -1 if source is None else 0 if made == source.folder else source.passes
         passes = int(self.trainer.gather([passes])[0, 0])
         if passes < 0:
@@ -289,14 +273,9 @@ class TrainingLoop:
 
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
-        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log)
+        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer)
         self.progress.set(state="writing" if exporter.is_writer else "waiting")
-
-        def score(folder: Path) -> dict[str, float]:
-            assert self.scorer is not None  # noqa: S101 - only rank 0 calls this, and has a scorer
-            return self.scorer.score(folder, self.settings.work.records / "test")
-
-        exporter.export(at, score)
+        exporter.export(at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

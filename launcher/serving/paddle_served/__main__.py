@@ -42,13 +42,8 @@ def serve(
 ) -> None:
     """Serve a model until SIGTERM or SIGINT.
 
-    Args:
-        model: the model's folder.
-        host: address to listen on.
-        port: port to listen on.
-        workers: number of concurrent predictions.
-        while_serving: returns a context that is entered before the server accepts requests and left when it
-            has stopped; the context may switch models.
+    The context of `while_serving` is entered before the server accepts requests, and left when it has stopped. It
+    may switch models.
 
     Raises:
         ModelError: the model cannot be read, or the server is not installed.

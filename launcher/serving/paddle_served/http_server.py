@@ -72,13 +72,7 @@ class _BodyLimit:
 
 
 def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> FastAPI:
-    """Return the application that answers requests with one model.
-
-    Args:
-        model: the model.
-        pool: runs the predictions.
-        metrics: the server's metrics, to which each request is added.
-    """
+    """Return the application that answers requests with one model."""
     app = FastAPI(
         title=f"Model of {model.about['config']}",
         description=f"Score on the test set: {model.score}. A row has {', '.join(model.columns)}.",

@@ -7,7 +7,7 @@ row.
 from __future__ import annotations
 
 from array import array
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,26 +15,7 @@ from numpy.typing import NDArray
 ID_MAX = 2**64 - 1
 
 
-class InputColumn(Protocol):
-    """Collects the values of one input row by row, and writes them to an array."""
-
-    def add(self, value: Any) -> None:
-        """Add the next row's value or values. Raise `ValueError` or `TypeError` if they are invalid."""
-
-    def fill(self, target: NDArray[Any]) -> int | None:
-        """Write all rows to `target`, of shape [rows, length or width].
-
-        Returns:
-            The index (from 0) of the first row with a number that is not finite in float32; None without one.
-        """
-
-
-def new_column(kind: Any) -> InputColumn:
-    """Return an empty column for an `Ids` or a `Real`, of any version of the program's interface."""
-    return _IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else _NumberColumn(kind.width)
-
-
-class _IdColumn:
+class IdColumn:
     """Collects the ids of many rows; an id from 0 to 2**64-1 becomes the int64 with the same bits."""
 
     def __init__(self, length: int, cut: bool) -> None:
@@ -42,6 +23,7 @@ class _IdColumn:
         self._flat, self._counts = array("Q"), array("L")
 
     def add(self, value: Any) -> None:
+        """Add the next row's id or ids. Raise `ValueError` or `TypeError` if they are invalid."""
         flat = self._flat
         before = len(flat)
         try:
@@ -68,6 +50,7 @@ class _IdColumn:
         self._counts.append(count)
 
     def fill(self, target: NDArray[Any]) -> int | None:
+        """Write all rows to `target`, of shape [rows, length]. Return None, as `add` has rejected invalid ids."""
         flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
         counts = np.frombuffer(self._counts, np.dtype("L"))
         if len(flat) == target.size:
@@ -77,7 +60,7 @@ class _IdColumn:
         return None
 
 
-class _NumberColumn:
+class NumberColumn:
     """Collects the numbers of many rows, which become float32."""
 
     def __init__(self, width: int) -> None:
@@ -85,6 +68,7 @@ class _NumberColumn:
         self._flat = array("d")
 
     def add(self, value: Any) -> None:
+        """Add the next row's number or numbers. Raise `ValueError` or `TypeError` if they are invalid."""
         flat = self._flat
         before = len(flat)
         if isinstance(value, int | float):
@@ -99,7 +83,17 @@ class _NumberColumn:
             )
 
     def fill(self, target: NDArray[Any]) -> int | None:
+        """Write all rows to `target`, of shape [rows, width].
+
+        Returns:
+            The index (from 0) of the first row with a number that is not finite in float32; None without one.
+        """
         with np.errstate(over="ignore"):
             target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
         bad = ~np.isfinite(target).all(axis=1)
         return int(bad.argmax()) if bad.any() else None
+
+
+def new_column(kind: Any) -> IdColumn | NumberColumn:
+    """Return an empty column for an `Ids` or a `Real`, of any version of the program's interface."""
+    return IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else NumberColumn(kind.width)

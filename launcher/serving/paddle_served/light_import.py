@@ -30,11 +30,7 @@ class _StandIn(ModuleType):
 
 
 def import_inference() -> Any:
-    """Import and return the module `paddle.base.core`.
-
-    Raises:
-        ImportError: Paddle is not installed.
-    """
+    """Import and return the module `paddle.base.core`."""
     mkl_kernels.prefer_avx2()
     if NAME in sys.modules:
         return importlib.import_module(f"{BASE}.core")

@@ -38,17 +38,6 @@ class PredictionResult:
     """Number of ids that are not in the table, by table. Their vectors are zeros."""
 
 
-@dataclass(frozen=True)
-class TableLookup:
-    """Describes one use of an embedding table in the network."""
-
-    table: str
-    ids: str
-    """Name of the input, or of the variable that network() calculates, with the ids to look up."""
-    vectors: str
-    """Name of the network's input that gets the vectors of these ids."""
-
-
 def table_folder(folder: Path, name: str) -> Path:
     """Return the folder of table `name` in the model `folder`; characters invalid in a file name are escaped."""
     return folder / EMBEDDINGS / quote(name, safe="")
@@ -93,15 +82,7 @@ class Model:
     """Holds an opened model, and predicts rows with it. Several threads may call its methods."""
 
     def __init__(self, path: str | Path, threads: int = 1) -> None:
-        """Open a model. Its tables are memory-mapped, not read.
-
-        Args:
-            path: the model's folder.
-            threads: threads of Paddle in each prediction.
-
-        Raises:
-            ModelError: the folder has no model that can be used.
-        """
+        """Open the model in a folder, or raise `ModelError`. Its tables are memory-mapped, not read."""
         folder = Path(path)
         self.about = read_description(folder)
         self.version = hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()[:12]
@@ -111,9 +92,10 @@ class Model:
             name: MappedTable(table_folder(folder, name), table["rows"], table["width"])
             for name, table in self.about["tables"].items()
         }
-        self._lookups = [TableLookup(**lookup) for lookup in self.about["lookups"]]
+        self._lookups = self.about["lookups"]
+        """For each use of a table its name (`table`), and the names of the variables with ids and vectors."""
         self._network = Predictor(folder / "network", threads)
-        computed = any(lookup.ids not in self.program.features for lookup in self._lookups)
+        computed = any(lookup["ids"] not in self.program.features for lookup in self._lookups)
         self._ids = Predictor(folder / "ids", threads) if computed else None
         self._lock = threading.Lock()
         self.ids = dict.fromkeys(self.tables, 0)
@@ -181,11 +163,7 @@ class Model:
         del self.program, self.tables, self._network, self._ids
 
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
-        """Return the predictions of rows that are already parsed.
-
-        Args:
-            arrays: array of each input by name, [rows, …]; the label may be missing.
-        """
+        """Return the predictions of parsed rows: the array [rows, …] of each input, without the label."""
         count = len(arrays[self.program.features[0]])
         found: list[NDArray[np.float32]] = []
         unknown = dict.fromkeys(self.tables, 0)
@@ -203,10 +181,10 @@ class Model:
         ids = self._ids.run(features) if self._ids else []
         known = features | dict(zip(self.about["ids"], ids, strict=True))
         for lookup in self._lookups:
-            asked = known[lookup.ids]
-            feed[lookup.vectors], lost = self.tables[lookup.table].look_up(asked)
-            unknown[lookup.table] += lost
+            asked, table = known[lookup["ids"]], lookup["table"]
+            feed[lookup["vectors"]], lost = self.tables[table].look_up(asked)
+            unknown[table] += lost
             with self._lock:
-                self.ids[lookup.table] += asked.size
+                self.ids[table] += asked.size
         [prediction] = self._network.run(feed)
         return prediction

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import input_columns, light_import
+from . import light_import
 from .errors import ModelError, RowError, ServedError
+from .input_columns import IdColumn, NumberColumn, new_column
 
 Arrays = dict[str, NDArray[Any]]
-INTERFACES = ("launcher.program", "launcher.worker.interface")
-"""Module names under which programs import the interface, the present one first."""
+INTERFACE = "launcher.program"
+"""The module from which programs import the interface."""
 _importing = threading.Lock()
 
 
@@ -32,15 +33,7 @@ class ModelProgram:
     """Parses rows with a model's training program, and describes predictions with it."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Import the program.
-
-        Args:
-            folder: the model's folder.
-            about: the content of model.json.
-
-        Raises:
-            ModelError: the program is missing or failed.
-        """
+        """Import the program. Raise `ModelError` if it is missing or failed."""
         self.path = folder / "program" / about["config"]
         self.columns: list[str] = about["columns"]
         self.features: list[str] = about["features"]
@@ -62,12 +55,8 @@ class ModelProgram:
         return [column for column in self.columns if column not in self.blank]
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> Arrays:
-        """Return the network's inputs for some rows: int64 [rows, length] or float32 [rows, width] by name.
-
-        Raises:
-            RowError: a row is invalid.
-        """
-        columns = {name: input_columns.new_column(self.inputs[name]) for name in self.features}
+        """Return the network's inputs for some rows: int64 [rows, length] or float32 [rows, width] by name."""
+        columns = {name: new_column(self.inputs[name]) for name in self.features}
         for number, row in enumerate(rows, 1):
             sample = self._parse(row, number)
             for name, column in columns.items():
@@ -96,7 +85,7 @@ class ModelProgram:
         ids = hasattr(kind, "length")
         return np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
 
-    def _filled(self, name: str, column: input_columns.InputColumn, rows: int) -> NDArray[Any]:
+    def _filled(self, name: str, column: IdColumn | NumberColumn, rows: int) -> NDArray[Any]:
         array = self._empty(name, rows)
         bad = column.fill(array)
         if bad is not None:
@@ -172,11 +161,10 @@ def _load(path: Path, interface: Path) -> ModuleType:
     name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
     own = {file.stem for file in path.parent.iterdir() if file.suffix == ".py" or file.is_dir()}
     with _importing:
-        kept = {key: sys.modules.pop(key) for key in own.union(INTERFACES) & set(sys.modules)}
+        kept = {key: sys.modules.pop(key) for key in own.union({INTERFACE}) & set(sys.modules)}
         sys.path.insert(0, str(path.parent))  # not removed: a program may import its files later
         try:
-            found = _import(interface, INTERFACES[0])
-            sys.modules.update(dict.fromkeys((*INTERFACES, f"{name}.interface"), found))
+            sys.modules[f"{name}.interface"] = _import(interface, INTERFACE)
             with light_import.paddle_stand_in():
                 return _import(path, name)
         finally:

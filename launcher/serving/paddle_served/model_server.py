@@ -33,13 +33,6 @@ class ModelServer:
     """Serves one model at a time. Each request is answered completely by the model that was present at its start."""
 
     def __init__(self, model: Model, workers: int, start_seconds: float = 0.0) -> None:
-        """Serve `model`.
-
-        Args:
-            model: the model to serve.
-            workers: number of concurrent predictions.
-            start_seconds: how long it took to open the model, for a metric.
-        """
         self.metrics = ServerMetrics(model, start_seconds)
         self._pool = ThreadPoolExecutor(workers, "predict")
         self._lock = threading.Lock()

@@ -20,15 +20,7 @@ class Predictor:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        """Load the network.
-
-        Args:
-            path: path of both files without their extensions.
-            threads: threads of each call.
-
-        Raises:
-            ModelError: Paddle is not installed, or cannot read the files.
-        """
+        """Load the network. Raise `ModelError` if Paddle is not installed or cannot read the files."""
         try:
             paddle = light_import.import_inference()
         except ImportError as error:
@@ -53,11 +45,7 @@ class Predictor:
         self._cloning = threading.Lock()
 
     def run(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the network's outputs.
-
-        Args:
-            feed: array of each input by name; other names are ignored.
-        """
+        """Return the network's outputs for the inputs in `feed`, whose other arrays are ignored."""
         predictor = getattr(self._own, "predictor", None)
         if predictor is None:
             with self._cloning:

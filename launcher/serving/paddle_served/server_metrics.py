@@ -18,12 +18,6 @@ class ServerMetrics:
     """All metrics of one server (docs/reference/metrics.md)."""
 
     def __init__(self, model: Model, start_seconds: float) -> None:
-        """Register the metrics.
-
-        Args:
-            model: the model that is served first.
-            start_seconds: how long it took to open that model.
-        """
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "paddle_serve_requests", "Responses of /predict, by code.", ["code"], registry=registry

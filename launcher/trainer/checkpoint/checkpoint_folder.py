@@ -108,10 +108,6 @@ class CheckpointFolder:
     def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
         """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
 
-        Args:
-            config: the program's file, which is copied into the checkpoint.
-            ranks: number of ranks.
-
         Raises:
             StorageFailedError: a rank's record is missing.
         """
@@ -156,19 +152,10 @@ class CheckpointFolder:
 def prune_checkpoints(
     output: OutputPaths, attempt: int, keep: int, best: Collection[Position] = ()
 ) -> list[str]:
-    """Remove old usable checkpoints of a run; unusable ones stay.
+    """Remove old usable checkpoints of a run, and return their folder names; unusable ones stay.
 
     A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
     `best`, and those that a kept incremental checkpoint continues.
-
-    Args:
-        output: the run's output folder.
-        attempt: number of the present attempt, for the temporary name of a checkpoint that is being removed.
-        keep: training.keepCheckpoints.
-        best: positions of checkpoints that stay although they are older.
-
-    Returns:
-        The folder names of the removed checkpoints.
     """
     removed = []
     with files.storage_errors(output.root):
@@ -189,12 +176,9 @@ def prune_checkpoints(
 
 
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the folders of the checkpoints that the incremental one at `at` continues.
+    """Return the folders of the checkpoints that the one at `at` continues; None if it is unusable itself.
 
-    Only the files of the checkpoint itself are checked, not those of the checkpoints that it continues.
-
-    Returns:
-        [] if the checkpoint is full; None if training cannot resume from it.
+    The files of the checkpoints that it continues are not checked.
     """
     folder = output.checkpoint(at)
     try:

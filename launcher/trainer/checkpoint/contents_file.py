@@ -29,7 +29,6 @@ def read_contents(folder: Path) -> CheckpointContents:
     Raises:
         CheckpointError: the file is missing, damaged, of another version, or of another checkpoint. The message
             is only this reason; callers add the folder and a fix.
-        StorageError, StorageFailedError: the storage cannot be read.
     """
     content = files.read_bytes(folder / CONTENTS)
     if content is None:
@@ -74,7 +73,6 @@ def read_checked_contents(folder: Path) -> CheckpointContents:
         CheckpointError: the checkpoint was rejected by an earlier load, has another outputId than
             run.json, or a file is missing or has another size; and as `read_contents`. The message is only this
             reason; callers add the folder and a fix.
-        StorageError, StorageFailedError: the storage cannot be read.
     """
     if (reason := rejection_reason(folder)) is not None:
         raise CheckpointError(reason)
@@ -110,15 +108,7 @@ def unusable_reason(folder: Path) -> str | None:
 
 
 def chain_folders(folder: Path, contents: CheckpointContents) -> list[Path]:
-    """Return the checkpoints that an incremental one continues: the full one first, then in saving order.
-
-    Args:
-        folder: the incremental checkpoint.
-        contents: contents.json of `folder`.
-
-    Returns:
-        Folders next to `folder`; empty for a full checkpoint.
-    """
+    """Return the checkpoints that an incremental one continues: the full one first, then in saving order."""
     return [folder.with_name(link.folder) for link in contents.chain]
 
 

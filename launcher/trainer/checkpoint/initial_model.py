@@ -253,12 +253,6 @@ def load(
 ) -> None:
     """Load the initial model's tables into the servers, after the trainers' rendezvous; compare the values.
 
-    Args:
-        settings: this trainer's settings.
-        trainer: this trainer's connection to the servers.
-        initial: what `prepare` returned.
-        log: this trainer's log.
-
     Raises:
         GangError: the servers do not have the initial model's values, or the ranks' dense parameters differ.
     """

@@ -98,10 +98,7 @@ class CheckpointRestorer:
         return None
 
     def load(self, initial: InitialModel | None) -> RestoredState:
-        """Load the checkpoint or the initial model into the servers, after the trainers' rendezvous.
-
-        Args:
-            initial: what `prepare` returned.
+        """Load the checkpoint, or what `prepare` returned, into the servers, after the trainers' rendezvous.
 
         Raises:
             StorageFailedError: the servers did not load what was saved; the checkpoint was rejected.
@@ -189,12 +186,7 @@ class CheckpointRestorer:
         raise checkpoint_checks.reject(folder, reason or "", self.settings.attempt)
 
     def _load_tables(self, folder: Path, saved_by: int) -> None:
-        """Load embedding tables and the dense table of a checkpoint.
-
-        Args:
-            folder: the checkpoint's folder.
-            saved_by: the number of servers that wrote the files; it may differ from the present number.
-        """
+        """Load all tables of a checkpoint, whose files `saved_by` servers wrote."""
         trainer, servers = self.trainer, len(self.trainer.servers)
         if saved_by == servers:
             trainer.load_tables(folder / TABLES)

@@ -57,11 +57,9 @@ class SaveSchedule:
         return most
 
     def record(self, batches: int, seconds: float) -> bool:
-        """Record trained batches. Return whether to save a checkpoint now.
+        """Record the batches of `next_span`. Return whether to save a checkpoint now.
 
-        Args:
-            batches: the batches since the last call, as `next_span` returned them.
-            seconds: the duration of all batches of this attempt.
+        `seconds` is the duration of all batches of this attempt.
         """
         self._since += batches
         self._steps += batches

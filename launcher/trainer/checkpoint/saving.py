@@ -52,11 +52,8 @@ CHAIN_SAMPLES = 600
 class CheckpointSaver:
     """Saves checkpoints. Each trainer has one, and all trainers call `save` together."""
 
-    def __init__(
-        self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog, config: Path, seed: int
-    ) -> None:
-        self.settings, self.trainer, self.log = settings, trainer, log
-        self.config, self.seed = config, seed
+    def __init__(self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog, seed: int) -> None:
+        self.settings, self.trainer, self.log, self.seed = settings, trainer, log, seed
         self.full_bytes = 0
         """Size of the newest full checkpoint; the same on every rank after a save."""
         self._incremental_bytes = 0
@@ -67,13 +64,10 @@ class CheckpointSaver:
         """Table name → ids of rows that earlier checkpoints of this chain compared with the servers."""
 
     def save(self, at: Position, totals: PassTotals, steps: int, scores: metrics.Scores) -> None:
-        """Save a checkpoint of the servers' values; call `PserverClient.settle` first.
+        """Save a checkpoint of the servers' values at the position `at`; call `PserverClient.settle` first.
 
-        Args:
-            at: the present position: finished passes, and batches of the current pass.
-            totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
-            steps: batches per pass.
-            scores: (finished passes, score) of the run's passes by training.keepBest.
+        `totals` are those of this rank in the unfinished pass, all 0 at the end of a pass; `steps` is the number of
+        batches per pass; `scores` has (finished passes, score) by training.keepBest.
 
         Raises:
             DivergedError: a parameter is NaN or infinite.
@@ -130,15 +124,10 @@ class CheckpointSaver:
     ) -> int:
         """Complete the checkpoint on trainer 0. Return the size of its files in bytes.
 
-        Args:
-            folder: the checkpoint, to which all ranks have added their files.
-            ranks: [samples, seconds, sum of the loss] of each rank in the unfinished pass.
-            steps: batches per pass.
-            parameters: dense parameters by name.
-            scores: (finished passes, score) of the run's passes by training.keepBest.
+        `ranks` has [samples, seconds, sum of the loss] of each rank in the unfinished pass.
         """
         settings, trainer = self.settings, self.trainer
-        written = folder.collect_rank_files(self.config, settings.trainers)
+        written = folder.collect_rank_files(settings.program_file, settings.trainers)
         chain = [link for link in self._chain if link]
         passes = [[at, value if np.isfinite(value) else None] for at, value in scores]
         contents = CheckpointContents(
@@ -176,12 +165,7 @@ class CheckpointSaver:
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
     def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
-        """Read back the table files that this rank's servers wrote, and record them in `written`.
-
-        Raises:
-            StorageError: the volume is full.
-            StorageFailedError: a file is missing, truncated or damaged.
-        """
+        """Read back the table files that this rank's servers wrote, and record them in `written`."""
         tables = {self.trainer.table_folder(table.name): table for table in self.trainer.network.tables}
         try:
             for name in [*tables, self.trainer.table_folder("")]:
@@ -204,16 +188,9 @@ class CheckpointSaver:
     def _read_table(
         self, checkpoint: Path, folder: str, table: EmbeddingTable | None, written: RankFiles
     ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint64]]:
-        """Read the files of one table back, and add them to `written`.
+        """Read the files of one table back, and add them to `written`; return some rows by id, and all ids.
 
-        Args:
-            checkpoint: the checkpoint's unfinished folder.
-            folder: the table's folder name below tables/.
-            table: None for the dense table.
-            written: size and sha256 of the files are added to this object.
-
-        Returns:
-            Some rows by id, and all ids.
+        `folder` is the table's folder name, and `table` is None for the dense parameters.
         """
         place, own = checkpoint / TABLES / folder, self.trainer.own_servers
         paths = table_files.files_of_servers(place, own)
@@ -236,19 +213,11 @@ class CheckpointSaver:
         return samples, np.concatenate(ids)
 
     def _compare_rows(self, table: str, samples: dict[int, NDArray[np.float32]]) -> CheckpointRows | None:
-        """Compare some rows of new table files with the same rows in the servers.
-
-        Args:
-            table: the table's name.
-            samples: rows that were read back from the files, by id.
+        """Compare some rows of new table files with the same rows in the servers. Raise if they differ.
 
         Returns:
             The servers' present values of these rows and of some rows that earlier checkpoints of the chain saved,
             to be compared after a restore; None when there are no rows.
-
-        Raises:
-            DivergedError: a row is NaN or infinite.
-            DataError: the rows in the files differ from those in the servers.
         """
         chain_ids = self._chain_ids.setdefault(table, [])
         ids = np.array(list(dict.fromkeys([*samples, *chain_ids])), np.uint64).view(np.int64)

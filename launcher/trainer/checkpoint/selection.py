@@ -31,35 +31,22 @@ def is_model_complete(folder: Path) -> bool:
         return all((folder / name).is_file() for name in MODEL_FILES)
 
 
-def model_checkpoint(folder: Path) -> str | None:
-    """Return the folder name of the checkpoint that a model was made from.
-
-    Returns:
-        None when there is no complete model; "" when an older launcher, which did not record it, made it.
-    """
+def model_checkpoint(folder: Path) -> str:
+    """Return the folder name of the checkpoint that a model was made from; "" when there is no complete model."""
     try:
         about = files.read_json(folder / "model.json") if is_model_complete(folder) else None
     except files.UnreadableError:  # the model is exported again
-        return None
-    return None if about is None else str(about.get("checkpoint") or "")
+        about = None
+    return str((about or {}).get("checkpoint") or "")
 
 
 def choose_model_checkpoint(
-    output_dir: Path, metric: str, scored: metrics.Scores, passes: int, made: str = ""
+    output_dir: Path, metric: str, scored: metrics.Scores, passes: int, made: str
 ) -> Position | None:
     """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
 
-    A checkpoint that is unusable or was removed is skipped, unless the model was already made from it.
-
-    Args:
-        output_dir: the run's output folder.
-        metric: `training.keepBest`; empty for the last pass.
-        scored: (finished passes, score by `metric`) of each pass.
-        passes: the number of finished passes.
-        made: the folder name of the checkpoint that the present model was made from.
-
-    Returns:
-        None when no such checkpoint is left.
+    A checkpoint that is unusable or was removed is skipped, unless the present model was `made` from it. If all are
+    skipped, the result is None.
     """
     finished = finished_checkpoints(output_dir)
     for at in map(Position, [*metrics.rank_passes(metric, scored), passes]):

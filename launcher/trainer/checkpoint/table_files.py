@@ -135,10 +135,7 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
 def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
     """Read a saved table's file to its end, which verifies gzip's checksum, and sync it to disk.
 
-    Args:
-        path: a file that a server just wrote.
-        width: values per row; 0 for the dense table, of which no samples and ids are returned.
-        rule: the table's optimizer: adam, sgd or adagrad.
+    `width` is 0 for the dense table, of which no samples and ids are returned.
 
     Raises:
         DataError: the file is truncated or damaged.
@@ -217,13 +214,7 @@ def write_table(
 ) -> TableRows:
     """Write a table's files as servers load them, with the optimizer's state before its first step.
 
-    Args:
-        folder: the table's folder; created if missing.
-        table: chunks of rows.
-        rule: the table's optimizer.
-        server_of_shard: the shards to write, and the server that loads each. Rows of other shards are skipped.
-        width: values per row.
-        shards: the number of all shards.
+    `server_of_shard` has the shards to write, and the server that loads each. Rows of other shards are skipped.
 
     Returns:
         The first row of each chunk and shard, for a later comparison with the servers' answers.

@@ -16,7 +16,8 @@ from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.export import table_writer
-from launcher.trainer.export.model_writer import ModelWriter, ScoreModel, export_from_memory
+from launcher.trainer.export.model_writer import ModelWriter, export_from_memory
+from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.pserver_client import PserverClient
@@ -31,18 +32,16 @@ class ModelExporter:
     program: TrainingProgram
     trainer: PserverClient
     log: TrainerLog
+    scorer: ScoringProcess | None
+    """Only trainer 0 has one."""
 
     @property
     def is_writer(self) -> bool:
         """Return whether this rank writes a part of the model; with training.mode geo only trainer 0 does."""
         return self.settings.mode != "geo" or self.settings.rank == 0
 
-    def export(self, at: Position, score: ScoreModel) -> None:
-        """Write the model; all trainers call this together.
-
-        Args:
-            at: the checkpoint whose values the servers have.
-            score: returns the metrics of the model in a folder; only rank 0 calls it.
+    def export(self, at: Position) -> None:
+        """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
 
         Raises:
             StorageError, StorageFailedError: the volume is full, or a file of the checkpoint is damaged.
@@ -55,10 +54,12 @@ class ModelExporter:
         if settings.mode == "geo":
             # Each trainer holds all tables, and they differ a little: the model is trainer 0's, as checkpoints
             # are.
-            if settings.rank == 0:
+            if self.scorer:
                 arrays = trainer.tables()
                 rows = {name: TableRows.from_array(values) for name, values in arrays.items()}
-                scores = export_from_memory(writer, self.program, trainer.parameters(), rows, score)
+                scores = export_from_memory(
+                    writer, self.program, trainer.parameters(), rows, self.scorer.score
+                )
         else:
             ids = self._map_ids(at)
             shapes = {
@@ -71,8 +72,8 @@ class ModelExporter:
             for name, shape in shapes.items():
                 self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
             trainer.barrier()
-            if settings.rank == 0:
-                scores = writer.finish(self.program, trainer.parameters(), shapes, score)
+            if self.scorer:
+                scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
         if settings.rank == 0:
             shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
             self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
@@ -81,15 +82,7 @@ class ModelExporter:
     def _write_share(
         self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids], at: Position
     ) -> None:
-        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`.
-
-        Args:
-            folder: the table's folder in the model.
-            name: the table's name.
-            shape: rows and width of the table.
-            ids: the ids that each rank's servers hold of the table, by rank.
-            at: the checkpoint that the ids are from.
-        """
+        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
         began = time.process_time()
         first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers, at.folder)
         look_up = functools.partial(self.trainer.rows, name)

@@ -16,6 +16,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,9 @@ from launcher import schema
 from launcher.errors import DataError
 from launcher.io import disk_space, files
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
-from launcher.serving.paddle_served.model import CHUNK, EMBEDDINGS, VERSION, Model, table_folder
+from launcher.serving.paddle_served.model import EMBEDDINGS, VERSION, Model, table_folder
 from launcher.trainer.checkpoint.table_files import TableRows
-from launcher.trainer.evaluation import evaluate
+from launcher.trainer.evaluation import evaluate_model
 from launcher.trainer.export import table_writer
 from launcher.trainer.records.record_files import Records
 
@@ -51,13 +52,7 @@ class ModelWriter:
     """
 
     def __init__(self, folder: Path, attempt: int = 0, checkpoint: str = "") -> None:
-        """Prepare to write the model; nothing is created yet.
-
-        Args:
-            folder: the final folder of the model.
-            attempt: number of the attempt, which is part of the temporary name.
-            checkpoint: folder name of the checkpoint that the values are from; "" for none.
-        """
+        """Prepare to write the model with the values of the folder `checkpoint`; "" if there is no checkpoint."""
         self.folder, self.checkpoint = folder, checkpoint
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
@@ -81,17 +76,10 @@ class ModelWriter:
     ) -> dict[str, float]:
         """Write everything but the tables, score the model, and give the folder its final name.
 
-        Args:
-            program: the user's program.
-            values: dense parameters by name.
-            tables: rows and width of each table, by name.
-            score: returns the metrics of the model in a folder.
-
         Returns:
-            Metric → value.
+            The metrics: metric → value.
 
         Raises:
-            StorageError, StorageFailedError: the volume cannot be written.
             DataError: the model cannot be scored.
         """
         temp = self.temp
@@ -143,15 +131,7 @@ def export_from_memory(
     tables: Mapping[str, TableRows],
     score: ScoreModel,
 ) -> dict[str, float]:
-    """Write a model of tables that this process holds. Return its metrics.
-
-    Args:
-        writer: the model to write.
-        program: the user's program.
-        values: dense parameters by name.
-        tables: the rows of each table, ascending.
-        score: returns the metrics of the model in a folder.
-    """
+    """Write a model of tables that this process holds. Return its metrics."""
     shapes = {name: ModelTable(*rows.vectors.shape) for name, rows in tables.items()}
     writer.create(shapes)
     for name, (ids, vectors) in tables.items():
@@ -162,14 +142,12 @@ def export_from_memory(
 def export_single_process(folder: Path, trainer: SingleProcessTrainer, test: Records) -> dict[str, float]:
     """Write the model of a program that was trained in this process. Return its metrics."""
     tables = {name: TableRows(*table.rows()) for name, table in trainer.tables.items()}
-
-    def score(written: Path) -> dict[str, float]:
-        model = Model(written)
-        return evaluate(
-            trainer.program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK)
-        )
-
+    score = partial(_score, trainer.program, test)
     return export_from_memory(ModelWriter(folder), trainer.program, trainer.parameters(), tables, score)
+
+
+def _score(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
+    return evaluate_model(program, Model(folder), test)
 
 
 def _write_networks(

@@ -49,16 +49,9 @@ def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int, checkpoint: str) -> tuple[int, Ids]:
-    """Return the range of the sorted table that a rank writes.
+    """Return the range of the sorted table that a rank writes: the first row, and the ids, ascending.
 
-    Args:
-        ids_by_rank: the ids of each rank's servers, each ascending.
-        rank: the rank that writes.
-        ranks: the number of ranks.
-        checkpoint: folder name of the checkpoint that the ids are from, for the message.
-
-    Returns:
-        The first row, and the ids of the range, ascending.
+    The ids of each rank's servers, `ids_by_rank`, are ascending too.
 
     Raises:
         DataError: two ranks have the same id.
@@ -101,17 +94,9 @@ def look_up_rows(
     width: int,
     look_up: Callable[[NDArray[np.int64]], NDArray[np.float32]],
 ) -> float:
-    """Look up the vectors of these ids, and write ids and vectors.
+    """Look up the vectors of these ids, and write both from row `first` on; return the CPU seconds of `look_up`.
 
-    Args:
-        folder: the table's folder.
-        first: the first row to write.
-        ids: the ids of the rows.
-        width: values per vector.
-        look_up: returns the vectors [ids, width] of some ids, given as int64 of the same bits.
-
-    Returns:
-        CPU seconds of this process that `look_up` took.
+    `look_up` returns the vectors [ids, width] of some ids, given as int64 of the same bits.
     """
     spent = 0.0
 

@@ -38,17 +38,7 @@ def raise_limit(limit: int = MAX_BYTES) -> int:
 
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:
-    """Check that no message of a network can be longer than `limit`.
-
-    Args:
-        network: the network of a trainer.
-        batch_size: rows of a batch.
-        mode: training.mode.
-        limit: in bytes.
-
-    Raises:
-        SettingsError: a message could be longer.
-    """
+    """Raise `SettingsError` if a message between a trainer and a server could be longer than `limit` bytes."""
     if mode == "geo":
         for table in network.tables:
             size = (table.rows or 0) * (8 + 4 * table.width)

@@ -72,11 +72,8 @@ class OptimizerRule:
     def describe(self, description: Any, spread: float) -> None:
         """Write this rule into Paddle's description of a table.
 
-        A table has two such descriptions: for the first value of its rows, and for all other values.
-
-        Args:
-            description: Paddle's protobuf message SparseCommonSGDRuleParameter.
-            spread: new values are uniform from -spread to +spread.
+        A table has two such descriptions: for the first value of its rows, and for all other values. New values
+        are uniform from -spread to +spread.
         """
         description.Clear()
         description.name = NAMES[self.kind]
@@ -93,10 +90,5 @@ class OptimizerRule:
 
 
 def state_size(kind: str, width: int) -> int:
-    """Return how many numbers of optimizer state follow the `width` values of a saved embedding row.
-
-    Args:
-        kind: adam, sgd or adagrad.
-        width: number of values of the row.
-    """
+    """Return how many numbers of optimizer state follow the `width` values of a saved embedding row."""
     return {"adam": 2 * width + 2, "sgd": 0, "adagrad": width}[kind]

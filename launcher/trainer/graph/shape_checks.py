@@ -96,11 +96,6 @@ def check_batch(
 ) -> list[str]:
     """Predict one batch of rows, and call metrics() with it.
 
-    Args:
-        program: the user's program.
-        predict: returns the network's prediction of a batch.
-        batch: some rows.
-
     Returns:
         The names of the scores; empty when metrics() cannot be calculated from these rows.
 
@@ -120,12 +115,11 @@ def check_batch(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as about a class without rows
             found = program.module.metrics(prediction, labels)
-    except (ValueError, ArithmeticError) as error:
-        if (labels == labels[0]).all():
-            return []  # rows of one class have no AUC, for example
-        raise _metrics_failed(program, prediction, labels, error) from error
     except Exception as error:
-        raise _metrics_failed(program, prediction, labels, error) from error
+        if isinstance(error, ValueError | ArithmeticError) and (labels == labels[0]).all():
+            return []  # rows of one class have no AUC, for example
+        shapes = f"prediction {list(prediction.shape)} and label {list(labels.shape)}"
+        raise program.failed(f"metrics() on {shapes}", error) from error
     values = found if isinstance(found, Mapping) else {}
     wrong = [name for name, value in values.items() if np.size(value) != 1]
     if wrong or not values:
@@ -147,13 +141,6 @@ def check_metric(program: TrainingProgram, keep_best: str, scores: Collection[st
             f"metrics() of the program {program.path} returns no other score",
             "Set one of them, or leave training.keepBest and training.patience out",
         )
-
-
-def _metrics_failed(
-    program: TrainingProgram, prediction: Any, labels: Any, error: Exception
-) -> SettingsError:
-    shapes = f"prediction {list(prediction.shape)} and label {list(labels.shape)}"
-    return program.failed(f"metrics() on {shapes}", error)
 
 
 def _wrong(program: TrainingProgram, what: str, fix: str) -> SettingsError:

@@ -43,14 +43,9 @@ class TrainingGraph:
         incremental_checkpoints: int,
         shards: int,
     ) -> None:
-        """Build the network, after `launcher.trainer.graph.network_builder.prepare_paddle`.
+        """Build the network, after `network_builder.prepare_paddle`.
 
         Args:
-            program: the user's program.
-            role: one of Paddle's role makers.
-            mode: async, sync or geo.
-            batch_size: rows of a batch.
-            incremental_checkpoints: how many incremental checkpoints may follow a full one; 0: all are full.
             shards: files of each table in a checkpoint, over all servers.
 
         Raises:

@@ -90,10 +90,6 @@ def convert_text(
     """Return the records of a text file: those in `folder` if they are up to date, else new ones.
 
     Args:
-        program: the user's program.
-        source: the text file.
-        folder: where the record files are or will be written.
-        report: gets a line about the progress every few seconds.
         check: called now and then; may raise to stop.
         processes: parsing processes; None to choose by cores and memory.
 
@@ -205,17 +201,7 @@ def convert_staged(
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Records]:
-    """Return the records of a staged shard, then those of the test set.
-
-    Args:
-        program: the user's program.
-        data: the folder with the staged train.txt and test.txt.
-        folder: the parent folder of the records.
-        rank: this pod's rank, for messages.
-        test: whether to convert the test set too.
-        report: as in `convert_text`.
-        check: as in `convert_text`.
-    """
+    """Return the records of a staged shard, then those of the test set."""
     shard = partial(_locate, data, f"{rank}/data/train.txt", rank)
     sources = {"train": TextSource(data / "train.txt", f"{rank}/data/train.txt", shard)}
     if test:
@@ -237,14 +223,7 @@ def _locate(data: Path, name: str, shard: int | None, row: int) -> str:
 def convert(request: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a pod's staged shard to records, in the helper process that the launcher started for it.
 
-    Args:
-        request: paths of program, data and records, the rank, and options; `FleetRuntime.conversion` made it.
-
-    Returns:
-        {}: the result is the record files.
-
-    Raises:
-        LauncherError: as `convert_staged`.
+    `FleetRuntime.conversion` makes the request.
     """
     data = Path(request["data"])
     program = program_loader.load_program(Path(request["config"]), data / "tables", tuple(request["options"]))

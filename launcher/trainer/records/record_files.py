@@ -66,13 +66,7 @@ class Records:
 
     @classmethod
     def open(cls, folder: Path, dtype: np.dtype[Any], key: str) -> Records | None:
-        """Return the records in `folder`; None when they are incomplete or were made of something else.
-
-        Args:
-            folder: where index.json is.
-            dtype: the type of one record.
-            key: the digest that `write_index` got.
-        """
+        """Return the records in `folder`; None when they are incomplete or `write_index` got another key."""
         try:
             index = files.read_json(folder / INDEX)
         except files.UnreadableError:
@@ -90,8 +84,7 @@ class Records:
     def write_index(self, key: str) -> None:
         """Write index.json, so that a later start can open the records.
 
-        Args:
-            key: digest of what the records were made of: text, program, options and side tables.
+        `key` is a digest of what the records were made of: text, program, options and side tables.
         """
         entries = [asdict(file) for file in self._files]
         index = {"version": VERSION, "key": key, "skipped": self.skipped, "files": entries}
@@ -104,12 +97,7 @@ class Records:
         comes once, and the sizes of batches differ by at most one row. All ranks take the same number of
         steps, because a synchronous step waits for all of them; a rank with fewer rows than steps repeats
         rows. A thread reads the next batch while the present one is used; with a small network, reading took
-        7 % of a single thread's time.
-
-        Args:
-            steps: batches of the pass.
-            seed: the order depends on it only.
-            done: how many batches at the beginning of the pass are left out, as they are trained already.
+        7 % of a single thread's time. The first `done` batches, which are trained already, are left out.
 
         Yields:
             Input's name → array [batch, length or width], a copy.

@@ -17,13 +17,7 @@ from launcher.trainer.records.row_parsing import no_usable_rows, record_dtype
 
 
 def write_record_file(folder: Path, number: int, records: NDArray[Any]) -> RecordFile:
-    """Write records to `<folder>/<number>.rec`.
-
-    Args:
-        folder: created if missing.
-        number: counts the files of the folder, from 0.
-        records: shape [rows] of `record_dtype`.
-    """
+    """Write records, [rows] of `record_dtype`, to `<folder>/<number>.rec`."""
     path = folder / f"{number:05d}.rec"
     raw = records.view(np.uint8).data
     with files.storage_errors(path):
@@ -36,13 +30,6 @@ def finish_records(
     program: TrainingProgram, folder: Path, written: list[RecordFile], name: str, skipped: int
 ) -> Records:
     """Return the written records after the program's check_labels(), if it has one, accepted all labels.
-
-    Args:
-        program: the user's program.
-        folder: the folder of the record files.
-        written: the files, in the order of the text.
-        name: the text file, for messages.
-        skipped: rows that the program skipped.
 
     Raises:
         DataError: there are no records, or check_labels() rejected the labels.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,6 @@ RowLocator = Callable[[int], str]
 """Returns file and row, for messages, of a row number that counts from 1."""
 SHOWN_CHARACTERS = 120  # of a row in a message
 ROW_FIX = "correct the row, or parse()"
-
-
-@dataclass(frozen=True)
-class ParsedRows:
-    """Parsed rows, held in memory."""
-
-    arrays: Arrays
-    rows: int
-    skipped: int
-    """Rows for which the program's parse() returned None."""
 
 
 def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
@@ -54,31 +43,8 @@ def locate_in(name: str) -> RowLocator:
     return lambda number: f"{name}, row {number}"
 
 
-def parse_lines(lines: Iterable[str], name: str, program: TrainingProgram) -> ParsedRows:
-    """Parse a few lines in memory.
-
-    Args:
-        lines: the rows.
-        name: the file, for messages.
-        program: the user's program.
-
-    Raises:
-        DataError, SettingsError: as `parse_records`, and when the program skips every row.
-    """
-    found, skipped = parse_records(lines, program, locate_in(name))
-    if not len(found):
-        raise no_usable_rows(name, program, skipped)
-    return ParsedRows(split_inputs(found), len(found), skipped)
-
-
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
-    """Return the error for a file of which the program uses no row.
-
-    Args:
-        name: the file, for the message.
-        program: the user's program.
-        skipped: rows that parse() skipped: all rows of the file.
-    """
+    """Return the error for a file of which the program uses no row."""
     if not skipped:
         return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
@@ -92,18 +58,11 @@ def parse_records(
 ) -> tuple[NDArray[Any], int]:
     """Parse lines to records.
 
-    Args:
-        lines: the rows.
-        program: the user's program.
-        locate: returns file and row of a row number, for messages.
-        first: the row number of the first line.
-
     Returns:
         The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
 
     Raises:
         DataError: a row cannot be parsed; the message has file, row and column.
-        SettingsError: the program failed.
     """
     module, job, columns = program.module, program.job, program.columns
     inputs = {key: input_columns.new_column(kind) for key, kind in program.inputs.items()}

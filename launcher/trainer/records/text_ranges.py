@@ -33,13 +33,7 @@ class TextRange:
 
 
 def divide_text(text: Path, rows: int, check: Callable[[], None]) -> Iterator[TextRange]:
-    """Yield ranges of `rows` lines; the last one may be shorter.
-
-    Args:
-        text: the file. Its last line may lack the newline.
-        rows: lines per range.
-        check: called once per block; may raise to stop.
-    """
+    """Yield ranges of `rows` lines; the last one may be shorter. `check` may raise to stop."""
     number = offset = at = first = lines = 0
     last = b"\n"
     with text.open("rb", buffering=0) as file:

@@ -39,11 +39,7 @@ def check_program(
     """Build the networks of the model and of the servers, and train one batch of rows.
 
     Args:
-        program: the user's program.
         batch: at most `shape_checks.ROWS` rows; None: no rows are available, and nothing is trained.
-        mode: training.mode.
-        batch_size: training.batchSize, in rows.
-        incremental_checkpoints: training.incrementalCheckpoints.
 
     Returns:
         The names of the program's scores; empty if metrics() cannot be calculated from these rows.

@@ -30,11 +30,7 @@ class SingleProcessTrainer:
     """Trains a program in this process, which holds its network, embedding tables and parameters."""
 
     def __init__(self, program: TrainingProgram) -> None:
-        """Build the network.
-
-        Raises:
-            SettingsError: the program cannot be trained.
-        """
+        """Build the network. Raise `SettingsError` if the program cannot be trained."""
         self.program = program
         self.seed = int(program.common_options["seed"])
         prepare_paddle(self.seed)
@@ -113,13 +109,6 @@ class SingleProcessTrainer:
         report: Callable[[str], None] = lambda _: None,
     ) -> Iterator[dict[str, float]]:
         """Train `passes` passes (epochs), and yield the results of each.
-
-        Args:
-            train: the training set.
-            test: the test set.
-            passes: number of passes.
-            batch_size: rows of a batch.
-            report: called with a progress line every few seconds.
 
         Yields:
             After each pass, a dict with the keys pass, samples, seconds, loss and the name of each metric.

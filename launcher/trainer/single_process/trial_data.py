@@ -5,11 +5,9 @@ The rows are read as the data Job reads them.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,22 +47,17 @@ def read_rows(
     limit: int | None = None,
     report: Report | None = None,
 ) -> Iterator[str]:
-    """Yield the rows of a plain or .gz file as the data Job would write them to shards.
+    """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
 
-    Args:
-        file: the file.
-        form: its format.
-        found: gets the line of the file at which each row starts, for messages.
-        limit: yield at most this many rows.
-        report: called with a progress line every few seconds.
+    `found` gets the line of the file at which each row starts, for messages.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.
     """
     try:
         with file.open("rb") as raw:
-            stream = gzip.GzipFile(fileobj=raw) if file.suffix == ".gz" else raw
-            rows = _rows(cast("Readable", stream), str(file), form, found or RowOrigins(str(file)))
+            stream = archives.decompress(cast("Readable", raw), str(file), None).stream
+            rows = _rows(stream, str(file), form, found or RowOrigins(str(file)))
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
             for count, row in enumerate(itertools.islice(rows, limit), 1):
                 yield row
@@ -74,11 +67,6 @@ def read_rows(
                     report(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(
-            f"{file} is not a complete gzip file ({error}). Fix: copy or download it again; if it is not "
-            "compressed, remove .gz from its name"
-        ) from error
 
 
 def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> Iterator[str]:
@@ -102,14 +90,7 @@ def read_first_rows(
 ) -> list[str]:
     """Return the first rows of a source file, which may be plain, compressed or an archive.
 
-    Args:
-        file: the source (`data.source`) on this machine.
-        form: its format.
-        places: gets the line of the file at which each row starts, for messages.
-        rows: return at most this many rows.
-        member: path inside the archive (`data.member`); empty: the file itself.
-        tables: side tables (`data.tables`): paths of further files in the archive.
-        into: folder to which the side tables are copied.
+    `member` and `tables` are `data.member` and `data.tables`. The side tables are copied to the folder `into`.
 
     Raises:
         DataError: the file is damaged, or not in this format.
@@ -152,13 +133,8 @@ def write_records(
     """Parse a file, and write its rows to record files in `<folder>/train` and `<folder>/test`.
 
     Args:
-        program: the user's program.
-        file: the rows.
-        form: the file's format.
-        folder: where the records are written.
         held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
         limit: read at most this many rows; None for all.
-        report: called with a progress line every few seconds.
 
     Returns:
         The records by name: train, test, or one of both when `held_out` is 0 or 1.

@@ -154,7 +154,7 @@ def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_p
         ),
         (("shop", "--data", "absent.txt"), "there is no file absent.txt"),
         (("shop", "--data", "bad.txt"), "bad.txt, row 61: column visits is '-1', but must be a whole number"),
-        (("shop", "--data", "cut.txt.gz"), "cut.txt.gz is not a complete gzip file"),
+        (("shop", "--data", "cut.txt.gz"), "cut.txt.gz is damaged or incomplete"),
         (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* has only"),
         (("shop", "--data", "good.txt", "--to", "shop"), "--to shop contains files, but no model.json"),
     ],

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 
 from launcher.serving.paddle_served import Model, ModelError, RowError
 from launcher.serving.paddle_served import model as model_of
-from launcher.trainer.records import row_parsing
+from tests.launcher.trainer.conftest import parse
 
 from .conftest import HIGH
 
@@ -68,7 +68,7 @@ def test_many_rows_are_predicted_in_batches_by_several_threads(
 def test_a_row_is_parsed_to_the_same_values_as_in_the_training(made: SimpleNamespace) -> None:
     words = ["great lovely 5", "77", "", f"{HIGH} x y z"]
     lines = [f"a\t{text}\t{n / 3}" for n, text in enumerate(words)]
-    trained = row_parsing.parse_lines(lines, "rows", made.program).arrays
+    trained = parse(lines, made.program)
     rows = [{"words": text, "size": n / 3} for n, text in enumerate(words)]
     served = Model(made.folder).program.arrays(rows)
     assert set(served) == {"words", "size"}
@@ -179,21 +179,6 @@ def test_two_models_in_one_process_use_their_own_files(
     assert words[0][0][-1] in "abc"
     assert words[1][0][-1] in "xyz"
     assert "helper" not in sys.modules, "a program that the launcher loads later finds its own"
-
-
-def test_a_model_whose_program_imports_the_interface_under_its_earlier_name_predicts(
-    made: SimpleNamespace, tmp_path: Path
-) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(made.folder, folder)
-    config = folder / "program" / "trainer_config.py"
-    assert "from launcher.program import" in config.read_text()
-    config.write_text(config.read_text().replace("launcher.program", "launcher.worker.interface"))
-    description = json.loads((folder / "model.json").read_text())
-    description["files"]["program/trainer_config.py"] = config.stat().st_size
-    (folder / "model.json").write_text(json.dumps(description))
-    row = [{"words": "5", "size": 1}]
-    assert Model(folder).answer(row).words == Model(made.folder).answer(row).words
 
 
 def _install(folder: Path, project: str = "") -> Path:

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher.trainer.program_loader import TrainingProgram, load_program
+from launcher.trainer.records import row_parsing
+
 GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
 BAD = ["awful", "sad", "terrible", "worst", "hate", "broken", "rainy", "bitter"]
 PLAIN = ["the", "a", "car", "day", "work", "train", "house", "it", "was", "with", "and", "then", "very"]
@@ -57,6 +60,24 @@ def staged(tmp_path: Path) -> Callable[..., list[Path]]:
         return [stage(tmp_path / "data" / str(i), maker(rows, i + 1), maker(200, 99)) for i in range(ranks)]
 
     return make
+
+
+def write_program(folder: Path, text: str) -> Path:
+    """Write a training program to a new folder, and return its file."""
+    folder.mkdir(parents=True)
+    path = folder / "trainer_config.py"
+    path.write_text(text)
+    return path
+
+
+def load(path: Path, *arguments: str) -> TrainingProgram:
+    """Load a program with the side tables in its folder `tables`."""
+    return load_program(path, path.parent / "tables", arguments)
+
+
+def parse(lines: list[str], program: TrainingProgram) -> row_parsing.Arrays:
+    """Parse lines of the file `f`."""
+    return row_parsing.split_inputs(row_parsing.parse_records(lines, program, row_parsing.locate_in("f"))[0])
 
 
 def find_free_ports() -> int:

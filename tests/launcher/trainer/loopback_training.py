@@ -21,7 +21,7 @@ from launcher.supervisor.child_processes import ForkServer
 from local.trainer_processes import PROGRAMS, ForkedProcess, Process, TrainerProcesses
 from testkit.waiting import PATIENCE
 
-__all__ = ["PROGRAMS", "SHARDS", "LoopbackTraining", "Process"]
+__all__ = ["PROGRAMS", "SHARDS", "LoopbackTraining", "Process", "prepare_training"]
 
 IMPORT_SECONDS = 120.0
 SHARDS = 10
@@ -68,11 +68,26 @@ class LoopbackTraining(TrainerProcesses):
         return ForkedProcess(spec, _fork_servers[0])
 
     def next_attempt(self, resume: Position | None, **values: str) -> Self:
-        """Return the next attempt, which resumes at this position.
+        """Return the next attempt, which resumes at this position with some changed `values` (see `variables`)."""
+        return replace(self, resume=resume, attempt=self.attempt + 1, values=self.values | variables(values))
 
-        Args:
-            resume: position of the checkpoint.
-            values: changed variables by name: CONF_PADDLE_…, or without the prefix PADDLE_LAUNCHER_.
-        """
-        named = {k if k.startswith("CONF_") else f"PADDLE_LAUNCHER_{k}": value for k, value in values.items()}
-        return replace(self, resume=resume, attempt=self.attempt + 1, values=self.values | named)
+
+def prepare_training(
+    root: Path,
+    data: list[Path],
+    port: int,
+    program: Path = PROGRAMS / "quick_start",
+    config: str = "trainer_config.py",
+    **values: str,
+) -> LoopbackTraining:
+    """Return a training of one pass with `values` (see `variables`)."""
+    few = {"PASSES": "1", "BATCH_SIZE": "32", "LOG_PERIOD": "1", "CONF_PADDLE_PORT": str(port)}
+    return LoopbackTraining(root, data, program, config, variables(few | values))
+
+
+def variables(values: dict[str, str]) -> dict[str, str]:
+    """Return environment variables by their complete names; `values` leaves the prefix PADDLE_LAUNCHER_ out."""
+    own = ("CONF_", "TRAINER_COUNT")
+    return {
+        name if name.startswith(own) else f"PADDLE_LAUNCHER_{name}": text for name, text in values.items()
+    }

@@ -15,6 +15,8 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
 from launcher.trainer.checkpoint import contents_file, selection
 
+from . import loopback_training
+from .conftest import stage, write_program
 from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
@@ -60,16 +62,9 @@ STEP = {1: 2.0, 2: 3.0}
 
 def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -> LoopbackTraining:
     """Return a run whose error is 0 after pass `best` and grows afterwards."""
-    program = root / "own"
-    program.mkdir(parents=True)
-    (program / "trainer_config.py").write_text(PROGRAM)
-    data = []
-    for rank in range(ranks):
-        folder = root / "data" / str(rank)
-        (folder / "tables").mkdir(parents=True)
-        (folder / "train.txt").write_text(f"7\t1\t{STEP[ranks] * best}\n" * 4)
-        (folder / "test.txt").write_text(f"7\t1\t{STEP[ranks] * best}\n" * 4)
-        data.append(folder)
+    program = write_program(root / "own", PROGRAM).parent
+    rows = [f"7\t1\t{STEP[ranks] * best}"] * 4
+    data = [stage(root / "data" / str(rank), rows, rows) for rank in range(ranks)]
     few = {
         "MODE": "sync",
         "PASSES": "9",
@@ -78,8 +73,7 @@ def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **val
         "KEEP_BEST": "error",
         "PATIENCE": "2",
     }
-    named = {f"PADDLE_LAUNCHER_{name}": value for name, value in (few | values).items()}
-    return LoopbackTraining(root, data, program, values=named | {"CONF_PADDLE_PORT": str(port)})
+    return loopback_training.prepare_training(root, data, port, program, **few | values)
 
 
 def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:

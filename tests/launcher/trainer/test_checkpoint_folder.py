@@ -312,22 +312,19 @@ def settings(passes: int, keep_best: str = "", patience: int = 0) -> TrainSettin
     return cast("TrainSettings", SimpleNamespace(passes=passes, keep_best=keep_best, patience=patience))
 
 
-def make_model(output: Path, checkpoint: str | None) -> None:
+def make_model(output: Path, checkpoint: str) -> None:
     (output / "model").mkdir(exist_ok=True)
     for name in selection.MODEL_FILES:
         (output / "model" / name).write_text("{}")
-    if checkpoint is not None:
-        files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
+    files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
 
 
-@pytest.mark.parametrize("checkpoint", [None, "pass-00001"])
-def test_a_run_is_complete_with_its_last_pass_and_its_model(output: Path, checkpoint: str | None) -> None:
-    """Models of earlier launchers do not record their checkpoint."""
+def test_a_run_is_complete_with_its_last_pass_and_its_model(output: Path) -> None:
     runtime = FleetRuntime()
     write(output, Position(1, 50))
     write(output, Position(2))
     assert not runtime.is_complete(output, settings(2))
-    make_model(output, checkpoint)
+    make_model(output, "pass-00001")
     assert runtime.is_complete(output, settings(2))
     assert not runtime.is_complete(output, settings(3))
     write(output, Position(2, 50))

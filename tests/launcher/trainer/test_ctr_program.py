@@ -10,8 +10,8 @@ import pytest
 from launcher.errors import DataError
 from launcher.programs.ctr import generated_rows, scores
 from launcher.trainer import program_loader as programs
-from launcher.trainer.records import row_parsing
 
+from .conftest import parse
 from .loopback_training import PROGRAMS
 
 COUNTS = ["1"] * 13
@@ -31,7 +31,7 @@ def ctr() -> programs.TrainingProgram:
 def test_rows_of_criteo_are_accepted_with_empty_fields(ctr: programs.TrainingProgram) -> None:
     """Rows have the form of the public file: counts may be empty or negative, categories may be empty."""
     row = line("1", ["", "-1", "4", *COUNTS[3:]], ["", "68fd1e64", "68fd1e64", *VALUES[3:]])
-    found = row_parsing.parse_lines([row, line()], "train.txt", ctr).arrays
+    found = parse([row, line()], ctr)
     assert found["label"].tolist() == [[1.0], [0.0]]
     assert found["counts"][0, :3].tolist() == pytest.approx([0, 0, np.log(5)])
     first, second, third = found["ids"][0, :3].tolist()
@@ -45,7 +45,7 @@ def test_rows_of_criteo_are_accepted_with_empty_fields(ctr: programs.TrainingPro
 def test_a_category_that_is_not_hexadecimal_is_accepted(ctr: programs.TrainingProgram) -> None:
     values = ["shoes", "SHOES", "0x0000ff", "-1234567", "", *VALUES[5:]]
     rows = [line("0", values=values), line("1", values=values)]
-    ids = row_parsing.parse_lines(rows, "f", ctr).arrays["ids"].view(np.uint64)
+    ids = parse(rows, ctr)["ids"].view(np.uint64)
     assert ids[0].tolist() == ids[1].tolist()
     assert (ids[0] >> np.uint64(40)).tolist() == list(range(1, 27)), "each in its column's range"
     assert len(np.unique(ids[0] & np.uint64((1 << 40) - 1))) == 26
@@ -69,7 +69,7 @@ def test_an_invalid_row_is_reported_with_its_column(
     ctr: programs.TrainingProgram, row: str, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        row_parsing.parse_lines([row], "train.txt", ctr)
+        parse([row], ctr)
 
 
 def test_auc_is_the_share_of_pairs_in_the_right_order() -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from launcher.paths import Position
 
-from .loopback_training import LoopbackTraining
+from .conftest import load, write_program
+from .loopback_training import LoopbackTraining, prepare_training
 
 PROGRAM = '''
 import numpy as np
@@ -92,10 +93,7 @@ def slopes(rows: list[tuple[Any, ...]] = ROWS) -> dict[int, tuple[np.ndarray, in
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    path = tmp_path / "own" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(PROGRAM)
-    return path.parent
+    return write_program(tmp_path / "own", PROGRAM).parent
 
 
 def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> LoopbackTraining:
@@ -104,15 +102,8 @@ def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str
         folder = tmp_path / "data" / str(rank)
         stage(folder, lines())
         data.append(folder)
-    few = {
-        "PADDLE_LAUNCHER_MODE": "sync",
-        "PADDLE_LAUNCHER_PASSES": "3",
-        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": "20",
-        "PADDLE_LAUNCHER_BATCH_SIZE": "4",
-        "PADDLE_LAUNCHER_LOG_PERIOD": "1",
-        "CONF_PADDLE_PORT": str(port),
-    }
-    return LoopbackTraining(tmp_path, data, program, values=few | values)
+    few = {"MODE": "sync", "PASSES": "3", "KEEP_CHECKPOINTS": "20", "BATCH_SIZE": "4"}
+    return prepare_training(tmp_path, data, port, program, **few | values)
 
 
 def stage(folder: Path, rows: list[str]) -> None:
@@ -203,8 +194,7 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
     tmp_path: Path, program: Path, port: int
 ) -> None:
     """A checkpoint of 2 servers is loaded by 3, 1 and 5, which save it again without training."""
-    still = {"CONF_PADDLE_PORTS_NUM": "2", "PADDLE_LAUNCHER_PASSES": "2"}
-    started = gang(tmp_path, program, port, **still).finish()
+    started = gang(tmp_path, program, port, CONF_PADDLE_PORTS_NUM="2", PASSES="2").finish()
     names = ("adam", "sgd", "adagrad", "admitted", "evicted")
     for passes, servers in enumerate((3, 1, 5), 2):
         before = {name: saved(started, Position(passes), name) for name in names}
@@ -236,25 +226,20 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize(
-    ("option", "difference"),
-    [
+def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
+    tmp_path: Path, program: Path, port: int
+) -> None:
+    started = gang(tmp_path, program, port, PASSES="1").finish()
+    for option, difference in (
         ("--width=5", "its table adam has the width 4, but the program's has 5"),
         ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
-    ],
-)
-def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
-    tmp_path: Path, program: Path, port: int, option: str, difference: str
-) -> None:
-    started = gang(tmp_path, program, port, PADDLE_LAUNCHER_PASSES="1").finish()
-    resumed = started.next_attempt(Position(1), PASSES="2", EXTRA_ARGS=json.dumps([option]))
-    assert resumed.run()["0/trainer"] == 64
-    errors = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert f"training cannot resume from {Position(1).folder}: {difference}" in errors[0]
-    assert not (resumed.output.checkpoint(Position(1)) / "rejected.json").exists(), (
-        "with the old options it is good"
-    )
+    ):
+        resumed = started.next_attempt(Position(1), PASSES="2", EXTRA_ARGS=json.dumps([option]))
+        assert resumed.run()["0/trainer"] == 64
+        [error] = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
+        assert f"training cannot resume from {Position(1).folder}: {difference}" in error
+        rejected = resumed.output.checkpoint(Position(1)) / "rejected.json"
+        assert not rejected.exists(), "with the old options it is good"
 
 
 @pytest.mark.paddle
@@ -268,7 +253,7 @@ def test_in_geo_an_id_beyond_its_table_is_a_data_error(
     own.write_text(
         plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
     )
-    started = gang(tmp_path, program, port, PADDLE_LAUNCHER_MODE="geo")
+    started = gang(tmp_path, program, port, MODE="geo")
     stage(started.data[0], lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)]))
     assert started.run()["0/trainer"] == 65, started.log()[-2000:]
     assert (
@@ -304,14 +289,10 @@ def optimizer(job): ...
 def test_vectors_are_pooled_without_padding_and_by_weight(tmp_path: Path) -> None:
     import paddle
 
-    from launcher.trainer import program_loader as programs
     from launcher.trainer.graph.network_builder import build_network
 
-    path = tmp_path / "pooled" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(POOLED)
     paddle.enable_static()
-    network = build_network(programs.load_program(path, tmp_path), "served")
+    network = build_network(load(write_program(tmp_path / "pooled", POOLED)), "served")
     executor, scope = paddle.static.Executor(paddle.CPUPlace()), paddle.static.Scope()
     vectors = np.array([[[1, 2], [3, 4], [0, 0]], [[0, 0], [0, 0], [0, 0]]], np.float32)
     feed = {

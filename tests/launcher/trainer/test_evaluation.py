@@ -16,6 +16,8 @@ from launcher.trainer.records import conversion
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays, locate_in
 
+from .conftest import load, write_program
+
 PROGRAM = """
 import numpy as np
 from launcher.program import Ids, Real
@@ -69,10 +71,7 @@ class Fake:
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.TrainingProgram:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    path = tmp_path / "own" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(PROGRAM)
-    return programs.load_program(path, tmp_path / "tables")
+    return load(write_program(tmp_path / "own", PROGRAM))
 
 
 def scored(

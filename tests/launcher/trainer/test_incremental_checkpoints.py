@@ -20,7 +20,7 @@ from launcher.trainer.checkpoint import contents_file, selection, table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
-from .conftest import find_free_ports
+from .conftest import find_free_ports, write_program
 from .loopback_training import SHARDS, LoopbackTraining, Process
 from .test_embedding_tables import PROGRAM, gang, saved, stage
 from .test_save_and_restore import flip
@@ -31,9 +31,9 @@ INCREMENTAL = [Position(1, 3), Position(1, 6), Position(1, 9)]
 """The incremental checkpoints after the full one at the end of pass 1."""
 END = Position(2)
 ON = {
-    "PADDLE_LAUNCHER_PASSES": "2",
-    "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": "3",
-    "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS": "3",
+    "PASSES": "2",
+    "CHECKPOINT_EVERY_BATCHES": "3",
+    "INCREMENTAL_CHECKPOINTS": "3",
     "CONF_PADDLE_PORTS_NUM": "2",
 }
 State = dict[str, dict[int, list[float]]]
@@ -50,11 +50,9 @@ def ten_batches() -> list[str]:
 
 
 def prepare_training(root: Path, ranks: int = 1, **values: str) -> LoopbackTraining:
-    program = root / "own"
-    program.mkdir(parents=True)
     text = PROGRAM.replace('("evicted", {"evict": 1})', '("kept", {})')
     text = text.replace("spread=0.5", "spread=0.0").replace('"spread": 0.5', '"spread": 0.0')  # no chance
-    (program / "trainer_config.py").write_text(text)
+    program = write_program(root / "own", text).parent
     started = gang(root, program, find_free_ports(), ranks, **ON | values)
     for data in started.data:
         stage(data, ten_batches())
@@ -112,7 +110,7 @@ def size(of: LoopbackTraining, at: Position) -> int:
 def test_incremental_checkpoints_hold_changed_rows_and_other_servers_resume_from_them(
     finished: LoopbackTraining, interrupted: LoopbackTraining, tmp_path: Path
 ) -> None:
-    plain = prepare_training(tmp_path / "plain", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="0").finish()
+    plain = prepare_training(tmp_path / "plain", INCREMENTAL_CHECKPOINTS="0").finish()
     order = [Position(1), *INCREMENTAL]
     for before, at in itertools.pairwise(order):
         for name in NAMES:
@@ -163,9 +161,7 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
 
 
 def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> None:
-    started = prepare_training(
-        tmp_path, 2, PADDLE_LAUNCHER_MODE="async", PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS="2"
-    ).finish()
+    started = prepare_training(tmp_path, 2, MODE="async", INCREMENTAL_CHECKPOINTS="2").finish()
     about = [contents_file.read_contents(started.output.checkpoint(at)) for at in INCREMENTAL]
     assert [bool(contents.chain) for contents in about] == [True, True, False], (
         "a full checkpoint after two incremental ones"

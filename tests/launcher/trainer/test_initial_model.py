@@ -6,7 +6,6 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,19 +20,12 @@ from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
 from launcher.trainer.checkpoint import contents_file, initial_model, table_files
 from launcher.trainer.graph.optimizer_rules import OptimizerRule
 
-from .loopback_training import PROGRAMS, LoopbackTraining
+from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 Staged = Callable[..., list[Path]]
-FIRST = {
-    "PADDLE_LAUNCHER_PASSES": "2",
-    "PADDLE_LAUNCHER_BATCH_SIZE": "64",
-    "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
-}
-STILL = {
-    "PADDLE_LAUNCHER_PASSES": "1",
-    "PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output",
-    "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.0000001"]',
-}
+RECOMMENDATION = PROGRAMS / "recommendation"
+FIRST = {"PASSES": "2", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
+STILL = {"INIT_MODEL_PATH": "earlier/output", "EXTRA_ARGS": '["--learning_rate=0.0000001"]'}
 """Settings of a run that learns almost nothing, so that its score is the initial model's."""
 
 
@@ -46,13 +38,10 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
     data = staged("ratings", 2)
-    place = {"CONF_PADDLE_PORT": str(port)}
-    program = PROGRAMS / "recommendation"
-    first = LoopbackTraining(tmp_path / "first", data, program, values=FIRST | place).finish()
+    first = prepare_training(tmp_path / "first", data, port, RECOMMENDATION, **FIRST).finish()
     learnt = score(first)
-    fresh = LoopbackTraining(
-        tmp_path / "fresh", data, program, values=STILL | place | {"PADDLE_LAUNCHER_INIT_MODEL_PATH": ""}
-    ).finish()
+    values = STILL | {"INIT_MODEL_PATH": ""}
+    fresh = prepare_training(tmp_path / "fresh", data, port, RECOMMENDATION, **values).finish()
     assert abs(score(fresh) - learnt) > 0.05
     assert not fresh.output.before_json.exists()
     for mode, has_model in (("async", True), ("sync", False), ("geo", False)):
@@ -61,17 +50,14 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
         shutil.copytree(first.output.root, source)
         if not has_model:
             shutil.rmtree(source / "model")
-        values = STILL | place | {"PADDLE_LAUNCHER_MODE": mode}
-        gang = LoopbackTraining(root, data, program, values=values).finish()
+        gang = prepare_training(root, data, port, RECOMMENDATION, MODE=mode, **STILL).finish()
         assert score(gang) == pytest.approx(learnt, abs=2e-3), mode
         assert "started with the parameters of earlier/output" in gang.log(1)
         before = json.loads(gang.output.before_json.read_text())
         assert before["score"]["rmse"] == pytest.approx(learnt, abs=2e-3), "tested before it trained"
         assert gang.log().index("before training, with the parameters of") < gang.log().index("Pass=1 ")
         assert not list(gang.output.root.glob(".init*"))
-    gang = replace(
-        gang, resume=Position(1), attempt=1, values=values | {"PADDLE_LAUNCHER_PASSES": "2"}
-    ).finish()
+    gang = gang.next_attempt(Position(1), PASSES="2").finish()
     assert "started with" not in gang.log(), "a run with checkpoints resumes from them"
 
 
@@ -79,21 +65,15 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
 def test_an_initial_model_of_another_network_is_a_settings_error(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
-    place = {"CONF_PADDLE_PORT": str(port)}
-    first = LoopbackTraining(
-        tmp_path / "first", staged(), PROGRAMS / "quick_start", values=FIRST | place
-    ).finish()
+    first = prepare_training(tmp_path / "first", staged(), port).finish()
     root = tmp_path / "second"
     shutil.copytree(first.output.root, root / "earlier" / "output")
-    second = LoopbackTraining(
-        root, first.data, PROGRAMS / "quick_start", "trainer_config.emb.py", STILL | place
-    )
+    second = prepare_training(root, first.data, port, first.program, "trainer_config.emb.py", **STILL)
     assert second.run()["0/trainer"] == 64
-    messages = [line for line in second.log().splitlines() if line.startswith("error: ")]
-    assert len(messages) == 1
+    [message] = [line for line in second.log().splitlines() if line.startswith("error: ")]
     difference = "word_weight is a table of width 1 in that model and absent in the program"
     for part in ("training.initModelPath", "its network differs", difference):
-        assert part in messages[0]
+        assert part in message
 
 
 def settings(tmp_path: Path, init_model: str) -> SimpleNamespace:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from launcher.errors import SettingsError
 from launcher.runtimes.fleet import FleetRuntime
 
-from .loopback_training import LoopbackTraining
+from .conftest import stage, write_program
+from .loopback_training import LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
 EACH, ROWS = 4000, 40
@@ -50,19 +52,11 @@ def optimizer(job):
 
 def gang(tmp_path: Path, port: int, *options: str) -> LoopbackTraining:
     """Return a run with one batch of 160,000 ids of width 128: 85 MB of gradients and 82 MB of vectors."""
-    data, own = tmp_path / "data", tmp_path / "own"
-    (data / "tables").mkdir(parents=True)
-    own.mkdir()
-    (own / "trainer_config.py").write_text(PROGRAM)
-    for name, rows in (("train.txt", ROWS), ("test.txt", 2)):
-        (data / name).write_text("".join(f"{n}\n" for n in range(rows)))
-    values = {
-        "PADDLE_LAUNCHER_PASSES": "1",
-        "PADDLE_LAUNCHER_BATCH_SIZE": str(ROWS),
-        "CONF_PADDLE_PORT": str(port),
-        "PADDLE_LAUNCHER_EXTRA_ARGS": "[" + ",".join(f'"{option}"' for option in options) + "]",
-    }
-    return LoopbackTraining(tmp_path, [data], own, values=values)
+    program = write_program(tmp_path / "own", PROGRAM).parent
+    rows = [str(n) for n in range(ROWS)]
+    data = stage(tmp_path / "data", rows, rows[:2])
+    more = {"BATCH_SIZE": str(ROWS), "EXTRA_ARGS": json.dumps(options)}
+    return prepare_training(tmp_path, [data], port, program, **more)
 
 
 @pytest.mark.long

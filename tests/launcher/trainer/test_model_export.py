@@ -21,9 +21,10 @@ from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
 from launcher.trainer.checkpoint import contents_file, table_files
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
-from launcher.trainer.export import model_scoring, scoring_process
+from launcher.trainer.export import scoring_process
 
-from .loopback_training import LoopbackTraining
+from .conftest import stage, write_program
+from .loopback_training import LoopbackTraining, prepare_training
 from .test_checkpoint_folder import publish
 
 pytestmark = pytest.mark.paddle
@@ -63,19 +64,12 @@ WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 @pytest.fixture
 def gang(tmp_path: Path, port: int) -> LoopbackTraining:
-    program = tmp_path / "program"
-    program.mkdir()
-    (program / "trainer_config.py").write_text(PROGRAM)
+    program = write_program(tmp_path / "program", PROGRAM).parent
     data = []
     for rank in range(2):
-        folder = tmp_path / "data" / str(rank)
-        (folder / "tables").mkdir(parents=True)
         firsts = range(1 + rank * IDS_A_ROW, 1 + 2 * ROWS * IDS_A_ROW, 2 * IDS_A_ROW)
-        (folder / "train.txt").write_text("".join(f"{first}\n" for first in firsts))
-        (folder / "test.txt").write_text("1\n5901\n")
-        data.append(folder)
-    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": "8", "CONF_PADDLE_PORT": str(port)}
-    return LoopbackTraining(tmp_path, data, program, values=values)
+        data.append(stage(tmp_path / "data" / str(rank), list(map(str, firsts)), ["1", "5901"]))
+    return prepare_training(tmp_path, data, port, program, BATCH_SIZE="8")
 
 
 def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: LoopbackTraining) -> None:
@@ -123,7 +117,9 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     ranks: list[Any] = [
         SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
     ]
-    exporters = [ModelExporter(rank, cast(Any, None), cast(Any, table), cast(Any, None)) for rank in ranks]
+    exporters = [
+        ModelExporter(rank, cast(Any, None), cast(Any, table), *cast(Any, [None, None])) for rank in ranks
+    ]
     found = exporters[0]._map_ids(Position(1))["pooled"]
     assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
     flipped = OutputPaths(output).checkpoint(Position(1)) / "ids" / "000-0.npy"
@@ -141,30 +137,32 @@ def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_o
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fake_score(folder: Path, test: Path) -> dict[str, float]:
-        if test.name == "killed":
+        if folder.name == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        if test.name == "wrong":
+        if folder.name == "wrong":
             raise ZeroDivisionError(folder)
         return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
 
-    monkeypatch.setattr(model_scoring, "score_model", fake_score)
+    monkeypatch.setattr(scoring_process, "score_model", fake_score)
     monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
-    own = scoring_process.ScoringProcess()
+    own = scoring_process.ScoringProcess(tmp_path / "test")
     for _ in range(2):
-        found = own.score(tmp_path, tmp_path / "test")
+        found = own.score(tmp_path)
         assert found["servers"] == 0
         assert found["pid"] != os.getpid()
-    with pytest.raises(DataError, match=r"cannot score the model in .*/wrong: ZeroDivisionError"):
-        own.score(tmp_path, tmp_path / "wrong")
+    with pytest.raises(
+        DataError, match=r"cannot score the model in .*/wrong with .*/test: ZeroDivisionError"
+    ):
+        own.score(tmp_path / "wrong")
     with pytest.raises(
         DataError, match=r"its process exited with code -9\. Fix: .*resources\.limits\.memory"
     ):
-        own.score(tmp_path, tmp_path / "killed")
+        own.score(tmp_path / "killed")
 
 
 def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
-        scoring_process.ScoringProcess().score(tmp_path, tmp_path / "test")
+        scoring_process.ScoringProcess(tmp_path / "test").score(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +178,7 @@ def test_the_state_is_writing_only_on_ranks_that_write_the_model(
     here = SimpleNamespace(
         settings=SimpleNamespace(mode=mode, rank=rank),
         progress=ProgressFile(tmp_path / "progress.json"),
-        **dict.fromkeys(("program", "trainer", "config", "log")),
+        **dict.fromkeys(("program", "trainer", "log", "scorer")),
     )
     training_loop.TrainingLoop._export(here, Position(1))
     assert json.loads((tmp_path / "progress.json").read_text())["state"] == state

@@ -13,7 +13,7 @@ from launcher.program import bucket
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import row_parsing
 
-from .conftest import ratings, stage
+from .conftest import load, parse, ratings, stage, write_program
 from .loopback_training import PROGRAMS
 
 OWN = """
@@ -35,10 +35,7 @@ def optimizer(job): ...
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    path = tmp_path / "own" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(OWN)
-    return path
+    return write_program(tmp_path / "own", OWN)
 
 
 @pytest.fixture(autouse=True)
@@ -47,18 +44,13 @@ def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "texts", raising=False)
 
 
-def load(path: Path, *arguments: str) -> programs.TrainingProgram:
-    return programs.load_program(path, path.parent / "tables", arguments)
-
-
 def test_rows_become_arrays_and_skipped_rows_are_counted(own: Path) -> None:
-    found = row_parsing.parse_lines(["7\tabcd\t1\n", "8\tnobody\t0\n", "9\tb\\ta\t0\n"], "f", load(own))
-    assert (found.rows, found.skipped) == (2, 1)
-    assert found.arrays["name"].tolist() == [[97, 98, 99], [98, 9, 97]], (
-        "cut at 3; escapes of the line undone"
-    )
-    assert found.arrays["age"].tolist() == [[7.0], [9.0]]
-    assert (found.arrays["name"].dtype, found.arrays["age"].dtype) == (np.int64, np.float32)
+    lines = ["7\tabcd\t1\n", "8\tnobody\t0\n", "9\tb\\ta\t0\n"]
+    found, skipped = row_parsing.parse_records(lines, load(own), row_parsing.locate_in("f"))
+    assert skipped == 1
+    assert found["name"].tolist() == [[97, 98, 99], [98, 9, 97]], "cut at 3; escapes of the line undone"
+    assert found["age"].tolist() == [[7.0], [9.0]]
+    assert (found["name"].dtype, found["age"].dtype) == (np.int64, np.float32)
 
 
 def test_an_invalid_row_is_reported_with_file_row_and_column(own: Path) -> None:
@@ -66,11 +58,9 @@ def test_an_invalid_row_is_reported_with_file_row_and_column(own: Path) -> None:
     with pytest.raises(
         DataError, match=r"f, row 2: column age is 'x', but must be a whole number from 0 to 150"
     ):
-        row_parsing.parse_lines(["1\ta\t1\n", "x\ta\t1\n"], "f", program)
+        parse(["1\ta\t1\n", "x\ta\t1\n"], program)
     with pytest.raises(DataError, match=r"f, row 1 has 2 columns, but .* reads 3: age, name, bought"):
-        row_parsing.parse_lines(["1\ta\n"], "f", program)
-    with pytest.raises(DataError, match=r"the program trainer_config\.py uses no row"):
-        row_parsing.parse_lines(["1\tnobody\t1\n"], "f", program)
+        parse(["1\ta\n"], program)
 
 
 def test_all_missing_parts_of_a_program_are_listed_at_once(own: Path) -> None:
@@ -125,17 +115,15 @@ def test_the_id_of_a_word_is_the_same_in_every_process() -> None:
 @pytest.mark.paddle
 def test_quick_start_skips_neutral_rows_and_reports_an_unknown_sentiment() -> None:
     program = load(PROGRAMS / "quick_start" / "trainer_config.py")
-    found = row_parsing.parse_lines(
-        ["positive\tGood, good!\n", "neutral\tso\n", "negative\tbad\n"], "f", program
-    )
-    assert found.arrays["label"].tolist() == [[1.0], [0.0]]
+    found = parse(["positive\tGood, good!\n", "neutral\tso\n", "negative\tbad\n"], program)
+    assert found["label"].tolist() == [[1.0], [0.0]]
     good = bucket("good", 65536)
-    assert found.arrays["words"][0, :3].tolist() == [good, good, 0]
+    assert found["words"][0, :3].tolist() == [good, good, 0]
     with pytest.raises(DataError, match="column sentiment is 'mixed', but must be one of"):
-        row_parsing.parse_lines(["mixed\tx\n"], "f", program)
-    one = row_parsing.parse_lines(["positive\ta\n"] * 3, "f", program)
+        parse(["mixed\tx\n"], program)
+    one = parse(["positive\ta\n"] * 3, program)
     with pytest.raises(ValueError, match="all 3 rows are positive"):
-        program.module.check_labels(one.arrays["label"])
+        program.module.check_labels(one["label"])
 
 
 @pytest.mark.paddle
@@ -143,11 +131,9 @@ def test_recommendation_numbers_features_from_the_tables_and_checks_each_column(
     folder = stage(tmp_path / "s", [], [])
     path = PROGRAMS / "recommendation" / "trainer_config.py"
     program = programs.load_program(path, folder / "tables")
-    found = row_parsing.parse_lines(ratings(50, 1), "f", program)
-    assert found.arrays["features"].max() < program.job.side["rows"]
-    assert found.arrays["features"][:, :8].min() > 0, (
-        "user, age, gender, occupation, film, decade, two genres"
-    )
+    found = parse(ratings(50, 1), program)
+    assert found["features"].max() < program.job.side["rows"]
+    assert found["features"][:, :8].min() > 0, "user, age, gender, occupation, film, decade, two genres"
     for line, message in (
         ("31\t1\t3", "column user_id is '31', but ml-100k.user has no such row"),
         ("1\t99\t3", "column item_id is '99'"),
@@ -155,6 +141,6 @@ def test_recommendation_numbers_features_from_the_tables_and_checks_each_column(
         ("1\t1\tmany", "column rating is 'many'"),
     ):
         with pytest.raises(DataError, match=message):
-            row_parsing.parse_lines([line], "f", program)
+            parse([line], program)
     with pytest.raises(SettingsError, match=r"needs the tables ml-100k\.user, ml-100k\.item"):
         programs.load_program(path, tmp_path / "nowhere")

@@ -16,11 +16,12 @@ import pytest
 from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError
 from launcher.io import files
-from launcher.trainer import program_loader as programs
 from launcher.trainer.records import conversion, record_files, row_parsing
 from launcher.trainer.records.row_parsing import Arrays
 from launcher.trainer.single_process import trial_data
 from tests.launcher.dataprep.conftest import make_pod
+
+from .conftest import load, write_program
 
 PROGRAM = """
 from launcher.program import Ids, Real
@@ -42,14 +43,7 @@ def optimizer(job): ...
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(record_files, "FILE_ROWS", 100)
-    path = tmp_path / "own" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(PROGRAM)
-    return path
-
-
-def load(path: Path, *arguments: str) -> programs.TrainingProgram:
-    return programs.load_program(path, path.parent / "tables", arguments)
+    return write_program(tmp_path / "own", PROGRAM)
 
 
 def write(folder: Path, rows: int, extra: Iterable[str] = ()) -> Path:
@@ -260,6 +254,12 @@ def test_an_invalid_row_has_the_same_number_in_try_in_the_check_and_on_the_clust
 def test_the_first_of_several_invalid_rows_is_reported(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"f, row 151:"):
         made(path, tmp_path, 150, 2, extra=["x\t1", *(f"{i}\t1" for i in range(300)), "y\t1"])
+
+
+def test_an_invalid_row_of_unknown_origin_is_reported_by_its_shard(path: Path, tmp_path: Path) -> None:
+    write(tmp_path / "data", 3, ["7\tx"])
+    with pytest.raises(DataError, match=r"2/data/train\.txt, row 4: "):
+        conversion.convert_staged(load(path), tmp_path / "data", tmp_path / "rec", 2, test=False)
 
 
 def test_ids_keep_all_64_bits(path: Path, tmp_path: Path) -> None:

@@ -23,26 +23,12 @@ from launcher.io import files
 from launcher.paths import Position
 from launcher.trainer.checkpoint import contents_file, selection
 
-from .loopback_training import PROGRAMS, LoopbackTraining
+from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
 Staged = Callable[..., list[Path]]
 QUICK, RECOMMENDATION = PROGRAMS / "quick_start", PROGRAMS / "recommendation"
 NAME = "tables/000/part-000-00001"
-
-
-def prepare_training(
-    tmp_path: Path, data: list[Path], port: int, program: Path = QUICK, **values: str
-) -> LoopbackTraining:
-    few = {
-        "PADDLE_LAUNCHER_PASSES": "1",
-        "PADDLE_LAUNCHER_BATCH_SIZE": "32",
-        "PADDLE_LAUNCHER_LOG_PERIOD": "1",
-        "PADDLE_LAUNCHER_EXTRA_ARGS": '["--learning_rate=0.05"]',
-        "CONF_PADDLE_PORT": str(port),
-    }
-    names = {f"PADDLE_LAUNCHER_{name}": value for name, value in values.items()}
-    return LoopbackTraining(tmp_path, data, program, values=few | names)
 
 
 def losses(log: str) -> list[str]:
@@ -63,7 +49,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
 ) -> None:
     """Uses sync with one trainer, so that the order of steps is deterministic."""
     data = staged(rows=640)
-    values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "BATCH_SIZE": "32"}
+    values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
     complete = prepare_training(tmp_path / "complete", data, port, **values).finish()
     expected = losses(complete.log())
     steps = len(expected)
@@ -99,7 +85,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
 
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_two_ranks_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: int, mode: str) -> None:
-    values = {"MODE": mode, "CHECKPOINT_EVERY_BATCHES": "4", "KEEP_CHECKPOINTS": "2", "EXTRA_ARGS": "[]"}
+    values = {"MODE": mode, "CHECKPOINT_EVERY_BATCHES": "4", "KEEP_CHECKPOINTS": "2"}
     gang = prepare_training(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values).finish()
     steps = int(progress(gang)["batches"])
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
@@ -244,9 +230,7 @@ def test_a_requested_checkpoint_is_saved_and_training_continues(
     tmp_path: Path, staged: Staged, port: int, mode: str
 ) -> None:
     """Uses three ranks of different speeds, without training.checkpointEvery."""
-    gang = prepare_training(
-        tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2", EXTRA_ARGS="[]"
-    )
+    gang = prepare_training(tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2")
     gang.output.root.mkdir(parents=True)
     gang.output.checkpoint_request.write_text("one")
     gang.finish()

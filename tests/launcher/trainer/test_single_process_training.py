@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from .conftest import load, write_program
+
 # Paddle warns of its own expressions, and here it runs in the tests' process.
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -120,13 +122,9 @@ def optimizer(job): return paddle.optimizer.Adam(0.05)
 
 
 def test_several_losses_and_labels_slots_of_one_table_and_computed_ids(tmp_path: Path) -> None:
-    from launcher.trainer import program_loader as programs
     from launcher.trainer.records import conversion
     from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
 
-    path = tmp_path / "own" / "trainer_config.py"
-    path.parent.mkdir()
-    path.write_text(SHARED)
     data = tmp_path / "data"
     data.mkdir()
     random = np.random.default_rng(0)
@@ -135,7 +133,7 @@ def test_several_losses_and_labels_slots_of_one_table_and_computed_ids(tmp_path:
         lines.append(f"{a}\t{b} {c}\t{(a + b + c) / 5}\t{(a * a + b * b + c * c) / 25}\n")
     (data / "train.txt").write_text("".join(lines[:1800]))
     (data / "test.txt").write_text("".join(lines[1800:]))
-    program = programs.load_program(path, data / "tables")
+    program = load(write_program(tmp_path / "own", SHARED))
     train, test = conversion.convert_staged(program, data, tmp_path / "records", 0, test=True)
     done = list(SingleProcessTrainer(program).passes(train, test, 8, 64))
     for name in ("y", "z"):
