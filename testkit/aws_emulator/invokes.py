@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import addon_version, version_of
-from testkit.aws_emulator.handler import AwsError, MotoCloud, digest, tag_map
+from testkit.aws_emulator.handler import MotoCloud, digest, tag_map
 from testkit.aws_emulator.property_values import Props
 
 # Public parameters of AL2023 images for EKS ("Retrieve recommended Amazon Linux AMI IDs", EKS user guide).

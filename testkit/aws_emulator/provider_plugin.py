@@ -174,7 +174,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         old, new = from_struct(request.old_inputs), from_struct(request.news)
         state = from_struct(request.olds)
         if request.preview:
-            outputs = self._do(context, lambda model: model.preview(kind, new, state, old != new))
+            outputs = self._do(context, lambda model: model.preview_update(kind, old, new, state))
         else:
             outputs = self._do(context, lambda model: model.update(kind, request.urn, request.id, old, new))
         return provider_pb2.UpdateResponse(properties=to_struct(outputs))
