@@ -119,9 +119,7 @@ class AwsComponent(pulumi.ComponentResource):
 
     Args:
         token: Pulumi type of the component. If it changes, the old type must be added to FORMER_TYPES.
-        context: the stack's context.
         part: name of the component without the stack's prefix.
-        opts: further resource options.
     """
 
     def __init__(

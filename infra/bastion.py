@@ -37,14 +37,7 @@ def user_data(file_system_host: str) -> str:
 class Bastion(AwsComponent):
     """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys.
 
-    Args:
-        context: the stack's context.
-        storage: the file system to mount.
-        vpc_id: id of the VPC.
-        subnet_id: id of the instance's subnet.
-        key_arn: ARN of the KMS key of its disk.
-        instance_type: EC2 instance type.
-        ready: resources that give the subnet internet access.
+    `ready` are the resources that give its subnet internet access.
     """
 
     def __init__(

@@ -257,13 +257,8 @@ def capacity_problems(
     if the pods do not fit even on empty machines. It is a warning if they fit on empty machines, but not next to
     daemons and add-ons, because the requests of these are an estimate.
 
-    Args:
-        settings: settings of the stack.
-        values: chart values with defaults filled in.
-        machines: vCPU, memory and GPUs of each type in `nodes.instanceTypes`.
-
-    Returns:
-        The problems, and the texts of the warnings.
+    `values` have the chart's defaults filled in; `machines` maps each type of `nodes.instanceTypes` to its size.
+    Return the problems, and the texts of the warnings.
     """
     nodes = settings.nodes
     count = nodes.max if nodes.auto else nodes.desired

@@ -296,17 +296,13 @@ def create_release(
             context,
             cluster,
             kubeconfig=kubeconfig,
-            kubeconfig_context=eks_kubeconfig.CONTEXT,
-            version=cluster.version,
             labels=nodes.system_labels,
             fallback=settings.nodes.fallback,
             after=after,
         )
         after = [*after, scaler.release]
     if settings.nodes.has_gpus:
-        plugin = DevicePlugin(
-            context, kubeconfig=kubeconfig, kubeconfig_context=eks_kubeconfig.CONTEXT, after=after
-        )
+        plugin = DevicePlugin(context, kubeconfig=kubeconfig, after=after)
         after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
