@@ -13,9 +13,8 @@ import pytest
 
 from infra import node_capacity, settings_rules
 from infra.node_capacity import parse_quantity
-from infra.settings_loader import load_settings
 
-from .recording_mocks import AWS, config
+from .recording_mocks import aws_settings
 
 VALUES: dict[str, Any] = {
     "trainers": 3,
@@ -111,7 +110,7 @@ def test_place_pods_without_room_for_data_pod_reports_it() -> None:
 
 
 def _capacity(values: dict[str, Any], **nodes: Any) -> tuple[list[str], list[str]]:
-    loaded = load_settings(config(**{**AWS, "nodes": nodes}))
+    loaded = aws_settings(nodes=nodes)
     machines = {
         kind: replace(MACHINE, gpus=node_capacity.count_gpus(kind)) for kind in loaded.nodes.instance_types
     }
