@@ -1,4 +1,4 @@
-"""The aws command of an emulated account: `eks get-token` and `sts get-caller-identity`, nothing else."""
+"""The aws command of an emulated account: `eks get-token`, nothing else."""
 
 from __future__ import annotations
 
@@ -34,15 +34,10 @@ def main(arguments: list[str]) -> int:
     get_token.add_argument("--cluster-name", "--cluster-id", dest="name", required=True)
     for name in ("--region", "--output", "--profile", "--role-arn"):
         get_token.add_argument(name)
-    services.add_parser("sts").add_subparsers(dest="call", required=True).add_parser("get-caller-identity")
     wanted = parser.parse_args(arguments)
     account = Account.from_environment()
     try:
-        if wanted.service == "eks":
-            answer = _get_token(account, wanted.name)
-        else:
-            arn = f"arn:aws:iam::{account.number}:user/emulator"
-            answer = {"UserId": "AIDAEMULATOR", "Account": account.number, "Arn": arn}
+        answer = _get_token(account, wanted.name)
     except AwsError as error:
         sys.stderr.write(f"An error occurred: {error}\n")
         return 254
