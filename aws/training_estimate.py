@@ -36,14 +36,12 @@ class TrainingJob:
     """The training to estimate.
 
     Attributes:
-        rows: rows of the training data.
         gigabytes: size of the source in 10⁹ bytes.
-        passes: number of passes.
         ids: distinct ids over all tables.
         batch: rows per batch.
         workers: pods of the data Job; 0: the training pods prepare the data (data.preparedBy).
         is_one_stream: one pod reads the complete source: an https source, an archive, or one with data.sha256.
-        checkpoints: number of checkpoints that are kept.
+        checkpoints: how many are kept.
         source: address of the source, whose scheme decides where it is stored and how it is read.
     """
 

@@ -56,7 +56,7 @@ class Bastion(AwsComponent):
         name = context.named("bastion")
         role = create_role(context, "bastion", "ec2.amazonaws.com", self)
         attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
-        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam_path, opts=self.child)
+        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam.path, opts=self.child)
         group = aws.ec2.SecurityGroup(
             name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
         )

@@ -37,11 +37,6 @@ def plan_subnets(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
     return tuple(SubnetPlan(str(blocks[zone]), str(publics[zone])) for zone in range(zones))
 
 
-def networks_overlap(one: str, other: str) -> bool:
-    """Return whether two networks share an address."""
-    return ipaddress.IPv4Network(one).overlaps(ipaddress.IPv4Network(other))
-
-
 def is_open(cidr: str) -> bool:
     """Return whether a network is /7 or larger, such as 0.0.0.0/0: such a network counts as the whole internet."""
     return ipaddress.IPv4Network(cidr).prefixlen < 8

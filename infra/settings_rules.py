@@ -91,7 +91,7 @@ def _network(settings: Settings) -> Iterator[Problem]:
 def service_network_problems(settings: Settings, vpc_cidr: str) -> Iterator[Problem]:
     """Yield a problem if the network of Kubernetes Services overlaps `vpc_cidr`."""
     service = settings.network.service_cidr
-    if cidr.networks_overlap(service, vpc_cidr):
+    if ipaddress.IPv4Network(service).overlaps(ipaddress.IPv4Network(vpc_cidr)):
         limit = f"a network outside the VPC's {vpc_cidr}"
         why = "EKS rejects overlapping networks, because an address could belong to a pod and to a Service"
         fix = "use another network, for example 172.20.0.0/16"

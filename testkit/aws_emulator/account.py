@@ -63,7 +63,6 @@ class Account:
         """Create an empty account.
 
         Args:
-            folder: folder of the account's state; created if it does not exist.
             moto: address of the moto server, `http://127.0.0.1:<port>`.
             cluster: `server` and `ca` (base64) of every emulated EKS cluster, and `tokenFile`, the file with
             the token that `aws eks get-token` returns.
@@ -155,7 +154,6 @@ class Account:
         """Raise the error of AWS if the caller lacks a right.
 
         Args:
-            actions: IAM actions.
             resource: ARN of the resource; if empty, resources in the policies are not compared.
             context: condition keys of the service `iam`, without their prefix.
         """

@@ -208,10 +208,7 @@ def _end_with_parent(parent: int) -> None:
 def serve(account: Account, region: str, project: Path | None = None) -> tuple[grpc.Server, int]:
     """Start a server on loopback; return it and its port. Each engine command configures the provider again.
 
-    Args:
-        account: the emulated account.
-        region: region if the provider has none.
-        project: the program's folder; None uses the working folder.
+    `region` is used if the provider has none; `project` is the program's folder, by default the working folder.
     """
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=32),

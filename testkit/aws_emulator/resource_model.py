@@ -102,12 +102,7 @@ class Model:
     ) -> tuple[Props, list[input_checks.Failure]]:
         """Return (the inputs with a generated name and the default tags added, their invalid fields).
 
-        Args:
-            kind: Pulumi type.
-            name: the resource's name in the program.
-            old: inputs in the state, whose generated name is kept; empty for a new resource.
-            new: inputs of the program.
-            seed: random bytes from the engine, for the generated name.
+        `old` are the inputs in the state, whose generated name is kept; `seed` are random bytes for a new name.
         """
         shape = sdk_schema.read_shape(kind)
         inputs = dict(new)
