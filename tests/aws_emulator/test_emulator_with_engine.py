@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import boto3
 import pytest
 
 from testkit.aws_emulator import inventory, pulumi_engine
 from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.handler import MotoCloud
 from testkit.aws_emulator.pulumi_engine import Engine
 
 VPC, SUBNET = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet"
@@ -93,13 +93,7 @@ def test_preview_shows_update_replacement_and_drift(small: Callable[[str], Engin
     assert '~ cidrBlock: "10.0.0.0/16" => "10.9.0.0/16"' in moved.text
     engine.config("cidr=10.0.0.0/16")
 
-    ec2 = boto3.client(
-        "ec2",
-        region_name=pulumi_engine.REGION,
-        endpoint_url=account.moto,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
+    ec2 = MotoCloud(account, pulumi_engine.REGION).client("ec2")
     vpc = account.all(VPC)[0].id
     ec2.modify_vpc_attribute(VpcId=vpc, EnableDnsHostnames={"Value": True})
     drifted = engine.preview("--refresh")
