@@ -6,9 +6,19 @@ import argparse
 import json
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from testkit.aws_emulator.account import Account, AwsError
-from testkit.aws_emulator.invokes import token
+
+
+def _token(account: Account) -> str:
+    """Return the token that the API server of the emulated clusters accepts."""
+    path = account.about["cluster"].get("tokenFile")
+    if not path:
+        raise AwsError(
+            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
+        )
+    return Path(path).read_text(encoding="utf-8").strip()
 
 
 def _get_token(account: Account, name: str) -> dict[str, object]:
@@ -19,7 +29,7 @@ def _get_token(account: Account, name: str) -> dict[str, object]:
         "kind": "ExecCredential",
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "spec": {},
-        "status": {"expirationTimestamp": until, "token": token(account.about["cluster"])},
+        "status": {"expirationTimestamp": until, "token": _token(account)},
     }
 
 

@@ -196,18 +196,3 @@ def _key(cloud: MotoCloud, p: Props) -> Props:
         "enabled": found["Enabled"],
         "keyState": found["KeyState"],
     }
-
-
-def token(cluster: dict[str, str]) -> str:
-    """Return the token that the emulated cluster's API server accepts.
-
-    Raises:
-        AwsError: the account has no token file.
-    """
-    path = cluster.get("tokenFile")
-    if not path:
-        raise AwsError(
-            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
-        )
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123
-        return file.read().strip()
